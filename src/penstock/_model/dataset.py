@@ -1,0 +1,86 @@
+"""Datasets: tables, materialized views and temporary views; and sinks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from penstock._model.expectation import Expectation
+from penstock._model.origin import SourceLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+class DatasetKind(StrEnum):
+    """What a dataset is, in Spark's words."""
+
+    STREAMING_TABLE = "streaming table"
+    MATERIALIZED_VIEW = "materialized view"
+    TEMPORARY_VIEW = "temporary view"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """One declared dataset.
+
+    Attributes:
+        name: As the user wrote it, one to three parts.
+        kind: `None` for `@table`: the DataFrame decides (streaming: streaming table, batch:
+            materialized view).
+        origin: Where it was declared.
+        comment: Table comment.
+        spark_conf: Settings of the flows that the decorator itself makes.
+        table_properties: Delta and free table properties; `pipelines.*` are for Penstock.
+        partition_cols: Identity partition columns; excludes `cluster_by`.
+        cluster_by: Liquid clustering columns.
+        cluster_by_auto: Accepted; open-source Delta has no automatic clustering.
+        schema: DDL text or StructType; checked against what the query gives.
+        path: Storage location instead of the managed one.
+        private: Kept by the pipeline, not published.
+        row_filter: Accepted for compatibility; refused at plan time because open-source Spark has
+            no row filters.
+        refresh_policy: `auto`, `incremental`, `incremental_strict` or `full`.
+        format: Only `delta` is written.
+        quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`; `None`
+            takes the pipeline's default.
+        expectations: In the order in which they stand in the source.
+    """
+
+    name: str
+    kind: DatasetKind | None
+    origin: SourceLocation
+    comment: str | None = None
+    spark_conf: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    table_properties: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    partition_cols: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    cluster_by_auto: bool = False
+    schema: "str | StructType | None" = None
+    path: str | None = None
+    private: bool = False
+    row_filter: str | None = None
+    refresh_policy: str | None = None
+    format: str | None = None
+    quarantine: bool | None = None
+    expectations: tuple[Expectation, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """One declared sink: a place outside of the pipeline's tables that append flows write to.
+
+    Attributes:
+        name: One part.
+        format: Any Structured Streaming sink format.
+        options: Passed to the writer. Never shown: they may hold secrets.
+        origin: Where it was declared.
+    """
+
+    name: str
+    format: str
+    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
+    origin: SourceLocation

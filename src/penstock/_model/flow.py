@@ -1,0 +1,76 @@
+"""Flows: a query function and where its rows go; and what analysis found out about one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from penstock._model.origin import SourceLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+QueryFunction = Callable[[], "DataFrame | Any"]
+
+
+class OutputMode(StrEnum):
+    """Spark's output modes."""
+
+    APPEND = "append"
+    COMPLETE = "complete"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """A query and its target.
+
+    Attributes:
+        name: Unique in the pipeline; the key of the flow's checkpoint. The flow that a dataset
+            decorator makes has the name of the dataset as the user wrote it.
+        target: Name of a dataset or a sink, as the user wrote it.
+        function: The query function; takes nothing, returns a DataFrame.
+        origin: Where it was declared.
+        once: Batch query that runs one time, and again only after a full refresh.
+        output_mode: `None` lets analysis choose.
+        spark_conf: Overrides the dataset's and the pipeline's configuration.
+        comment: Free text.
+        implicit: Made by a dataset decorator rather than declared by itself.
+    """
+
+    name: str
+    target: str
+    function: QueryFunction = field(repr=False)
+    origin: SourceLocation
+    once: bool = False
+    output_mode: OutputMode | None = None
+    spark_conf: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    comment: str | None = None
+    implicit: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowAnalysis:
+    """What one evaluation of a flow's (or a view's) query function found.
+
+    Attributes:
+        inputs: Keys (`DatasetName.key`) of the pipeline's datasets that it reads.
+        external_inputs: What it reads from outside, as readable text (`kafka: orders`).
+        is_streaming: Whether the DataFrame is a stream.
+        schema_json: The DataFrame's schema, Spark's JSON form.
+        output_mode: Declared or chosen; `None` for a batch query.
+        merge_keys: Columns that identify a row of an update-mode flow.
+        stateful_operators: One line per stateful operator of the plan, in plan order, without
+            expression ids: equal lines mean that the state can be read again.
+    """
+
+    inputs: frozenset[str]
+    external_inputs: tuple[str, ...]
+    is_streaming: bool
+    schema_json: str
+    output_mode: OutputMode | None = None
+    merge_keys: tuple[str, ...] = ()
+    stateful_operators: tuple[str, ...] = ()

@@ -1,0 +1,71 @@
+"""Names of datasets: as the user writes them, and resolved against the pipeline's defaults."""
+
+import re
+from dataclasses import dataclass
+
+_PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s.`]+))\s*")
+
+
+def split_name(text: str) -> tuple[str, ...]:
+    """Split a one- to three-part name, honouring backticks: ``a.`b.c` `` gives `("a", "b.c")`.
+
+    Raises:
+        ValueError: The text is empty or not a name.
+    """
+    parts: list[str] = []
+    position = 0
+    while True:
+        match = _PART.match(text, position)
+        if match is None:
+            raise ValueError(f"not a dataset name: {text!r}")
+        quoted, bare = match.groups()
+        parts.append(quoted.replace("``", "`") if quoted is not None else bare)
+        position = match.end()
+        if position == len(text):
+            return tuple(parts)
+        if text[position] != ".":
+            raise ValueError(f"not a dataset name: {text!r}")
+        position += 1
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """A resolved name: catalog, schema and name, each as first written.
+
+    Two names are the same dataset when their `key` is equal: Spark's identifiers are not case
+    sensitive.
+    """
+
+    catalog: str
+    schema: str
+    name: str
+
+    @property
+    def key(self) -> str:
+        """Canonical form for comparing and for looking up: lower case, joined by dots."""
+        return ".".join(f"{part}".lower() for part in (self.catalog, self.schema, self.name))
+
+    def __str__(self) -> str:
+        return f"{self.catalog}.{self.schema}.{self.name}"
+
+
+def resolve_name(text: str, *, catalog: str, schema: str) -> DatasetName:
+    """Fill a name up with the pipeline's defaults; a leading `LIVE.` in any case is dropped.
+
+    Args:
+        text: One to three parts, backticks allowed.
+        catalog: Default catalog of the pipeline.
+        schema: Default schema of the pipeline.
+
+    Raises:
+        ValueError: Not a name, or more than three parts.
+    """
+    parts = split_name(text)
+    if len(parts) > 1 and parts[0].lower() == "live":
+        parts = parts[1:]
+    if len(parts) > 3:
+        raise ValueError(f"a dataset name has at most three parts: {text!r}")
+    filled = (catalog, schema, *parts) if len(parts) == 1 else parts
+    if len(filled) == 2:
+        filled = (catalog, *filled)
+    return DatasetName(*filled)

@@ -1,0 +1,48 @@
+"""Where in the user's source something was declared."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A file and a line (counted from 1) in the user's source.
+
+    Attributes:
+        file: Path as the user would recognise it: relative to the project when it lies inside.
+        line: Line number, counted from 1.
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_PACKAGE_ROOT) and "/_local/demo/" not in filename
+
+
+def source_location(file: str, line: int) -> SourceLocation:
+    """Return a location whose file is relative to the working directory if it lies inside."""
+    try:
+        shown = str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        shown = file
+    return SourceLocation(shown, line)
+
+
+def capture_origin() -> SourceLocation:
+    """Return the location of the nearest caller outside of Penstock.
+
+    Called by every decorator and function of the declarative API, on the thread that runs the
+    user's file. For a decorator this is the line on which the decorator is applied.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return source_location(frame.f_code.co_filename, frame.f_lineno)

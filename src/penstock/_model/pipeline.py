@@ -1,0 +1,46 @@
+"""The immutable sum of all declarations, and the settings they run under."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from penstock._model.dataset import Dataset, Sink
+from penstock._model.flow import Flow
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """What the spec file, the environment and the command line say.
+
+    Attributes:
+        name: Label of the pipeline; part of the writer's app ids.
+        storage: Root URI (`file:///...`, `s3a://...`) of tables, checkpoints, events and state.
+        root: Folder of the project on this machine; source files are found below it.
+        catalog: Default catalog of names with fewer than three parts.
+        schema: Default schema of one-part names.
+        configuration: Spark and free keys that source files read with `spark.conf.get`.
+        source_patterns: File paths, or folders ending in `/**`, relative to `root`.
+        quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
+        master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
+    """
+
+    name: str
+    storage: str
+    root: str
+    catalog: str = "spark_catalog"
+    schema: str = "default"
+    configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    source_patterns: tuple[str, ...] = ()
+    quarantine: bool = True
+    master: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineDefinition:
+    """Everything that the source files of a pipeline declared, in order."""
+
+    datasets: tuple[Dataset, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    flows: tuple[Flow, ...] = ()

@@ -1,0 +1,179 @@
+"""The whole exception tree of Penstock.
+
+::
+
+    PenstockError
+    |- DefinitionError      a declaration in the user's source is wrong
+    |  `- DefinitionErrors  several of them, found in one pass
+    |- SpecError            a spec file, a setting or a command-line option is wrong
+    |- PlanError            a sound pipeline, an impossible wish
+    |- UserCodeError        the user's own code raised; `__cause__` is theirs
+    |- ConnectorError       options of a source or sink are wrong
+    |  `- MissingExtraError a Python package of an extra is not installed
+    |- FlowError            a started flow ended; says whether a retry can help
+    |  |- ExpectationFailedError
+    |  `- CheckpointError
+    |- UpdateFailedError    the update ended with failed flows
+    |- SetupError           the machine: Java, jars, ports, locks, disk
+    `- InternalError        our bug
+
+Every error has a `condition`, a stable SCREAMING_SNAKE name that `docs/errors.md` explains.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock._model.origin import SourceLocation
+
+
+class PenstockError(Exception):
+    """Root of all errors that Penstock raises on purpose.
+
+    Args:
+        condition: Stable name in SCREAMING_SNAKE case, explained in `docs/errors.md`.
+        message: What happened and why, in one or two sentences.
+        origin: Where the user declared what the error is about.
+        hint: What to do about it.
+
+    Attributes:
+        exit_code: What `penstock` exits with when this error ends a command.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        condition: str,
+        message: str,
+        *,
+        origin: "SourceLocation | None" = None,
+        hint: str | None = None,
+    ) -> None:
+        self.condition = condition
+        self.message = message
+        self.origin = origin
+        self.hint = hint
+        super().__init__(condition, message)
+
+    def __str__(self) -> str:
+        """`[CONDITION] message`, then origin and hint, one per line."""
+        lines = [f"[{self.condition}] {self.message}"]
+        if self.origin is not None:
+            lines.append(f"  declared at {self.origin}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class DefinitionError(PenstockError, ValueError):
+    """A declaration in the user's source is wrong."""
+
+
+class DefinitionErrors(DefinitionError):
+    """All definition errors of one pass over a pipeline.
+
+    Attributes:
+        errors: The single errors, in the order of their declaration.
+    """
+
+    def __init__(self, errors: Sequence[PenstockError]) -> None:
+        self.errors = tuple(errors)
+        count = len(self.errors)
+        super().__init__(
+            "INVALID_PIPELINE",
+            f"the pipeline has {count} error{'s' if count != 1 else ''}",
+        )
+
+    def __str__(self) -> str:
+        """All errors, one below the other."""
+        return "\n".join(str(error) for error in self.errors)
+
+
+class SpecError(PenstockError, ValueError):
+    """A spec file, a setting or a command-line option is wrong."""
+
+
+class PlanError(PenstockError):
+    """The pipeline is sound, but what was asked of it is impossible."""
+
+
+class UserCodeError(PenstockError):
+    """The user's own code raised. The `__cause__` is their exception."""
+
+
+class ConnectorError(PenstockError):
+    """The options of a source or sink are wrong, or its system refused."""
+
+
+class MissingExtraError(ConnectorError, ImportError):
+    """A Python package that only an extra installs is missing; the hint names the extra."""
+
+
+class FlowError(PenstockError):
+    """A started flow ended with an error.
+
+    Attributes:
+        flow: Name of the flow.
+        batch_id: Micro-batch that failed, if known.
+        query_id: Spark's id of the streaming query, if known.
+        retryable: Whether the same batch may succeed when it is tried again.
+    """
+
+    exit_code = 1
+    retryable = False
+
+    def __init__(
+        self,
+        condition: str,
+        message: str,
+        *,
+        flow: str,
+        batch_id: int | None = None,
+        query_id: str | None = None,
+        retryable: bool | None = None,
+        origin: "SourceLocation | None" = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(condition, message, origin=origin, hint=hint)
+        self.flow = flow
+        self.batch_id = batch_id
+        self.query_id = query_id
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class ExpectationFailedError(FlowError):
+    """A row broke an `expect_or_fail` rule. Nothing of its batch was written. Never retried."""
+
+
+class CheckpointError(FlowError):
+    """A checkpoint cannot continue with the query as it is now. Never retried."""
+
+
+class UpdateFailedError(PenstockError):
+    """The update ended and at least one flow failed.
+
+    Attributes:
+        failures: The error of each failed flow.
+    """
+
+    exit_code = 1
+
+    def __init__(self, failures: Sequence[PenstockError]) -> None:
+        self.failures = tuple(failures)
+        super().__init__(
+            "UPDATE_FAILED", f"{len(self.failures)} flow(s) failed; the others finished"
+        )
+
+
+class SetupError(PenstockError):
+    """The machine is not ready: Java, jars, ports, locks, disk."""
+
+    exit_code = 3
+
+
+class InternalError(PenstockError):
+    """A bug in Penstock. The message asks for a report."""
+
+    exit_code = 70
