@@ -1,0 +1,1 @@
+"""How the parts hang together: nodes, edges, order, integrity. No Spark."""

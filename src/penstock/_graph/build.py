@@ -1,0 +1,168 @@
+"""Index and analyses become a graph; every integrity error is reported at once."""
+
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
+
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._model.dataset import DatasetKind
+from penstock._model.flow import FlowAnalysis, OutputMode
+from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
+
+
+def build_graph(
+    index: DefinitionIndex,
+    analyses: Mapping[str, FlowAnalysis],
+    errors: Mapping[str, PenstockError],
+) -> DataflowGraph:
+    """Build the graph, or raise everything that is wrong with the pipeline.
+
+    Args:
+        index: The declarations by name.
+        analyses: What analysis found, by flow name.
+        errors: Why a flow could not be analysed, by flow name.
+
+    Raises:
+        DefinitionErrors: With all errors, ordered as declared.
+    """
+    problems: list[PenstockError] = [*index.errors]
+    problems += _distinct(errors)
+    kinds: dict[str, DatasetKind] = {}
+    for key, dataset in index.datasets.items():
+        known = [analyses[flow.name] for flow in dataset.flows if flow.name in analyses]
+        if len(known) < len(dataset.flows) or not known:
+            continue
+        kinds[key] = dataset.declared.kind or (
+            DatasetKind.STREAMING_TABLE if known[0].is_streaming else DatasetKind.MATERIALIZED_VIEW
+        )
+        problems += _check_kind(index, dataset, kinds[key], analyses)
+    for name, flow in index.flows.items():
+        if index.flow_targets[name] in index.sinks and name in analyses:
+            if not analyses[name].is_streaming:
+                problems.append(
+                    DefinitionError(
+                        "SINK_NEEDS_STREAM",
+                        f"flow {name!r} writes a batch query to sink {flow.target!r}",
+                        origin=flow.origin,
+                        hint="read its source with spark.readStream",
+                    )
+                )
+    if problems:
+        raise DefinitionErrors(problems)
+    return _assemble(index, analyses, kinds)
+
+
+def _distinct(errors: Mapping[str, PenstockError]) -> Iterator[PenstockError]:
+    """One error once, though several flows may have failed with it."""
+    seen: set[str] = set()
+    for error in errors.values():
+        if str(error) not in seen:
+            seen.add(str(error))
+            yield error
+
+
+def _check_kind(
+    index: DefinitionIndex,
+    dataset: DeclaredDataset,
+    kind: DatasetKind,
+    analyses: Mapping[str, FlowAnalysis],
+) -> Iterator[PenstockError]:
+    shown = index.display(dataset.name.key)
+    for flow in dataset.flows:
+        analysis = analyses[flow.name]
+        if kind is DatasetKind.MATERIALIZED_VIEW and analysis.is_streaming:
+            yield DefinitionError(
+                "MATERIALIZED_VIEW_READS_STREAM",
+                f"materialized view {shown!r} returns a streaming DataFrame",
+                origin=flow.origin,
+                hint="read its sources with spark.read, or declare it with @table",
+            )
+        elif kind is DatasetKind.STREAMING_TABLE and flow.once and analysis.is_streaming:
+            yield DefinitionError(
+                "ONCE_FLOW_READS_STREAM",
+                f"flow {flow.name!r} runs once, but returns a streaming DataFrame",
+                origin=flow.origin,
+                hint="read its source with spark.read, or remove once=True",
+            )
+        elif kind is DatasetKind.STREAMING_TABLE and not flow.once and not analysis.is_streaming:
+            yield DefinitionError(
+                "STREAMING_TABLE_READS_BATCH",
+                f"flow {flow.name!r} of streaming table {shown!r} returns a batch DataFrame",
+                origin=flow.origin,
+                hint="read its source with spark.readStream, or give the flow once=True",
+            )
+    modes = {analyses[flow.name].output_mode for flow in dataset.flows}
+    if len(dataset.flows) > 1 and OutputMode.COMPLETE in modes:
+        yield DefinitionError(
+            "COMPLETE_MODE_WITH_SEVERAL_FLOWS",
+            f"{shown!r} has several flows and one of them is in complete mode, which would "
+            "overwrite the rows of the others",
+            origin=dataset.declared.origin,
+            hint="give the aggregation a watermark, or a table of its own",
+        )
+
+
+def _assemble(
+    index: DefinitionIndex,
+    analyses: Mapping[str, FlowAnalysis],
+    kinds: Mapping[str, DatasetKind],
+) -> DataflowGraph:
+    upstream = {
+        key: frozenset().union(*(analyses[flow.name].inputs for flow in dataset.flows))
+        for key, dataset in index.datasets.items()
+    }
+    try:
+        order = tuple(TopologicalSorter(upstream).static_order())
+    except CycleError as error:
+        path = " -> ".join(index.display(key) for key in reversed(error.args[1]))
+        first = index.datasets[error.args[1][0]].declared
+        raise DefinitionErrors([cycle_error(path, first.origin)]) from None
+    datasets = {
+        key: DatasetNode(
+            key=key,
+            name=index.datasets[key].name,
+            display=index.display(key),
+            declared=index.datasets[key].declared,
+            kind=kinds[key],
+            flows=tuple(flow.name for flow in index.datasets[key].flows),
+            upstream=upstream[key],
+            downstream=frozenset(other for other, ups in upstream.items() if key in ups),
+            schema_json=analyses[index.datasets[key].flows[0].name].schema_json,
+        )
+        for key in order
+    }
+    rank = {key: position for position, key in enumerate(order)}
+    names = sorted(index.flows, key=lambda name: rank.get(index.flow_targets[name], len(rank)))
+    flows = {
+        name: FlowNode(
+            flow=index.flows[name],
+            analysis=analyses[name],
+            target=index.flow_targets[name],
+            upstream=_stored_inputs(analyses[name].inputs, datasets),
+        )
+        for name in names
+    }
+    return DataflowGraph(
+        datasets=MappingProxyType(datasets),
+        flows=MappingProxyType(flows),
+        sinks=index.sinks,
+    )
+
+
+def cycle_error(path: str, origin: object) -> DefinitionError:
+    """The error for datasets that read each other, with the way round as `a -> b -> a`."""
+    return DefinitionError(
+        "CYCLIC_PIPELINE",
+        f"datasets read each other in a circle: {path}",
+        origin=origin,  # type: ignore[arg-type]
+        hint="break the circle: one of them must read something else",
+    )
+
+
+def _stored_inputs(inputs: frozenset[str], datasets: Mapping[str, DatasetNode]) -> frozenset[str]:
+    stored: set[str] = set()
+    for key in inputs:
+        node = datasets[key]
+        stored |= {key} if node.is_stored else _stored_inputs(node.upstream, datasets)
+    return frozenset(stored)

@@ -1,0 +1,90 @@
+"""The dataflow graph: frozen nodes and edges, complete and sound once it exists."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock._model.dataset import Dataset, DatasetKind, Sink
+from penstock._model.flow import Flow, FlowAnalysis
+from penstock._model.name import DatasetName
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowNode:
+    """A flow, what analysis found out about it, and where it writes.
+
+    Attributes:
+        target: Dataset key or sink name.
+        upstream: Keys of the *stored* datasets whose rows it needs; views are looked through.
+    """
+
+    flow: Flow
+    analysis: FlowAnalysis
+    target: str
+    upstream: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetNode:
+    """A dataset with its kind decided.
+
+    Attributes:
+        key: Canonical name.
+        display: Name without the pipeline's default catalog and schema.
+        flows: Names of the flows that write to it.
+        upstream: Keys of the datasets that its flows read, views included.
+        downstream: Keys of the datasets whose flows read it.
+        schema_json: Schema of its rows, Spark's JSON form.
+    """
+
+    key: str
+    name: DatasetName
+    display: str
+    declared: Dataset
+    kind: DatasetKind
+    flows: tuple[str, ...]
+    upstream: frozenset[str]
+    downstream: frozenset[str]
+    schema_json: str
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is a Delta table (a temporary view is not)."""
+        return self.kind is not DatasetKind.TEMPORARY_VIEW
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataflowGraph:
+    """All nodes of a pipeline. Built by `_graph.build` only.
+
+    Attributes:
+        datasets: By key, upstream before downstream.
+        flows: By flow name, upstream before downstream.
+        sinks: By name.
+    """
+
+    datasets: Mapping[str, DatasetNode]
+    flows: Mapping[str, FlowNode]
+    sinks: Mapping[str, Sink]
+
+    def stored(self) -> tuple[DatasetNode, ...]:
+        """The datasets that are Delta tables, upstream before downstream."""
+        return tuple(node for node in self.datasets.values() if node.is_stored)
+
+    def find(self, display: str) -> DatasetNode | None:
+        """Look up by display name or key, in any case."""
+        wanted = display.lower().removeprefix("live.")
+        for node in self.datasets.values():
+            if wanted in (node.key, node.display.lower()):
+                return node
+        return None
+
+    def descendants(self, keys: Iterable[str]) -> frozenset[str]:
+        """Everything that depends on the given datasets, directly or not."""
+        found: set[str] = set()
+        todo = list(keys)
+        while todo:
+            for key in self.datasets[todo.pop()].downstream:
+                if key not in found:
+                    found.add(key)
+                    todo.append(key)
+        return frozenset(found)

@@ -1,0 +1,228 @@
+"""The declarations by canonical name: the first integrity checks, and every look-up by name."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from penstock._model.dataset import Dataset, DatasetKind, Sink
+from penstock._model.flow import Flow
+from penstock._model.name import DatasetName, resolve_name
+from penstock._model.pipeline import PipelineDefinition, PipelineSettings
+from penstock.errors import DefinitionError, PenstockError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredDataset:
+    """A declared dataset under its resolved name."""
+
+    name: DatasetName
+    declared: Dataset
+    flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefinitionIndex:
+    """Declarations keyed by canonical name.
+
+    Attributes:
+        datasets: By `DatasetName.key`, in the order of declaration.
+        sinks: By name.
+        flows: By flow name; the flow of a dataset decorator has the dataset's display name.
+        flow_targets: Flow name to dataset key or sink name.
+        catalog: Default catalog.
+        schema: Default schema.
+        errors: What is wrong already, without having called a query function.
+    """
+
+    datasets: Mapping[str, DeclaredDataset]
+    sinks: Mapping[str, Sink]
+    flows: Mapping[str, Flow]
+    flow_targets: Mapping[str, str]
+    catalog: str
+    schema: str
+    errors: tuple[PenstockError, ...]
+
+    def find(self, text: str) -> DeclaredDataset | None:
+        """Look a dataset up as a user would write it: one to three parts, `LIVE.`, any case."""
+        try:
+            name = resolve_name(text, catalog=self.catalog, schema=self.schema)
+        except ValueError:
+            return None
+        return self.datasets.get(name.key)
+
+    def display(self, key: str) -> str:
+        """The shortest unambiguous name: without the default catalog and schema."""
+        found = self.datasets.get(key)
+        if found is None:
+            return key
+        return display_name(found.name, catalog=self.catalog, schema=self.schema)
+
+    def nearest(self, text: str) -> str | None:
+        """The declared name most like `text`, if one is near."""
+        names = {self.display(key).lower(): self.display(key) for key in self.datasets}
+        bare = text.lower().removeprefix("live.").replace("`", "")
+        match = difflib.get_close_matches(bare, names, n=1, cutoff=0.6)
+        return names[match[0]] if match else None
+
+
+def display_name(name: DatasetName, *, catalog: str, schema: str) -> str:
+    """A dataset's name without the pipeline's default catalog and schema."""
+    if name.catalog.lower() != catalog.lower():
+        return str(name)
+    if name.schema.lower() != schema.lower():
+        return f"{name.schema}.{name.name}"
+    return name.name
+
+
+def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> DefinitionIndex:
+    """Resolve all names and collect every error that needs no query function.
+
+    Never raises for a wrong pipeline: the errors are in the result.
+    """
+    errors: list[PenstockError] = []
+    names = _dataset_names(definition.datasets, settings, errors)
+    sinks: dict[str, Sink] = {}
+    for sink in definition.sinks:
+        if sink.name in sinks:
+            errors.append(_duplicate("sink", sink.name, sink.origin, sinks[sink.name].origin))
+        else:
+            sinks[sink.name] = sink
+
+    flows: dict[str, Flow] = {}
+    targets: dict[str, str] = {}
+    by_target: dict[str, list[Flow]] = {}
+    shown = {
+        key: display_name(name, catalog=settings.catalog, schema=settings.schema)
+        for key, (name, _) in names.items()
+    }
+    for flow in definition.flows:
+        target = _target_of(flow, names, sinks, settings)
+        if target is None:
+            near = difflib.get_close_matches(flow.target, [*shown.values(), *sinks], n=1)
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else (f'declare it with create_streaming_table("{flow.target}")')
+            )
+            errors.append(
+                DefinitionError(
+                    "FLOW_TARGET_NOT_FOUND",
+                    f"flow {flow.name!r} writes to {flow.target!r}, which is not declared",
+                    origin=flow.origin,
+                    hint=hint,
+                )
+            )
+            continue
+        if flow.implicit:
+            if names[target][1].origin != flow.origin and flow.target:
+                continue  # the flow of a duplicate dataset, which is reported already
+            flow = dataclasses.replace(flow, name=shown[target])  # noqa: PLW2901
+        if flow.name in flows:
+            errors.append(_duplicate("flow", flow.name, flow.origin, flows[flow.name].origin))
+            continue
+        flows[flow.name] = flow
+        targets[flow.name] = target
+        by_target.setdefault(target, []).append(flow)
+
+    datasets = {
+        key: DeclaredDataset(name=name, declared=declared, flows=tuple(by_target.get(key, ())))
+        for key, (name, declared) in names.items()
+    }
+    errors.extend(_check_flows(datasets.values(), shown))
+    return DefinitionIndex(
+        datasets=MappingProxyType(datasets),
+        sinks=MappingProxyType(sinks),
+        flows=MappingProxyType(flows),
+        flow_targets=MappingProxyType(targets),
+        catalog=settings.catalog,
+        schema=settings.schema,
+        errors=tuple(errors),
+    )
+
+
+def _dataset_names(
+    declared: Iterable[Dataset], settings: PipelineSettings, errors: list[PenstockError]
+) -> dict[str, tuple[DatasetName, Dataset]]:
+    names: dict[str, tuple[DatasetName, Dataset]] = {}
+    for dataset in declared:
+        try:
+            name = resolve_name(dataset.name, catalog=settings.catalog, schema=settings.schema)
+        except ValueError as error:
+            errors.append(
+                DefinitionError(
+                    "INVALID_DATASET_NAME",
+                    str(error),
+                    origin=dataset.origin,
+                    hint="one to three parts, joined by dots; quote odd ones with `",
+                )
+            )
+            continue
+        if name.key in names:
+            first = names[name.key][1]
+            errors.append(_duplicate("dataset", dataset.name, dataset.origin, first.origin))
+            continue
+        names[name.key] = (name, dataset)
+    return names
+
+
+def _target_of(
+    flow: Flow,
+    names: Mapping[str, tuple[DatasetName, Dataset]],
+    sinks: Mapping[str, Sink],
+    settings: PipelineSettings,
+) -> str | None:
+    try:
+        key = resolve_name(flow.target, catalog=settings.catalog, schema=settings.schema).key
+    except ValueError:
+        key = ""
+    if key in names:
+        return key
+    return flow.target if flow.target in sinks else None
+
+
+def _duplicate(what: str, name: str, origin: object, first: object) -> DefinitionError:
+    return DefinitionError(
+        f"DUPLICATE_{what.upper()}",
+        f"{what} {name!r} is declared twice; first at {first}",
+        origin=origin,  # type: ignore[arg-type]
+        hint=f"rename or remove one of the two {what}s",
+    )
+
+
+def _check_flows(
+    datasets: Iterable[DeclaredDataset], shown: Mapping[str, str]
+) -> Iterable[PenstockError]:
+    for dataset in datasets:
+        declared, name = dataset.declared, shown[dataset.name.key]
+        explicit = [flow for flow in dataset.flows if not flow.implicit]
+        if not dataset.flows:
+            yield DefinitionError(
+                "DATASET_WITHOUT_FLOW",
+                f"nothing writes to streaming table {name!r}",
+                origin=declared.origin,
+                hint=f'add a flow: @append_flow(target="{declared.name}")',
+            )
+        elif explicit and len(explicit) < len(dataset.flows):
+            yield DefinitionError(
+                "TABLE_WITH_QUERY_AND_FLOW",
+                f"{name!r} has a query of its own and is also the target of flow "
+                f"{explicit[0].name!r}",
+                origin=explicit[0].origin,
+                hint="declare the table with create_streaming_table and give each query a flow",
+            )
+        elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
+            yield DefinitionError(
+                "FLOW_TARGET_NOT_STREAMING",
+                f"flow {explicit[0].name!r} writes to {name!r}, which is not a streaming table",
+                origin=explicit[0].origin,
+                hint="declare the target with create_streaming_table",
+            )
+        if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
+            yield DefinitionError(
+                "PARTITION_AND_CLUSTER",
+                f"{name!r} has partition_cols and cluster_by; Delta takes one of them",
+                origin=declared.origin,
+                hint="remove one of the two",
+            )

@@ -1,0 +1,1 @@
+"""What will be done: frozen steps, the planner and its explanation. No Spark."""

@@ -1,0 +1,146 @@
+"""Plan -> what `penstock dry-run` shows: lines of text, or a dictionary for JSON."""
+
+import json
+from typing import Any
+
+from penstock._graph.dataflow import DataflowGraph, DatasetNode
+from penstock._model.dataset import DatasetKind
+from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
+
+
+def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
+    """The plan as a tree: each table below what it reads, with its flows, rules and columns."""
+    mode = "continuous" if plan.continuous else "triggered"
+    stored = graph.stored()
+    lines = [f"Plan: {mode} update of {len(stored) - len(plan.excluded)} table(s)"]
+    if plan.resets:
+        names = ", ".join(graph.datasets[step.dataset].display for step in plan.resets)
+        lines.append(f"Reset first (rows, quarantine, checkpoints): {names}")
+    steps = {
+        (step.target if not isinstance(step, RefreshView) else step.dataset, step.flow): step
+        for step in plan.runs
+    }
+    roots = [node for node in graph.datasets.values() if not node.upstream]
+    seen: set[str] = set()
+    for node in roots:
+        _tree(graph, plan, steps, node, "", seen, lines)
+    for name, sink in graph.sinks.items():
+        for (target, flow), step in steps.items():
+            if target == name:
+                lines.append(f"sink {name} [{sink.format}] <- {_step_text(step, flow)}")
+    lines += [f"note: {note}" for note in plan.notes]
+    return lines
+
+
+def _tree(
+    graph: DataflowGraph,
+    plan: Plan,
+    steps: dict[tuple[str, str], RunStep],
+    node: DatasetNode,
+    indent: str,
+    seen: set[str],
+    lines: list[str],
+) -> None:
+    again = node.key in seen
+    seen.add(node.key)
+    head = f"{indent}{node.display} [{node.kind.value}]"
+    if again:
+        lines.append(f"{head} (shown above)")
+        return
+    if node.key in plan.excluded:
+        head += " (not selected)"
+    lines.append(head)
+    pad = indent + "  | "
+    for name in node.flows:
+        step = steps.get((node.key, name))
+        outside = graph.flows[name].analysis.external_inputs
+        source = f" from {', '.join(outside)}" if outside else ""
+        if step is not None:
+            lines.append(f"{pad}{_step_text(step, name)}{source}")
+        elif source:
+            lines.append(f"{pad}flow {name}{source}")
+    for rule in node.declared.expectations:
+        lines.append(f"{pad}expect {rule.name}: {rule.condition} [{rule.on_violation.value}]")
+    fields = json.loads(node.schema_json)["fields"]
+    columns = ", ".join(f"{field['name']} {_type_text(field['type'])}" for field in fields)
+    lines.append(f"{pad}columns: {columns}")
+    for key in graph.datasets:
+        if key in node.downstream:
+            _tree(graph, plan, steps, graph.datasets[key], indent + "  ", seen, lines)
+
+
+def _step_text(step: RunStep, flow: str) -> str:
+    match step:
+        case StartFlow(interval_seconds=None):
+            return f"flow {flow}: {step.output_mode.value}, everything available"
+        case StartFlow():
+            return f"flow {flow}: {step.output_mode.value}, every {step.interval_seconds:g} s"
+        case RunOnceFlow():
+            return f"flow {flow}: once"
+        case RefreshView(interval_seconds=None):
+            return "refresh: " + ("recompute" if step.full else "recompute if a source changed")
+        case RefreshView():
+            return f"refresh: if a source changed, looked at every {step.interval_seconds:g} s"
+
+
+def _type_text(data_type: Any) -> str:
+    if isinstance(data_type, str):
+        return data_type
+    kind = data_type["type"]
+    if kind == "array":
+        return f"array<{_type_text(data_type['elementType'])}>"
+    if kind == "map":
+        return f"map<{_type_text(data_type['keyType'])}, {_type_text(data_type['valueType'])}>"
+    if kind == "struct":
+        inner = ", ".join(f"{f['name']}: {_type_text(f['type'])}" for f in data_type["fields"])
+        return f"struct<{inner}>"
+    return str(kind)
+
+
+def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
+    """The plan for machines. Keys are stable; new ones may be added."""
+    return {
+        "mode": "continuous" if plan.continuous else "triggered",
+        "resets": [graph.datasets[step.dataset].display for step in plan.resets],
+        "excluded": [graph.datasets[key].display for key in plan.excluded],
+        "notes": list(plan.notes),
+        "datasets": [
+            {
+                "name": node.display,
+                "full_name": str(node.name),
+                "kind": node.kind.value,
+                "flows": list(node.flows),
+                "reads": sorted(graph.datasets[key].display for key in node.upstream),
+                "read_by": sorted(graph.datasets[key].display for key in node.downstream),
+                "schema": json.loads(node.schema_json),
+                "declared_at": str(node.declared.origin),
+                "expectations": [
+                    {
+                        "name": rule.name,
+                        "condition": str(rule.condition),
+                        "on_violation": rule.on_violation.value,
+                    }
+                    for rule in node.declared.expectations
+                ],
+            }
+            for node in graph.datasets.values()
+        ],
+        "steps": [_step_json(graph, step) for step in plan.runs],
+    }
+
+
+def _step_json(graph: DataflowGraph, step: RunStep) -> dict[str, Any]:
+    target = step.dataset if isinstance(step, RefreshView) else step.target
+    node = graph.datasets.get(target)
+    body: dict[str, Any] = {
+        "step": type(step).__name__,
+        "flow": step.flow,
+        "target": node.display if node is not None else target,
+        "after": [graph.datasets[key].display for key in step.upstream],
+        "reads_external": list(graph.flows[step.flow].analysis.external_inputs),
+    }
+    if isinstance(step, StartFlow):
+        body["output_mode"] = step.output_mode.value
+    if not isinstance(step, RunOnceFlow):
+        body["interval_seconds"] = step.interval_seconds
+    return body

@@ -1,0 +1,230 @@
+"""Graph + wishes -> plan. Decides; does nothing."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._model.dataset import DatasetKind
+from penstock._model.flow import OutputMode
+from penstock._plan.steps import (
+    Plan,
+    PrepareTable,
+    RefreshView,
+    ResetTable,
+    RunOnceFlow,
+    RunStep,
+    StartFlow,
+)
+from penstock.errors import PlanError, SpecError
+
+STREAM_INTERVAL_SECONDS = 1.0
+"""Default trigger interval of a flow in a continuous update."""
+VIEW_INTERVAL_SECONDS = 10.0
+"""Default pause between two looks at a materialized view's sources in a continuous update."""
+
+_INTERVAL = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_UNIT_SECONDS = {
+    "millisecond": 0.001,
+    "second": 1.0,
+    "minute": 60.0,
+    "hour": 3600.0,
+    "day": 86400.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user asked of an update.
+
+    Attributes:
+        refresh: Datasets to update; empty = all.
+        full_refresh: Datasets to empty and rebuild; they are also refreshed.
+        full_refresh_all: Empty and rebuild everything that allows it.
+        continuous: Run until stopped.
+    """
+
+    refresh: tuple[str, ...] = ()
+    full_refresh: tuple[str, ...] = ()
+    full_refresh_all: bool = False
+    continuous: bool = False
+
+
+def make_plan(
+    graph: DataflowGraph, wishes: Wishes, *, configuration: Mapping[str, str] | None = None
+) -> Plan:
+    """Decide what an update does.
+
+    Args:
+        graph: The pipeline.
+        wishes: Selection and refresh options.
+        configuration: The pipeline's configuration, for `pipelines.*` defaults.
+
+    Raises:
+        SpecError: A name in the selection is not a dataset, or options exclude each other.
+        PlanError: A table does not allow to be reset, or asks for what Delta does not have.
+    """
+    conf = configuration or {}
+    if wishes.full_refresh_all and (wishes.refresh or wishes.full_refresh):
+        raise SpecError(
+            "CONFLICTING_REFRESH_OPTIONS",
+            "--full-refresh-all covers everything and cannot go with --refresh or --full-refresh",
+            hint="leave one of them out",
+        )
+    _check_datasets(graph)
+    notes: list[str] = []
+    refreshed = _select(graph, wishes.refresh)
+    reset = _select(graph, wishes.full_refresh)
+    selected = {node.key for node in graph.stored()}
+    if refreshed or reset:
+        selected = refreshed | reset
+    for key in sorted(reset):
+        if not _reset_allowed(graph.datasets[key], conf):
+            raise PlanError(
+                "TABLE_NOT_RESETTABLE",
+                f"{graph.datasets[key].display!r} has pipelines.reset.allowed = false",
+                origin=graph.datasets[key].declared.origin,
+                hint="leave it out of --full-refresh, or change that table property",
+            )
+    if wishes.full_refresh_all:
+        reset = {node.key for node in graph.stored() if _reset_allowed(node, conf)}
+        for node in graph.stored():
+            if node.key not in reset:
+                notes.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
+    # Views are looked at again after a reset in any case: their sources have new versions.
+    resets = tuple(
+        ResetTable(dataset=node.key, flows=node.flows)
+        for node in graph.stored()
+        if node.key in reset
+    )
+    tables = tuple(PrepareTable(dataset=n.key) for n in graph.stored() if n.key in selected)
+    sinks_too = not (wishes.refresh or wishes.full_refresh)
+    runs = [
+        _run_step(graph, flow, selected, reset, wishes.continuous, conf)
+        for flow in graph.flows.values()
+        if (flow.target in selected)
+        or (flow.target in graph.sinks and (sinks_too or flow.target in wishes.refresh))
+    ]
+    return Plan(
+        resets=resets,
+        tables=tables,
+        runs=tuple(_views_last(runs)),
+        excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
+        continuous=wishes.continuous,
+        notes=tuple(notes),
+    )
+
+
+def parse_interval(text: str) -> float:
+    """Seconds of an interval such as `"5 seconds"` or `"1 minute"`.
+
+    Raises:
+        SpecError: Not a number and a unit.
+    """
+    match = _INTERVAL.fullmatch(text)
+    unit = match.group(2).lower().removesuffix("s") if match else ""
+    if match is None or unit not in _UNIT_SECONDS:
+        raise SpecError(
+            "INVALID_TRIGGER_INTERVAL",
+            f"pipelines.trigger.interval is {text!r}",
+            hint='a number and a unit: "5 seconds", "1 minute", "2 hours"',
+        )
+    return float(match.group(1)) * _UNIT_SECONDS[unit]
+
+
+def _select(graph: DataflowGraph, names: Iterable[str]) -> set[str]:
+    keys: set[str] = set()
+    for name in names:
+        node = graph.find(name)
+        if node is not None and node.is_stored:
+            keys.add(node.key)
+            continue
+        if name in graph.sinks:
+            continue
+        known = [n.display for n in graph.stored()]
+        if node is not None:
+            message, hint = f"{name!r} is a temporary view and holds no rows", None
+        else:
+            near = difflib.get_close_matches(name, known, n=1)
+            message = f"{name!r} is not a table of this pipeline"
+            hint = f"did you mean {near[0]!r}?" if near else f"tables: {', '.join(known)}"
+        raise SpecError("UNKNOWN_DATASET_SELECTED", message, hint=hint)
+    return keys
+
+
+def _reset_allowed(node: DatasetNode, conf: Mapping[str, str]) -> bool:
+    key = "pipelines.reset.allowed"
+    value = node.declared.table_properties.get(key, conf.get(key, "true"))
+    return value.strip().lower() != "false"
+
+
+def _check_datasets(graph: DataflowGraph) -> None:
+    for node in graph.stored():
+        declared = node.declared
+        if declared.row_filter:
+            raise PlanError(
+                "ROW_FILTER_NOT_SUPPORTED",
+                f"{node.display!r} has a row filter, which open-source Spark does not have",
+                origin=declared.origin,
+                hint="remove row_filter and give readers a view that filters",
+            )
+        if declared.format and declared.format.lower() != "delta":
+            raise PlanError(
+                "FORMAT_NOT_SUPPORTED",
+                f"{node.display!r} asks for format {declared.format!r}; tables are Delta",
+                origin=declared.origin,
+                hint='remove format, or set it to "delta"',
+            )
+
+
+def _run_step(
+    graph: DataflowGraph,
+    flow: FlowNode,
+    selected: set[str],
+    reset: set[str],
+    continuous: bool,
+    conf: Mapping[str, str],
+) -> RunStep:
+    upstream = tuple(sorted(key for key in flow.upstream if key in selected))
+    node = graph.datasets.get(flow.target)
+    interval = _interval(flow, node, conf) if continuous else None
+    if node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW:
+        return RefreshView(
+            dataset=node.key,
+            flow=flow.flow.name,
+            interval_seconds=interval,
+            upstream=upstream,
+            full=node.key in reset,
+        )
+    if flow.flow.once:
+        return RunOnceFlow(flow=flow.flow.name, target=flow.target, upstream=upstream)
+    return StartFlow(
+        flow=flow.flow.name,
+        target=flow.target,
+        output_mode=flow.analysis.output_mode or OutputMode.APPEND,
+        interval_seconds=interval,
+        upstream=upstream,
+    )
+
+
+def _interval(flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str]) -> float:
+    key = "pipelines.trigger.interval"
+    levels = [flow.flow.spark_conf, conf]
+    if node is not None:
+        levels[1:1] = [node.declared.spark_conf, node.declared.table_properties]
+    for level in levels:
+        if key in level:
+            return parse_interval(level[key])
+    is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
+    return VIEW_INTERVAL_SECONDS if is_view else STREAM_INTERVAL_SECONDS
+
+
+def _views_last(runs: list[RunStep]) -> list[RunStep]:
+    """Keep the topological order, but put views behind the flows that do not need them."""
+    needed: set[str] = set()
+    for step in reversed(runs):
+        if not isinstance(step, RefreshView) or step.dataset in needed:
+            needed.update(step.upstream)
+    early = [step for step in runs if not isinstance(step, RefreshView) or step.dataset in needed]
+    return early + [step for step in runs if step not in early]

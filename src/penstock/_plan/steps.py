@@ -1,0 +1,96 @@
+"""Steps: what will be done, as frozen data. `explain` prints them, `_runtime` carries them out.
+
+Names in steps are canonical: a dataset is its `DatasetName.key`, a flow its name.
+"""
+
+from dataclasses import dataclass
+
+from penstock._model.flow import OutputMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetTable:
+    """Full refresh: remove a table's rows and start its flows over with new checkpoints."""
+
+    dataset: str
+    flows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareTable:
+    """Create a table, or bring its schema, comment and properties up to date."""
+
+    dataset: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFlow:
+    """Run a streaming flow: once over what is available, or until stopped.
+
+    Attributes:
+        flow: Name of the flow.
+        target: Key of the table, or name of the sink, that it writes to.
+        output_mode: Spark's output mode.
+        interval_seconds: Trigger interval; `None` = everything available, then end.
+        upstream: Datasets (keys) of this plan that must be done first when `interval_seconds` is
+            `None`.
+    """
+
+    flow: str
+    target: str
+    output_mode: OutputMode
+    interval_seconds: float | None = None
+    upstream: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOnceFlow:
+    """Run a batch flow into a streaming table, unless it already ran since the last reset."""
+
+    flow: str
+    target: str
+    upstream: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshView:
+    """Recompute a materialized view when a source or its query changed.
+
+    Attributes:
+        dataset: Key of the view.
+        flow: Name of its one flow.
+        interval_seconds: How often a continuous update looks again; `None` = one time.
+        upstream: Datasets (keys) of this plan that must be done first.
+        full: Recompute even if nothing changed.
+    """
+
+    dataset: str
+    flow: str
+    interval_seconds: float | None = None
+    upstream: tuple[str, ...] = ()
+    full: bool = False
+
+
+RunStep = StartFlow | RunOnceFlow | RefreshView
+Step = ResetTable | PrepareTable | RunStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All steps of one update.
+
+    Attributes:
+        resets: Carried out first, in order.
+        tables: Prepared next, upstream before downstream.
+        runs: Started as their `upstream` datasets are done; in topological order.
+        excluded: Datasets (keys) that the selection leaves out.
+        continuous: All flows run until stopped.
+        notes: What the user should know before it starts, one sentence each.
+    """
+
+    resets: tuple[ResetTable, ...] = ()
+    tables: tuple[PrepareTable, ...] = ()
+    runs: tuple[RunStep, ...] = ()
+    excluded: tuple[str, ...] = ()
+    continuous: bool = False
+    notes: tuple[str, ...] = ()
