@@ -23,7 +23,8 @@ class SourceLocation:
         return f"{self.file}:{self.line}"
 
 
-def _is_ours(filename: str) -> bool:
+def is_ours(filename: str) -> bool:
+    """Whether a file of a traceback is Penstock's own; the demo's pipeline counts as a user's."""
     return filename.startswith(_PACKAGE_ROOT) and "/_local/demo/" not in filename
 
 
@@ -43,6 +44,6 @@ def capture_origin() -> SourceLocation:
     user's file. For a decorator this is the line on which the decorator is applied.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return source_location(frame.f_code.co_filename, frame.f_lineno)

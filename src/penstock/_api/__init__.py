@@ -1,0 +1,1 @@
+"""How Python says it: one surface under three names, and the registry behind it."""

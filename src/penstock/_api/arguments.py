@@ -1,0 +1,296 @@
+"""Checks of the arguments that users pass to the declarative API.
+
+Everything wrong is recorded with the name of the parameter, never raised: the file goes on.
+Values are never quoted unless they come from a closed set: options may hold secrets.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+
+from penstock._api.registry import Registry, active_registry
+from penstock._model.name import resolve_name, split_name
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
+
+ConfValues = Mapping[str, str | bool | int | float]
+"""What users may pass as properties, settings and options; numbers and booleans become text."""
+
+ColumnNames = list[str] | tuple[str, ...]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `word`, if any is."""
+    by_lower = {name.lower(): name for name in known}
+    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def checked_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a call with wrong parameters a recorded `DefinitionError` instead of a `TypeError`.
+
+    Unknown keywords are recorded and left out; if the rest does not fit either, the function is
+    not called and an identity decorator comes back, so that the file goes on.
+
+    Raises:
+        DefinitionError: No registry is active.
+    """
+    signature = inspect.signature(function)
+    name = function.__name__
+
+    @wraps(function)
+    def guard(*args: P.args, **kwargs: P.kwargs) -> R:
+        registry = active_registry(name)
+        unknown = [key for key in kwargs if key not in signature.parameters]
+        for key in unknown:
+            close = nearest(key, signature.parameters)
+            listed = ", ".join(f"`{known}`" for known in signature.parameters)
+            registry.record(
+                DefinitionError(
+                    "UNKNOWN_PARAMETER",
+                    f"`{name}` has no parameter `{key}`",
+                    origin=capture_origin(),
+                    hint=f"did you mean `{close}`?" if close else f"it has {listed}",
+                )
+            )
+        known_only = {key: value for key, value in kwargs.items() if key not in unknown}
+        try:
+            signature.bind(*args, **known_only)
+        except TypeError as error:
+            if not unknown:  # else the missing one is most likely the misspelt one
+                registry.record(
+                    DefinitionError("INVALID_CALL", f"`{name}`: {error}", origin=capture_origin())
+                )
+            return cast(R, stand_in(registry, args))
+        return cast("Callable[..., R]", function)(*args, **known_only)
+
+    return guard
+
+
+def stand_in(registry: Registry, args: tuple[object, ...]) -> object:
+    """Return what a failed call gives: the function it decorates if bare, else a decorator."""
+    if len(args) == 1 and inspect.isfunction(args[0]):
+        registry.excuse(args[0])
+        return args[0]
+    return excusing(registry)
+
+
+def excusing(registry: Registry) -> Callable[[F], F]:
+    """Return a decorator that declares nothing, in place of one whose arguments were wrong."""
+
+    def decorate(function: F) -> F:
+        if callable(function):
+            registry.excuse(function)
+        return function
+
+    return decorate
+
+
+class Arguments:
+    """Checks the arguments of one call and records what is wrong with them.
+
+    Every method returns the value in the form that the model wants; `None` means "not given" and
+    gives the default. A wrong value is recorded and gives the default too.
+
+    Attributes:
+        registry: Where errors go.
+        origin: Where the call stands.
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.registry = active_registry(function)
+        self.origin = capture_origin()
+
+    def reject(self, parameter: str, problem: str, hint: str | None = None) -> None:
+        """Record that the value of a parameter cannot be used."""
+        self.registry.record(
+            DefinitionError(
+                "INVALID_PARAMETER",
+                f"`{self.function}`: `{parameter}` {problem}",
+                origin=self.origin,
+                hint=hint,
+            )
+        )
+
+    def _reject_type(self, parameter: str, wanted: str, value: object) -> None:
+        self.reject(parameter, f"must be {wanted}, not {type(value).__name__}")
+
+    def text(self, parameter: str, value: object) -> str | None:
+        """A text that is not blank."""
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self._reject_type(parameter, "a text", value)
+            return None
+        if not value.strip():
+            self.reject(parameter, "is blank")
+            return None
+        return value
+
+    def free_text(self, parameter: str, value: object) -> str | None:
+        """A text that may be blank, such as a comment."""
+        if value is None or isinstance(value, str):
+            return value
+        self._reject_type(parameter, "a text", value)
+        return None
+
+    def flag(self, parameter: str, value: object) -> bool | None:
+        """True or False."""
+        if value is None or isinstance(value, bool):
+            return value
+        self._reject_type(parameter, "True or False", value)
+        return None
+
+    def choice(self, parameter: str, value: object, allowed: Iterable[str]) -> str | None:
+        """One of a closed set, in any case."""
+        text = self.text(parameter, value)
+        if text is None:
+            return None
+        known = list(allowed)
+        if text.lower() in known:
+            return text.lower()
+        close = nearest(text, known)
+        self.reject(
+            parameter,
+            f"is {text!r}, but must be one of {', '.join(known)}",
+            f"did you mean {close!r}?" if close else None,
+        )
+        return None
+
+    def columns(self, parameter: str, value: object) -> tuple[str, ...]:
+        """A list of column names."""
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            self.reject(
+                parameter, "must be a list of column names, not one text", f"write [{value!r}]"
+            )
+            return ()
+        if not isinstance(value, list | tuple):
+            self._reject_type(parameter, "a list of column names", value)
+            return ()
+        for entry in value:
+            if not isinstance(entry, str) or not entry.strip():
+                self.reject(parameter, "must hold column names as text only")
+                return ()
+        folded = [entry.strip().lower() for entry in value]
+        if twice := sorted({name for name in folded if folded.count(name) > 1}):
+            self.reject(parameter, f"names column `{twice[0]}` twice")
+            return ()
+        return tuple(entry.strip() for entry in value)
+
+    def mapping(self, parameter: str, value: object) -> Mapping[str, str]:
+        """Text keys with text values; numbers and booleans are written out."""
+        if value is None:
+            return MappingProxyType({})
+        if not isinstance(value, Mapping):
+            self._reject_type(parameter, "a dictionary", value)
+            return MappingProxyType({})
+        result: dict[str, str] = {}
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                self.reject(parameter, f"has a key that is no text but {type(key).__name__}")
+            elif isinstance(entry, bool):
+                result[key] = "true" if entry else "false"
+            elif isinstance(entry, str | int | float):
+                result[key] = str(entry)
+            else:
+                self.reject(
+                    parameter,
+                    f"has a value of type {type(entry).__name__} at {key!r}; "
+                    "it must be a text, a number or a boolean",
+                )
+        return MappingProxyType(result)
+
+    def schema(self, value: object) -> "str | StructType | None":
+        """DDL text or StructType."""
+        if value is None or isinstance(value, str):
+            return self.text("schema", value)
+        if _is_a(value, "StructType"):
+            return cast("StructType", value)
+        self._reject_type("schema", "a DDL text or a StructType", value)
+        return None
+
+    def dataset_name(self, parameter: str, value: object) -> str | None:
+        """A name of one to three parts."""
+        text = self.text(parameter, value)
+        if text is not None:
+            try:
+                resolve_name(text, catalog="", schema="")
+            except ValueError as error:
+                self.reject_name(parameter, str(error))
+                return None
+        return text
+
+    def single_name(self, parameter: str, value: object) -> str | None:
+        """A name of one part, as flows and sinks have."""
+        text = self.text(parameter, value)
+        if text is not None:
+            try:
+                if len(split_name(text)) > 1:
+                    self.reject_name(parameter, f"{text!r} must not have dots")
+                    return None
+            except ValueError as error:
+                self.reject_name(parameter, str(error))
+                return None
+        return text
+
+    def reject_name(self, parameter: str, problem: str) -> None:
+        """Record that a name cannot be used as one."""
+        self.registry.record(
+            DefinitionError(
+                "INVALID_NAME",
+                f"`{self.function}`: `{parameter}`: {problem}",
+                origin=self.origin,
+                hint="use letters, digits and underscores; put other characters in `backticks`",
+            )
+        )
+
+    def condition(self, rule: str, value: object) -> "str | Column | None":
+        """The condition of an expectation: SQL text that is not blank, or a Column."""
+        if isinstance(value, str) and value.strip():
+            return value
+        if _is_a(value, "Column"):
+            return cast("Column", value)
+        problem = (
+            "is blank"
+            if isinstance(value, str)
+            else f"must be a SQL text or a Column, not {type(value).__name__}"
+        )
+        self.registry.record(
+            DefinitionError(
+                "INVALID_EXPECTATION",
+                f"`{self.function}`: the condition of `{rule}` {problem}",
+                origin=self.origin,
+            )
+        )
+        return None
+
+    def unavailable(self, parameter: str, value: object) -> None:
+        """Record that a parameter of the compatible surface has no effect here yet, if given."""
+        if value is not None:
+            self.registry.record(
+                DefinitionError(
+                    "FEATURE_NOT_AVAILABLE",
+                    f"`{self.function}`: `{parameter}` is not available yet",
+                    origin=self.origin,
+                    hint="leave the parameter out",
+                )
+            )
+
+
+def _is_a(value: object, class_name: str) -> bool:
+    """Whether a class of that name is among the value's classes; does not import Spark."""
+    return any(kind.__name__ == class_name for kind in type(value).__mro__)

@@ -1,0 +1,150 @@
+"""`expect*`: rules of the dataset that the same function defines, above or below its decorator."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
+
+from penstock._api.arguments import Arguments, F, checked_call, excusing, stand_in
+from penstock._api.registry import active_registry
+from penstock._model.expectation import Expectation, OnViolation
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+Rules = Mapping[str, "str | Column"]
+
+
+@checked_call
+def expect(name: str, inv: "str | Column") -> Callable[[F], F]:
+    """Keep and count rows that break a rule.
+
+    Args:
+        name: Name of the rule, unique within its dataset.
+        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
+    """
+    return _one("expect", name, inv, OnViolation.WARN)
+
+
+@checked_call
+def expect_or_drop(name: str, inv: "str | Column") -> Callable[[F], F]:
+    """Move rows that break a rule to quarantine and count them.
+
+    Args:
+        name: Name of the rule, unique within its dataset.
+        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
+    """
+    return _one("expect_or_drop", name, inv, OnViolation.DROP)
+
+
+@checked_call
+def expect_or_fail(name: str, inv: "str | Column") -> Callable[[F], F]:
+    """Fail the flow, before anything of the batch is written, if a row breaks a rule.
+
+    Args:
+        name: Name of the rule, unique within its dataset.
+        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
+    """
+    return _one("expect_or_fail", name, inv, OnViolation.FAIL)
+
+
+@checked_call
+def expect_all(expectations: Rules) -> Callable[[F], F]:
+    """Like `expect`, for several rules: name to condition."""
+    return _several("expect_all", expectations, OnViolation.WARN)
+
+
+@checked_call
+def expect_all_or_drop(expectations: Rules) -> Callable[[F], F]:
+    """Like `expect_or_drop`, for several rules: name to condition."""
+    return _several("expect_all_or_drop", expectations, OnViolation.DROP)
+
+
+@checked_call
+def expect_all_or_fail(expectations: Rules) -> Callable[[F], F]:
+    """Like `expect_or_fail`, for several rules: name to condition."""
+    return _several("expect_all_or_fail", expectations, OnViolation.FAIL)
+
+
+def parse_rules(
+    arguments: Arguments, parameter: str, rules: object, on_violation: OnViolation
+) -> tuple[Expectation, ...]:
+    """Return the rules of a dictionary; wrong ones are recorded and left out.
+
+    Args:
+        arguments: The call that they belong to.
+        parameter: Its parameter, for messages.
+        rules: Name to condition; `None` gives no rules.
+        on_violation: What happens to rows that break one of them.
+    """
+    if rules is None:
+        return ()
+    if not isinstance(rules, Mapping):
+        arguments.reject(
+            parameter,
+            f"must be a dictionary of rule name to condition, not {type(rules).__name__}",
+        )
+        return ()
+    return _parse_pairs(arguments, parameter, rules.items(), on_violation)
+
+
+def _parse_pairs(
+    arguments: Arguments,
+    parameter: str,
+    pairs: Iterable[tuple[object, object]],
+    on_violation: OnViolation,
+) -> tuple[Expectation, ...]:
+    parsed = []
+    for name, inv in pairs:
+        if not isinstance(name, str) or not name.strip():
+            arguments.reject(parameter, "needs a text that is not blank as the name of each rule")
+            continue
+        condition = arguments.condition(name, inv)
+        if condition is not None:
+            parsed.append(
+                Expectation(
+                    name=name,
+                    condition=condition,
+                    on_violation=on_violation,
+                    origin=arguments.origin,
+                )
+            )
+    return tuple(parsed)
+
+
+def _one(
+    function_name: str, name: object, inv: object, on_violation: OnViolation
+) -> Callable[[F], F]:
+    arguments = Arguments(function_name)
+    rules = _parse_pairs(arguments, "name", [(name, inv)], on_violation)
+    return _decorator(function_name, rules) if rules else excusing(arguments.registry)
+
+
+def _several(function_name: str, rules: object, on_violation: OnViolation) -> Callable[[F], F]:
+    arguments = Arguments(function_name)
+    if rules is None:
+        arguments.reject("expectations", "must be a dictionary of rule name to condition, not None")
+    parsed = parse_rules(arguments, "expectations", rules, on_violation)
+    if parsed:
+        return _decorator(function_name, parsed)
+    # An empty dictionary is no error: rules that are read from a table may be none.
+    return cast("Callable[[F], F]", stand_in(arguments.registry, (rules,)))
+
+
+def _decorator(function_name: str, rules: tuple[Expectation, ...]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        registry = active_registry(function_name)
+        origin = capture_origin()
+        if callable(function):
+            registry.add_expectations(function, rules, origin)
+        else:
+            registry.record(
+                DefinitionError(
+                    "DECORATOR_ARGUMENT_NOT_CALLABLE",
+                    f"`{function_name}` decorates a function, not {type(function).__name__}",
+                    origin=origin,
+                )
+            )
+        return function
+
+    return decorate

@@ -1,0 +1,105 @@
+"""`append_flow` and `create_sink`."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from penstock._api.arguments import Arguments, ConfValues, F, checked_call, stand_in
+from penstock._api.query import decorator, is_query_function
+from penstock._model.dataset import Sink
+from penstock._model.flow import Flow, OutputMode
+
+
+@checked_call
+def append_flow(
+    target: str,
+    *,
+    name: str | None = None,
+    once: bool | None = None,
+    spark_conf: ConfValues | None = None,
+    comment: str | None = None,
+    output_mode: str | None = None,
+    depends_on: object = None,
+    import_checkpoint: object = None,
+) -> Callable[[F], F]:
+    """Define a flow that adds the rows of a query to a streaming table or a sink.
+
+    Args:
+        target: Name of the streaming table or sink.
+        name: Unique in the pipeline, one part; the name of the function if not given. It is the
+            key of the flow's checkpoint: a renamed flow starts over.
+        once: The function returns a batch DataFrame; it runs one time, and again only after a
+            full refresh.
+        spark_conf: Settings of the flow; they win over those of its target and the pipeline.
+        comment: Free text.
+        output_mode: `append`, `complete` or `update`; chosen by the query if not given.
+        depends_on: Not available yet.
+        import_checkpoint: Not available yet.
+
+    Returns:
+        A decorator that returns the function itself.
+    """
+    arguments = Arguments("append_flow")
+    if target is None:
+        arguments.reject("target", "must be given")
+    checked_target = arguments.dataset_name("target", target)
+    checked_name = arguments.single_name("name", name)
+    checked_conf = arguments.mapping("spark_conf", spark_conf)
+    checked_comment = arguments.free_text("comment", comment)
+    checked_once = bool(arguments.flag("once", once))
+    mode = arguments.choice("output_mode", output_mode, list(OutputMode))
+    arguments.unavailable("depends_on", depends_on)
+    arguments.unavailable("import_checkpoint", import_checkpoint)
+    if checked_target is None:
+        return cast("Callable[[F], F]", stand_in(arguments.registry, (target,)))
+    known_target = checked_target
+
+    def declare(application: Arguments, function: Callable[..., Any]) -> None:
+        flow_name = checked_name or application.single_name(
+            "name", getattr(function, "__name__", None)
+        )
+        if flow_name is None and not hasattr(function, "__name__"):
+            application.reject("name", "must be given: the function has no name of its own")
+        if not is_query_function(application, function) or flow_name is None:
+            application.registry.excuse(function)
+            return
+        application.registry.add_flow(
+            Flow(
+                name=flow_name,
+                target=known_target,
+                function=function,
+                origin=application.origin,
+                once=checked_once,
+                output_mode=OutputMode(mode) if mode else None,
+                spark_conf=checked_conf,
+                comment=checked_comment,
+            )
+        )
+
+    return decorator(arguments, None, declare)
+
+
+@checked_call
+def create_sink(name: str, format: str, options: ConfValues | None = None) -> None:
+    """Define a sink: a place outside of the pipeline's tables that append flows write to.
+
+    Args:
+        name: One part.
+        format: Any Structured Streaming sink format.
+        options: Passed to the writer; never shown.
+    """
+    arguments = Arguments("create_sink")
+    for parameter, value in (("name", name), ("format", format)):
+        if value is None:
+            arguments.reject(parameter, "must be given")
+    checked_name = arguments.single_name("name", name)
+    checked_format = arguments.text("format", format)
+    checked_options = arguments.mapping("options", options)
+    if checked_name is not None and checked_format is not None:
+        arguments.registry.add_sink(
+            Sink(
+                name=checked_name,
+                format=checked_format,
+                options=checked_options,
+                origin=arguments.origin,
+            )
+        )

@@ -1,0 +1,50 @@
+"""One surface under three names: `dlt`, `pyspark.pipelines` and `penstock`.
+
+The module is put into `sys.modules` rather than on disk: an installed `dlt` may be the product of
+somebody else, and the `pyspark.pipelines` of Spark refuses most of what real files declare.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from penstock._api import surface
+
+_NAMES = ("dlt", "pyspark.pipelines", "pyspark.pipelines.api")
+_ABSENT = object()
+
+
+@contextmanager
+def installed_modules() -> Iterator[ModuleType]:
+    """Let `import dlt` and `from pyspark import pipelines` give the API while this is open.
+
+    May be nested. pyspark is not imported; what was there before is back afterwards, a real `dlt`
+    with its submodules included. It changes the whole process, not only this thread.
+
+    Yields:
+        The one module that all names stand for.
+    """
+    saved = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_hidden(name)}
+    parent = sys.modules.get("pyspark")
+    attribute = getattr(parent, "pipelines", _ABSENT)
+    # The one real module, not one per name: `importlib.reload` wants a spec that can be found.
+    sys.modules.update(dict.fromkeys(_NAMES, surface))
+    if parent is not None:
+        vars(parent)["pipelines"] = surface
+    try:
+        yield surface
+    finally:
+        for name in [name for name in sys.modules if _is_hidden(name)]:
+            del sys.modules[name]
+        sys.modules.update(saved)
+        parent = sys.modules.get("pyspark")
+        if parent is not None:
+            if attribute is not _ABSENT:
+                vars(parent)["pipelines"] = attribute
+            else:
+                vars(parent).pop("pipelines", None)
+
+
+def _is_hidden(name: str) -> bool:
+    return name in _NAMES or name.startswith("dlt.")

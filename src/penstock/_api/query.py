@@ -1,0 +1,85 @@
+"""What all decorators of query functions share."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from penstock._api.arguments import Arguments
+from penstock.errors import DefinitionError
+
+Declare = Callable[[Arguments, Callable[..., Any]], None]
+"""Adds what a decorator declares to the registry, for the function that it is applied to."""
+
+
+def decorator(call: Arguments, query_function: object, declare: Declare) -> Callable[..., Any]:
+    """Return what a decorator gives: the function if it is used bare, else itself.
+
+    Args:
+        call: The call of the decorator; its origin is used where it is bare.
+        query_function: The positional argument; `None` if the decorator is used called.
+        declare: Called once for each function that the decorator is applied to.
+    """
+
+    def decorate(function: Any) -> Any:
+        arguments = Arguments(call.function)  # where it is applied, maybe elsewhere than made
+        if callable(function):
+            declare(arguments, function)
+        else:
+            _not_callable(arguments, function)
+        return function
+
+    if query_function is None:
+        return decorate
+    if not callable(query_function):
+        _not_callable(call, query_function)
+        return _ignore(call)
+    declare(call, query_function)
+    return query_function
+
+
+def is_query_function(arguments: Arguments, function: Callable[..., Any]) -> bool:
+    """Whether a function can be called without arguments; if not, that is recorded."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable of C code that does not tell
+        return True
+    required = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if not required:
+        return True
+    arguments.registry.record(
+        DefinitionError(
+            "QUERY_FUNCTION_HAS_PARAMETERS",
+            f"the query function `{getattr(function, '__name__', function)}` requires "
+            f"{', '.join(f'`{name}`' for name in required)}, but is called with nothing",
+            origin=arguments.origin,
+            hint="give the parameters defaults, or define the function inside of another one "
+            "that takes them",
+        )
+    )
+    return False
+
+
+def _not_callable(arguments: Arguments, value: object) -> None:
+    hint = f"write `@{arguments.function}(name=...)`" if isinstance(value, str) else None
+    arguments.registry.record(
+        DefinitionError(
+            "DECORATOR_ARGUMENT_NOT_CALLABLE",
+            f"`{arguments.function}` decorates a function, not {type(value).__name__}",
+            origin=arguments.origin,
+            hint=hint,
+        )
+    )
+
+
+def _ignore(call: Arguments) -> Callable[..., Any]:
+    def decorate(function: Any) -> Any:
+        if callable(function):
+            call.registry.excuse(function)
+        return function
+
+    return decorate

@@ -1,0 +1,82 @@
+"""`read` and `read_stream`: readers of datasets, for use inside of query functions.
+
+Reading needs Spark, which this room does not know: `_engine` provides a `DatasetReader` while
+query functions run.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class DatasetReader(Protocol):
+    """Reads datasets by name. Called on the thread that runs a query function, any number of times.
+
+    What it raises reaches the user's function, and through it the caller of that function.
+    """
+
+    def read(self, name: str) -> "DataFrame":
+        """Return the dataset of that name, as the user wrote it, as a batch."""
+
+    def read_stream(self, name: str) -> "DataFrame":
+        """Return the dataset of that name, as the user wrote it, as a stream."""
+
+
+_reader: ContextVar[DatasetReader | None] = ContextVar("penstock_reader", default=None)
+
+
+@contextmanager
+def reading(reader: DatasetReader) -> Iterator[None]:
+    """Let `read` and `read_stream` of this context go through `reader`."""
+    token = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
+def read(name: str) -> "DataFrame":
+    """Return a dataset of the pipeline as a batch DataFrame; only inside of a query function.
+
+    Args:
+        name: One to three parts, with or without a leading `LIVE.`.
+
+    Raises:
+        DefinitionError: Called anywhere else.
+    """
+    return _current("read").read(name)
+
+
+def read_stream(name: str) -> "DataFrame":
+    """Return a dataset of the pipeline as a stream; only inside of a query function.
+
+    Args:
+        name: One to three parts, with or without a leading `LIVE.`.
+
+    Raises:
+        DefinitionError: Called anywhere else.
+    """
+    return _current("read_stream").read_stream(name)
+
+
+readStream = read_stream
+
+
+def _current(function: str) -> DatasetReader:
+    reader = _reader.get()
+    if reader is None:
+        raise DefinitionError(
+            "OUTSIDE_PIPELINE",
+            f"`{function}` was called outside of a query function",
+            origin=capture_origin(),
+            hint="call it inside of a function under `@table`, `@materialized_view`, "
+            "`@temporary_view` or `@append_flow`, in a file that `penstock run` starts",
+        )
+    return reader

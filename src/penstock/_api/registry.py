@@ -1,0 +1,185 @@
+"""The registry: collects what source files declare, errors included.
+
+One registry is active while source files are loaded (`registration`). Declarations go into it in
+the order in which they stand; a wrong declaration is recorded and the file goes on, so that one
+pass finds every error. Names are not compared here: only `_graph` knows the defaults that decide
+whether two names are the same dataset.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from penstock._api.stack import FunctionHistory
+from penstock._model.dataset import Dataset, Sink
+from penstock._model.expectation import Expectation
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation, capture_origin
+from penstock._model.pipeline import PipelineDefinition
+from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
+
+_active: ContextVar["Registry | None"] = ContextVar("penstock_registry", default=None)
+
+
+class Registry:
+    """Collects the declarations of one pipeline. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._datasets: list[Dataset] = []
+        self._sinks: list[Sink] = []
+        self._flows: list[Flow] = []
+        self._errors: list[PenstockError] = []
+        # Keyed by identity: a query function may be any callable, hashable or not. The history
+        # holds the function, so that an id cannot be given out again.
+        self._histories: dict[int, FunctionHistory] = {}
+
+    def add_dataset(
+        self,
+        dataset: Dataset,
+        *,
+        function: Callable[..., Any] | None = None,
+        flow: Flow | None = None,
+    ) -> None:
+        """Add a dataset, and the flow that its decorator makes.
+
+        Args:
+            dataset: Its own expectations come before those of its function.
+            function: The query function; the `expect*` decorators on it belong to the dataset.
+            flow: The implicit flow.
+        """
+        self._datasets.append(dataset)
+        if function is not None:
+            self._history(function).add_dataset(len(self._datasets) - 1, dataset.origin)
+        if flow is not None:
+            self._flows.append(flow)
+
+    def add_flow(self, flow: Flow) -> None:
+        """Add a flow that was declared by itself."""
+        self._history(flow.function).feeds = flow.target
+        self._flows.append(flow)
+
+    def add_sink(self, sink: Sink) -> None:
+        """Add a sink."""
+        self._sinks.append(sink)
+
+    def add_expectations(
+        self,
+        function: Callable[..., Any],
+        expectations: Sequence[Expectation],
+        origin: SourceLocation,
+    ) -> None:
+        """Add the rules of one `expect*` decorator, applied to a query function at `origin`."""
+        self._history(function).add_rules(tuple(expectations), origin)
+
+    def excuse(self, function: Callable[..., Any]) -> None:
+        """Do not miss a dataset for the rules of this function: its declaration had an error."""
+        self._history(function).excused = True
+
+    def record(self, error: PenstockError) -> None:
+        """Record an error of a declaration, or of a source file as a whole."""
+        self._errors.append(error)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all was declared."""
+        return not (self._datasets or self._sinks or self._flows)
+
+    @property
+    def errors(self) -> tuple[PenstockError, ...]:
+        """Errors recorded so far, then those that only the whole of the declarations shows."""
+        datasets, orphans = self._attach()
+        duplicates = [error for dataset in datasets for error in _duplicate_rules(dataset)]
+        return (*self._errors, *orphans, *duplicates)
+
+    def build(self) -> PipelineDefinition:
+        """Return everything that was declared.
+
+        Raises:
+            DefinitionErrors: There were errors; all of them.
+        """
+        if errors := self.errors:
+            raise DefinitionErrors(errors)
+        datasets, _ = self._attach()
+        return PipelineDefinition(
+            datasets=tuple(datasets), sinks=tuple(self._sinks), flows=tuple(self._flows)
+        )
+
+    def _history(self, function: Callable[..., Any]) -> FunctionHistory:
+        return self._histories.setdefault(id(function), FunctionHistory(function))
+
+    def _attach(self) -> tuple[list[Dataset], list[DefinitionError]]:
+        """Give every dataset the rules of its function; return what no dataset takes as errors."""
+        datasets = list(self._datasets)
+        orphans: list[DefinitionError] = []
+        for history in self._histories.values():
+            rules_of, left_over = history.resolve()
+            for index, rules in rules_of.items():
+                own = datasets[index]
+                datasets[index] = replace(own, expectations=(*own.expectations, *rules))
+            if left_over and not history.excused:
+                orphans.append(_orphan(history, left_over))
+        return datasets, orphans
+
+
+def _orphan(history: FunctionHistory, rules: Sequence[Expectation]) -> DefinitionError:
+    names = ", ".join(f"`{rule.name}`" for rule in rules)
+    if history.feeds is not None:
+        hint = (
+            f"an append flow has no rules of its own: give them to its target, "
+            f"`create_streaming_table({history.feeds!r}, expect_all={{...}})`"
+        )
+    else:
+        hint = "put `@table`, `@materialized_view` or `@temporary_view` on the same function"
+    return DefinitionError(
+        "EXPECTATION_WITHOUT_DATASET",
+        f"the expectation {names} stands on function `{history.name}`, which defines no dataset",
+        origin=rules[0].origin,
+        hint=hint,
+    )
+
+
+def _duplicate_rules(dataset: Dataset) -> Iterator[DefinitionError]:
+    first: dict[str, Expectation] = {}
+    for rule in dataset.expectations:
+        earlier = first.setdefault(rule.name, rule)
+        if earlier is not rule:
+            yield DefinitionError(
+                "DUPLICATE_EXPECTATION",
+                f"dataset `{dataset.name}` has two expectations named `{rule.name}`: "
+                f"at {earlier.origin} and at {rule.origin}",
+                origin=rule.origin,
+                hint="give each rule its own name: counts and quarantine reasons go by name",
+            )
+
+
+@contextmanager
+def registration(registry: Registry) -> Iterator[Registry]:
+    """Make `registry` the one that declarations of this context go to."""
+    token = _active.set(registry)
+    try:
+        yield registry
+    finally:
+        _active.reset(token)
+
+
+def active_registry(caller: str) -> Registry:
+    """Return the active registry.
+
+    Args:
+        caller: Name of the API function that wants it, for the message.
+
+    Raises:
+        DefinitionError: There is none: the file does not run inside of a pipeline.
+    """
+    registry = _active.get()
+    if registry is None:
+        raise DefinitionError(
+            "OUTSIDE_PIPELINE",
+            f"`{caller}` was called outside of a pipeline's source files",
+            origin=capture_origin(),
+            hint="start the file with `penstock run FILE` instead of with `python`; declarations "
+            "inside of a query function are not possible",
+        )
+    return registry

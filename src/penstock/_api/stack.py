@@ -1,0 +1,90 @@
+"""Which rules belong to which dataset, when both are decorators on one function.
+
+Decorators are applied bottom-up, so a *stack* of them shows as applications whose lines do not
+rise. All rules of a stack belong to all datasets of that stack, above or below. A function may
+also be used again, in a loop or by a later call: that starts a new stack.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock._model.expectation import Expectation
+from penstock._model.origin import SourceLocation
+
+Rules = tuple[Expectation, ...]
+
+
+@dataclass
+class _Stack:
+    last: SourceLocation
+    datasets: list[int] = field(default_factory=list)
+    groups: list[Rules] = field(default_factory=list)
+
+    def continues_at(self, origin: SourceLocation) -> bool:
+        if origin.file != self.last.file or origin.line > self.last.line:
+            return False
+        # On one line, `table(...)(expect(...)(f))` in a loop starts over with the second round.
+        return origin.line < self.last.line or not self.datasets
+
+    def rules(self) -> Rules:
+        """In the order of the source: the decorator applied last stands first."""
+        return tuple(rule for group in reversed(self.groups) for rule in group)
+
+
+class FunctionHistory:
+    """What was applied to one query function, in order.
+
+    Attributes:
+        function: The function; held, so that its id stays its own.
+        feeds: Target of the append flow that the function is, if it is one.
+        excused: Whether rules without a dataset are no error, because a declaration already is.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.feeds: str | None = None
+        self.excused = False
+        self._stacks: list[_Stack] = []
+
+    @property
+    def name(self) -> str:
+        """Name of the function, for messages."""
+        return str(getattr(self.function, "__name__", None) or type(self.function).__name__)
+
+    def add_dataset(self, index: int, origin: SourceLocation) -> None:
+        """A dataset decorator was applied; `index` is the registry's number of the dataset."""
+        self._stack_at(origin).datasets.append(index)
+
+    def add_rules(self, rules: Rules, origin: SourceLocation) -> None:
+        """An `expect*` decorator was applied."""
+        self._stack_at(origin).groups.append(rules)
+
+    def resolve(self) -> tuple[dict[int, Rules], Rules]:
+        """Return the rules of each dataset, and the rules that no dataset takes.
+
+        Rules of a stack without dataset belong to every dataset that the function is given later;
+        if there is none, to those of the stack before (`expect(...)(table(f))` on one line).
+        """
+        rules_of: dict[int, Rules] = {}
+        inherited: Rules = ()
+        waiting: Rules = ()
+        last_datasets: list[int] = []
+        for stack in self._stacks:
+            if not stack.datasets:
+                waiting = (*waiting, *stack.rules())
+                continue
+            inherited, waiting = (*inherited, *waiting), ()
+            last_datasets = stack.datasets
+            for index in stack.datasets:
+                rules_of[index] = (*inherited, *stack.rules())
+        for index in last_datasets:
+            rules_of[index] = (*rules_of[index], *waiting)
+        return rules_of, () if last_datasets else waiting
+
+    def _stack_at(self, origin: SourceLocation) -> _Stack:
+        if not self._stacks or not self._stacks[-1].continues_at(origin):
+            self._stacks.append(_Stack(origin))
+        stack = self._stacks[-1]
+        stack.last = origin
+        return stack

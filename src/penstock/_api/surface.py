@@ -1,0 +1,77 @@
+"""The declarative API, whole: what `penstock`, `dlt` and `pyspark.pipelines` offer.
+
+Only names, no definitions: `importlib.reload` of any of the three changes nothing.
+"""
+
+import sys
+
+from penstock._api.arguments import nearest
+from penstock._api.datasets import (
+    create_streaming_live_table,
+    create_streaming_table,
+    create_table,
+    create_target_table,
+    create_view,
+    materialized_view,
+    table,
+    temporary_view,
+    view,
+)
+from penstock._api.expectations import (
+    expect,
+    expect_all,
+    expect_all_or_drop,
+    expect_all_or_fail,
+    expect_or_drop,
+    expect_or_fail,
+)
+from penstock._api.flows import append_flow, create_sink
+from penstock._api.reading import read, read_stream, readStream
+from penstock._api.unavailable import (
+    apply_changes,
+    apply_changes_from_snapshot,
+    create_auto_cdc_flow,
+    create_auto_cdc_from_snapshot_flow,
+    foreach_batch_sink,
+    on_event_hook,
+    update_flow,
+)
+
+__all__ = [
+    "append_flow",
+    "apply_changes",
+    "apply_changes_from_snapshot",
+    "create_auto_cdc_flow",
+    "create_auto_cdc_from_snapshot_flow",
+    "create_sink",
+    "create_streaming_live_table",
+    "create_streaming_table",
+    "create_table",
+    "create_target_table",
+    "create_view",
+    "expect",
+    "expect_all",
+    "expect_all_or_drop",
+    "expect_all_or_fail",
+    "expect_or_drop",
+    "expect_or_fail",
+    "foreach_batch_sink",
+    "materialized_view",
+    "on_event_hook",
+    "read",
+    "readStream",
+    "read_stream",
+    "table",
+    "temporary_view",
+    "update_flow",
+    "view",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Give `pyspark.pipelines.api`, the same module; else name the nearest function."""
+    if name == "api":
+        return sys.modules[__name__]
+    close = nearest(name, __all__)
+    suggestion = f"; did you mean {close!r}?" if close else ""
+    raise AttributeError(f"the pipeline API has no {name!r}{suggestion}", name=name)

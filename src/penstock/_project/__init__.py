@@ -1,0 +1,1 @@
+"""What the user's folder says: spec files and source files."""

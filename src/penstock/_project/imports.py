@@ -1,0 +1,212 @@
+"""How source files run and import each other.
+
+While `project_imports` is open, the modules of a project's folders can be imported. Each file is
+executed once, whether it runs as a source, is imported by a sibling, or both: a file that declares
+datasets must not declare them twice. Afterwards nothing of it is left in `sys.modules`, so the
+next load in the same process sees changed files, and Spark pickles functions of these modules by
+value: its Python workers could not import them.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._project.sources import find_sources
+
+# What the project's own files may not hide, even if one of them has such a name.
+_PROTECTED = sys.stdlib_module_names | {"delta", "dlt", "penstock", "py4j", "pyspark"}
+
+_open: list["ProjectImports"] = []
+
+
+@contextmanager
+def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
+    """Let files of the project import each other while this is open.
+
+    It changes the whole process. Opened again for the same project inside of itself, it gives the
+    same object, and what was imported stays until the outermost is closed: keep it open around
+    loading and analysis, so that an `import` inside of a query function works too.
+
+    Raises:
+        SpecError: The source files cannot be found.
+    """
+    if _open and _open[-1].root == settings.root:
+        yield _open[-1]
+        return
+    imports = ProjectImports(settings.root, find_sources(settings))
+    paths = list(sys.path)
+    importlib.invalidate_caches()
+    sys.meta_path.insert(0, imports)
+    sys.path.extend(folder for folder in imports.folders if folder not in paths)
+    _open.append(imports)
+    try:
+        yield imports
+    finally:
+        _open.remove(imports)
+        sys.meta_path.remove(imports)
+        for folder in imports.folders:
+            if folder not in paths and folder in sys.path:
+                sys.path.remove(folder)
+        imports.drop()
+
+
+class ProjectImports(MetaPathFinder):
+    """Finds and executes the files of one project.
+
+    Attributes:
+        root: Folder of the project.
+        sources: Its source files.
+        folders: Where modules are searched: the root and the folders of the source files.
+    """
+
+    def __init__(self, root: str, sources: Sequence[Path]) -> None:
+        self.root = root
+        self.sources = tuple(sources)
+        self.folders = list(dict.fromkeys([root, *(str(source.parent) for source in sources)]))
+        self._search = self.folders
+        self._globals: Mapping[str, object] = {}
+        self._modules: dict[str, ModuleType] = {}
+        self._failures: dict[str, BaseException] = {}
+        self._imported_names: set[str] = set()
+        self._source_names: set[str] = set()
+        self._by_value: list[ModuleType] = []
+
+    def run(self, source: Path, namespace: Mapping[str, object]) -> None:
+        """Execute a source file, unless a sibling has already imported it.
+
+        Args:
+            source: The file.
+            namespace: Globals that it finds, such as `spark`.
+
+        Raises:
+            BaseException: Whatever the file raises; the same object again if it was imported
+                before and failed.
+        """
+        path = str(source)
+        self._globals = namespace
+        self._search = list(dict.fromkeys([str(source.parent), *self.folders]))
+        try:
+            if path in self._failures:
+                raise self._failures[path]
+            if path not in self._modules:
+                name = self._unique_name(source)
+                spec = spec_from_file_location(name, path, loader=_Loader(name, path, self))
+                assert spec is not None
+                assert spec.loader is not None
+                module = module_from_spec(spec)
+                sys.modules[name] = module
+                self._source_names.add(name)
+                spec.loader.exec_module(module)
+        finally:
+            self._search = self.folders
+            # Folders may have modules of the same name; each file sees those of its own folder.
+            self._forget(self._imported_names)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Find a module in the project's folders, or below a package that was found there."""
+        parent = fullname.rpartition(".")[0]
+        if parent:
+            if parent not in self._imported_names:
+                return None
+            search: Sequence[str] | None = path
+        else:
+            if fullname in _PROTECTED:
+                return None
+            search = self._search
+        spec = PathFinder.find_spec(fullname, search, target)
+        if spec is None:
+            return None
+        self._imported_names.add(fullname)
+        if spec.origin is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.origin, self)
+        return spec
+
+    def known(self, path: str) -> ModuleType | None:
+        """Return the module of a file that was executed, or is being executed."""
+        return self._modules.get(path)
+
+    def execute(self, loader: "_Loader", module: ModuleType) -> None:
+        """Execute the file of a module, once."""
+        if loader.path in self._failures:
+            raise self._failures[loader.path]
+        if loader.path in self._modules:
+            return
+        self._modules[loader.path] = module
+        if Path(loader.path) in self.sources:
+            vars(module).update(self._globals)
+        if _pickle_by_value(module):
+            self._by_value.append(module)
+        try:
+            exec(loader.get_code(module.__name__), vars(module))  # noqa: S102 (the user's file)
+        except BaseException as error:
+            self._failures[loader.path] = error
+            del self._modules[loader.path]
+            raise
+
+    def drop(self) -> None:
+        """Forget every file: the next one that is run or imported is read again."""
+        for module in self._by_value:
+            _pickle_as_usual(module)
+        self._by_value.clear()
+        self._forget(self._imported_names)
+        self._forget(self._source_names)
+        self._modules.clear()
+        self._failures.clear()
+
+    def _forget(self, names: set[str]) -> None:
+        for name in names:
+            sys.modules.pop(name, None)
+        names.clear()
+
+    def _unique_name(self, source: Path) -> str:
+        relative = source.relative_to(self.root) if source.is_relative_to(self.root) else source
+        stem = "pipeline_source_" + re.sub(r"\W+", "_", str(relative.with_suffix("")))
+        name, number = stem, 2
+        while name in sys.modules:
+            name, number = f"{stem}_{number}", number + 1
+        return name
+
+
+class _Loader(SourceFileLoader):
+    """Compiles from the source, never from a cached file of the same second and size."""
+
+    def __init__(self, fullname: str, path: str, imports: ProjectImports) -> None:
+        super().__init__(fullname, path)
+        self._imports = imports
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._imports.known(self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._imports.execute(self, module)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
+
+
+def _pickle_by_value(module: ModuleType) -> bool:
+    # Looked up rather than imported: whoever pickles for Spark has imported it.
+    cloudpickle = sys.modules.get("pyspark.cloudpickle")
+    if cloudpickle is None or sys.modules.get(module.__name__) is not module:
+        return False
+    cloudpickle.register_pickle_by_value(module)
+    return True
+
+
+def _pickle_as_usual(module: ModuleType) -> None:
+    cloudpickle = sys.modules.get("pyspark.cloudpickle")
+    if cloudpickle is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,157 @@
+"""`${secret:NAME}` and `${secret:scope/key}`: values that stay out of spec files and source.
+
+Looked up in this order; a value is used as it stands and is not searched for references again:
+
+1. environment `PENSTOCK_SECRET_<NAME>` or `PENSTOCK_SECRET_<SCOPE>_<KEY>`, in upper case, other
+   characters than letters and digits as `_`
+2. environment `<NAME>` as it is
+3. the file that `PENSTOCK_SECRETS_FILE` names: YAML (`scope: {key: value}`, `scope/key: value` or
+   `NAME: value`), or lines `NAME=value` if it does not end in `.yaml`, `.yml` or `.json`
+4. the file `<scope>/<key>` or `<NAME>` in the folder that `PENSTOCK_SECRETS_DIR` names
+5. the same in the folder `.secrets` of the project
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from penstock._model.redaction import remember_secret
+from penstock.errors import SpecError
+
+_REFERENCE = re.compile(r"\$\{secret:([^}]*)\}")
+_NAME = re.compile(r"[\w\-][\w.\-]*(?:/[\w\-][\w.\-]*)?")
+_ENV_LINE = re.compile(r"\s*(?:export\s+)?([\w.\-/]+)\s*=\s*(.*?)\s*")
+_YAML_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def resolve_secrets(
+    text: str,
+    *,
+    root: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """Return the text with every `${secret:...}` replaced, and remember the values for redaction.
+
+    Args:
+        text: Any text; one without references comes back as it is.
+        root: Folder of the project, for its `.secrets`; the working directory if not given.
+        environ: Environment; that of the process if not given.
+
+    Raises:
+        SpecError: A reference is malformed, a secret is nowhere, or a file cannot be read. The
+            message tells where it was looked for and never holds a value.
+    """
+    if "${secret:" not in text:
+        return text
+    environment = os.environ if environ is None else environ
+    folder = Path.cwd() if root is None else Path(root)
+    return _REFERENCE.sub(lambda match: _resolve(match.group(1), folder, environment), text)
+
+
+def _resolve(reference: str, root: Path, environ: Mapping[str, str]) -> str:
+    name = reference.strip()
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            "SECRET_REFERENCE_INVALID",
+            f"`${{secret:{reference}}}` is not a reference to a secret",
+            hint="write ${secret:NAME} or ${secret:scope/key}, with letters, digits, `_`, `-`, `.`",
+        )
+    looked: list[str] = []
+    value = _from_environment(name, environ, looked)
+    if value is None:
+        value = _from_file(name, environ, looked)
+    if value is None:
+        value = _from_folders(name, root, environ, looked)
+    if value is None:
+        raise SpecError(
+            "SECRET_NOT_FOUND",
+            f"the secret `{name}` was not found; looked at {', '.join(looked)}",
+            hint=f"set the environment variable {_variable(name)}",
+        )
+    remember_secret(value)
+    return value
+
+
+def _variable(name: str) -> str:
+    return "PENSTOCK_SECRET_" + re.sub(r"\W", "_", name).upper()
+
+
+def _from_environment(name: str, environ: Mapping[str, str], looked: list[str]) -> str | None:
+    for variable in (_variable(name), name):
+        if "/" not in variable:
+            looked.append(f"environment variable {variable}")
+            if value := environ.get(variable):
+                return value
+    return None
+
+
+def _from_file(name: str, environ: Mapping[str, str], looked: list[str]) -> str | None:
+    path = environ.get("PENSTOCK_SECRETS_FILE")
+    if not path:
+        return None
+    looked.append(f"file {path}")
+    return _parse_file(Path(path)).get(name)
+
+
+def _parse_file(path: Path) -> dict[str, str]:
+    """Names to values; the errors of the parsers quote the text, so they are never chained."""
+    problem = "cannot be read"
+    try:
+        text = path.read_text(encoding="utf-8")
+        problem = "is not valid YAML"
+        if path.suffix.lower() not in _YAML_SUFFIXES:
+            return _parse_lines(text)
+        # The base loader keeps every value as it is written: `0123` stays `0123`.
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 (builds text only)
+    except (OSError, ValueError, yaml.YAMLError):
+        content = None
+    if not isinstance(content, dict):
+        raise SpecError(
+            "SECRETS_FILE_INVALID",
+            f"the secrets file {path} {problem}",
+            hint="PENSTOCK_SECRETS_FILE must name a YAML dictionary or lines `NAME=value`",
+        )
+    secrets: dict[str, str] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            secrets.update(
+                {f"{key}/{inner}": text for inner, text in value.items() if isinstance(text, str)}
+            )
+        elif isinstance(value, str):
+            secrets[str(key)] = value
+    return secrets
+
+
+def _parse_lines(text: str) -> dict[str, str]:
+    secrets: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _ENV_LINE.fullmatch(line)
+        if match:
+            name, value = match.groups()
+            if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+                value = value[1:-1]
+            secrets[name] = value
+    return secrets
+
+
+def _from_folders(
+    name: str, root: Path, environ: Mapping[str, str], looked: list[str]
+) -> str | None:
+    mounted = environ.get("PENSTOCK_SECRETS_DIR")
+    folders = [*([Path(mounted)] if mounted else []), root / ".secrets"]
+    for folder in folders:
+        path = folder / name
+        looked.append(f"file {path}")
+        try:
+            # A mounted file mostly ends in a line break that is no part of the value.
+            return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            raise SpecError(
+                "SECRETS_FILE_INVALID", f"the secret file {path} cannot be read"
+            ) from None
+    return None

@@ -1,0 +1,94 @@
+"""Exceptions of the user's files, as errors that name the user's line."""
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from penstock._model.origin import SourceLocation, is_ours, source_location
+from penstock._model.redaction import redact
+from penstock.errors import UserCodeError
+
+_MACHINERY = "<frozen importlib"
+_LONGEST = 400
+
+
+def user_code_error(error: BaseException, source: Path, root: str) -> UserCodeError:
+    """Return the error that a source file ended with, for the user's eyes.
+
+    Args:
+        error: What was raised; it becomes the cause, with our frames cut out of its traceback.
+        source: The file that was executed.
+        root: Folder of the project: the deepest line in it is where the user looks first.
+    """
+    error = error.with_traceback(_trim(error.__traceback__))
+    kind = type(error).__name__
+    result: UserCodeError
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+        result = UserCodeError(
+            "USER_CODE_SYNTAX",
+            f"{kind}: {error.msg}" + (f": {error.text.strip()}" if error.text else ""),
+            origin=source_location(error.filename, error.lineno or 1),
+        )
+    else:
+        if isinstance(error, SystemExit):
+            message = f"the file ended the program: exit code {error.code!r}"
+            hint: str | None = "leave exit() and sys.exit() out of source files"
+        else:
+            message = f"{kind}: {_first_line(error)}" if str(error) else kind
+            hint = _hint(error, root)
+        result = UserCodeError(
+            "USER_CODE_RAISED",
+            redact(message),
+            origin=_origin(error.__traceback__, source, root),
+            hint=hint,
+        )
+    result.__cause__ = error
+    return result
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + " ..."
+
+
+def _hint(error: BaseException, root: str) -> str | None:
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"modules are found in {root}, in the folder of the source file, and among the "
+            "installed packages"
+        )
+    if isinstance(error, NameError) and error.name == "dbutils":
+        return "`dbutils` is not available; read settings with `spark.conf.get`"
+    return None
+
+
+def _origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocation:
+    frames = list(traceback.walk_tb(trace))
+    own = [
+        (frame.f_code.co_filename, line)
+        for frame, line in frames
+        if _is_project_file(frame.f_code.co_filename, source, root)
+    ]
+    file, line = own[-1] if own else (str(source), 1)
+    return source_location(file, line)
+
+
+def _is_project_file(filename: str, source: Path, root: str) -> bool:
+    path = Path(filename)
+    if path == source:
+        return True
+    return path.is_relative_to(root) and "site-packages" not in path.parts
+
+
+def _trim(trace: TracebackType | None) -> TracebackType | None:
+    """Cut frames of Penstock and of the import machinery out of a traceback."""
+    kept: list[TracebackType] = []
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not (is_ours(filename) or filename.startswith(_MACHINERY)):
+            kept.append(trace)
+        trace = trace.tb_next
+    result: TracebackType | None = None
+    for part in reversed(kept):
+        result = TracebackType(result, part.tb_frame, part.tb_lasti, part.tb_lineno)
+    return result

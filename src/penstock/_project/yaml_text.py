@@ -1,0 +1,112 @@
+"""YAML that remembers its lines: for errors that name the key and the line.
+
+Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
+the same to Spark as to the person who wrote them.
+"""
+
+from dataclasses import dataclass, field
+
+import yaml
+
+from penstock._model.origin import SourceLocation
+from penstock.errors import SpecError
+
+Key = str | int
+KeyPath = tuple[Key, ...]
+
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True)
+class YamlText:
+    """A parsed file.
+
+    Attributes:
+        content: Nested dictionaries and lists; leaves are text, booleans or `None`.
+        lines: Line, counted from 1, of each key and list entry.
+    """
+
+    content: object
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+
+    def line_of(self, path: KeyPath) -> int:
+        """Return the line of a key, or of the nearest one around it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+def parse_yaml(text: str, file: str) -> YamlText:
+    """Parse the text of `file`.
+
+    Raises:
+        SpecError: It is no YAML, or a key stands twice in one place.
+    """
+    lines: dict[KeyPath, int] = {}
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            content = None if node is None else _Reader(loader, lines, file).value(node, ())
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "the text cannot be read"
+        raise SpecError(
+            "SPEC_SYNTAX",
+            f"{file} is not valid YAML: {problem}",
+            origin=None if mark is None else SourceLocation(file, mark.line + 1),
+            hint="YAML wants spaces, not tabs, and quotes around texts with `: ` or a leading `*`",
+        ) from None
+    except RecursionError:
+        raise SpecError("SPEC_SYNTAX", f"{file} refers to itself") from None
+    return YamlText(content, lines)
+
+
+class _Reader:
+    def __init__(self, loader: yaml.SafeLoader, lines: dict[KeyPath, int], file: str) -> None:
+        self._loader = loader
+        self._lines = lines
+        self._file = file
+
+    def value(self, node: yaml.Node, path: KeyPath) -> object:
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._entry(node, entry, path, at) for at, entry in enumerate(node.value)]
+        if node.tag == f"{_TAG}null":
+            return None
+        if node.tag == f"{_TAG}bool" and isinstance(node, yaml.ScalarNode):
+            return bool(self._loader.construct_yaml_bool(node))
+        return str(node.value)
+
+    def _entry(self, parent: yaml.Node, node: yaml.Node, path: KeyPath, at: int) -> object:
+        self._lines[(*path, at)] = node.start_mark.line + 1
+        return self.value(node, (*path, at))
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise SpecError(
+                    "SPEC_SYNTAX",
+                    f"{self._file} has a key that is no text",
+                    origin=SourceLocation(self._file, line),
+                )
+            if key.value in seen:
+                raise SpecError(
+                    "SPEC_DUPLICATE_KEY",
+                    f"{self._file} has the key `{key.value}` twice",
+                    origin=SourceLocation(self._file, line),
+                    hint="keep one of the two",
+                )
+            seen.add(key.value)
+        self._loader.flatten_mapping(node)  # `<<: *defaults`; own keys come last and win
+        result: dict[str, object] = {}
+        for key, entry in node.value:
+            name = str(key.value)
+            self._lines[(*path, name)] = key.start_mark.line + 1
+            result[name] = self.value(entry, (*path, name))
+        return result

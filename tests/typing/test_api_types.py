@@ -1,0 +1,120 @@
+"""Types of the declarative API, checked by mypy; run by pytest like any other test."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, assert_type, get_overloads
+
+import pytest
+
+import penstock as dp
+from penstock._api.registry import Registry, registration
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    assert_type(dp.read("a"), DataFrame)
+    assert_type(dp.read_stream("a"), DataFrame)
+    assert_type(dp.readStream("a"), DataFrame)
+
+    def column() -> Column: ...
+
+    dp.expect("r", column())
+    dp.expect_all({"r": column(), "s": "a > 0"})
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[Registry]:
+    with registration(Registry()) as active:
+        yield active
+
+
+def query() -> int:
+    return 1
+
+
+def test_decorators_keep_the_type_of_the_function_when_bare() -> None:
+    assert_type(dp.table(query), Callable[[], int])
+    assert_type(dp.materialized_view(query), Callable[[], int])
+    assert_type(dp.temporary_view(query), Callable[[], int])
+    assert_type(dp.view(query), Callable[[], int])
+    assert_type(dp.create_table(query), Callable[[], int])
+
+
+def test_decorators_keep_the_type_of_the_function_when_called(registry: Registry) -> None:
+    assert_type(
+        dp.table(
+            name="t",
+            comment=None,
+            spark_conf={"a": "b"},
+            table_properties={"quality": "gold"},
+            partition_cols=["a"],
+            cluster_by=None,
+            cluster_by_auto=False,
+            schema="a INT",
+            path=None,
+            row_filter=None,
+            private=True,
+            temporary=False,
+            format="delta",
+            output_mode="append",
+            quarantine=True,
+        )(query),
+        Callable[[], int],
+    )
+    assert_type(
+        dp.materialized_view(name="m", refresh_policy="full", quarantine=False)(query),
+        Callable[[], int],
+    )
+    assert_type(dp.temporary_view(name="v", comment="c", spark_conf={})(query), Callable[[], int])
+    assert_type(dp.append_flow(target="s", name="f", once=True)(query), Callable[[], int])
+    assert_type(dp.expect("r", "a")(query), Callable[[], int])
+    assert_type(dp.expect_or_drop("r2", "a")(query), Callable[[], int])
+    assert_type(dp.expect_or_fail("r3", "a")(query), Callable[[], int])
+    assert_type(dp.expect_all({"r4": "a"})(query), Callable[[], int])
+    assert_type(dp.expect_all_or_drop({"r5": "a"})(query), Callable[[], int])
+    assert_type(dp.expect_all_or_fail({"r6": "a"})(query), Callable[[], int])
+    assert registry.errors == ()
+
+
+def test_functions_return_nothing_when_they_only_declare(registry: Registry) -> None:
+    create_table: Callable[[str], None] = dp.create_streaming_table
+    create_sink: Callable[[str, str, dict[str, str]], None] = dp.create_sink
+    create_table("s")
+    create_sink("out", "kafka", {"topic": "t"})
+    dp.create_streaming_table("s", expect_all={"r": "a"}, expect_all_or_drop=None)
+    dp.create_sink("out", "console", options={"numRows": 5, "truncate": False})
+    assert registry.errors == ()
+
+
+def test_mypy_refuses_a_call_when_it_is_wrong(registry: Registry) -> None:
+    """Each line below is an error to mypy, or else its ignore is reported as unused."""
+    dp.table(nmae="t")  # type: ignore[call-overload]
+    dp.table("t")  # type: ignore[call-overload]
+    dp.table(partition_cols="day")  # type: ignore[call-overload]
+    dp.table(private="yes")  # type: ignore[call-overload]
+    dp.materialized_view(output_mode="append")  # type: ignore[call-overload]
+    dp.temporary_view(quarantine=True)  # type: ignore[call-overload]
+    dp.append_flow()  # type: ignore[call-arg]
+    dp.append_flow("t", once="yes")  # type: ignore[arg-type]
+    dp.create_streaming_table()  # type: ignore[call-arg]
+    dp.create_streaming_table("t", private=True)  # type: ignore[call-arg]
+    dp.create_sink("s")  # type: ignore[call-arg]
+    dp.expect("r")  # type: ignore[call-arg]
+    dp.expect("r", 5)  # type: ignore[arg-type]
+    dp.expect_all(["a"])  # type: ignore[arg-type]
+    assert len(registry.errors) == 14
+
+
+@pytest.mark.parametrize("function", [dp.table, dp.materialized_view, dp.temporary_view])
+def test_overloads_cover_the_implementation_when_it_has_parameters(
+    function: Callable[..., Any],
+) -> None:
+    overloads = [inspect.signature(each) for each in get_overloads(inspect.unwrap(function))]
+    assert len(overloads) == 2
+    covered = {name for signature in overloads for name in signature.parameters}
+    assert covered == set(inspect.signature(function).parameters)
+    called = overloads[1].parameters
+    for name, parameter in inspect.signature(function).parameters.items():
+        assert called[name].default == parameter.default
+        if name != "query_function":
+            assert called[name].annotation == parameter.annotation

@@ -1,0 +1,109 @@
+import importlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import penstock
+from penstock._api import surface
+from penstock._api.modules import installed_modules
+
+
+def _run(text: str) -> dict:
+    names: dict = {}
+    exec(text, names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import dlt as m",
+        "from pyspark import pipelines as m",
+        "import pyspark.pipelines as m",
+        "import pyspark.pipelines.api as m",
+        "from pyspark.pipelines import api as m",
+        "import pyspark\nm = pyspark.pipelines",
+        "import importlib\nm = importlib.import_module('dlt')",
+        "import dlt, importlib\nm = importlib.reload(dlt)",
+    ],
+)
+def test_functions_are_the_same_objects_when_imported_by_any_name(text):
+    import pyspark  # noqa: F401 (the attribute is set only where it is imported)
+
+    with installed_modules():
+        module = _run(text)["m"]
+    for name in surface.__all__:
+        assert getattr(module, name) is getattr(penstock, name)
+
+
+def test_star_import_gives_every_name_when_written_in_a_source():
+    with installed_modules():
+        names = _run("from dlt import *")
+    assert set(surface.__all__) <= set(names)
+
+
+def test_front_door_is_the_surface_when_compared():
+    assert set(penstock.__all__) == {*surface.__all__, "__version__"}
+
+
+def test_everything_is_as_before_when_the_block_ends():
+    import pyspark
+    import pyspark.pipelines as real_pipelines
+
+    real_dlt, real_sub = ModuleType("dlt"), ModuleType("dlt.sources")
+    sys.modules["dlt"], sys.modules["dlt.sources"] = real_dlt, real_sub
+    try:
+        with pytest.raises(ZeroDivisionError), installed_modules():
+            assert sys.modules["dlt"] is surface
+            assert pyspark.pipelines is surface
+            with pytest.raises(ModuleNotFoundError):
+                importlib.import_module("dlt.sources")
+            raise ZeroDivisionError
+        assert sys.modules["dlt"] is real_dlt
+        assert sys.modules["dlt.sources"] is real_sub
+        assert sys.modules["pyspark.pipelines"] is real_pipelines
+        assert pyspark.pipelines is real_pipelines
+    finally:
+        del sys.modules["dlt"], sys.modules["dlt.sources"]
+
+
+def test_names_stay_when_an_inner_block_ends():
+    with installed_modules():
+        with installed_modules():
+            pass
+        assert sys.modules["dlt"] is surface
+
+
+def test_pyspark_is_not_imported_when_the_names_are_installed():
+    program = (
+        "import sys; import penstock\n"
+        "from penstock._api.modules import installed_modules\n"
+        "with installed_modules():\n"
+        "    import dlt\n"
+        "    assert 'pyspark' not in sys.modules and 'pydantic' not in sys.modules\n"
+        "    from pyspark import pipelines as dp\n"
+        "    assert dp is dlt\n"
+        "import pyspark\n"
+        "assert not hasattr(pyspark, 'pipelines') and 'pyspark.pipelines' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_attribute_is_gone_again_when_pyspark_had_none_before():
+    program = (
+        "import pyspark\n"
+        "from penstock._api.modules import installed_modules\n"
+        "assert not hasattr(pyspark, 'pipelines')\n"
+        "with installed_modules():\n"
+        "    assert pyspark.pipelines.table\n"
+        "assert not hasattr(pyspark, 'pipelines')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_nearest_name_is_told_when_a_function_does_not_exist():
+    with pytest.raises(AttributeError, match="did you mean 'append_flow'"):
+        _ = surface.apend_flow
+    assert not hasattr(surface, "zzz")

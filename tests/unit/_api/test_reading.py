@@ -1,0 +1,36 @@
+import pytest
+
+import penstock as dp
+from penstock._api.reading import reading
+from penstock._api.registry import Registry, registration
+from penstock.errors import DefinitionError
+
+
+class Shelf:
+    def read(self, name):
+        return f"batch {name}"
+
+    def read_stream(self, name):
+        return f"stream {name}"
+
+
+def test_reads_go_to_the_reader_when_one_is_set():
+    with reading(Shelf()):
+        assert dp.read("a") == "batch a"
+        assert dp.read_stream("a") == "stream a"
+        assert dp.readStream("LIVE.a") == "stream LIVE.a"
+
+
+@pytest.mark.parametrize("read", [dp.read, dp.read_stream, dp.readStream])
+def test_read_is_refused_when_at_module_level(read):
+    with registration(Registry()), pytest.raises(DefinitionError) as caught:
+        read("a")
+    assert caught.value.condition == "OUTSIDE_PIPELINE"
+    assert "query function" in caught.value.message
+
+
+def test_reader_is_gone_when_its_block_fails():
+    with pytest.raises(ZeroDivisionError), reading(Shelf()):
+        raise ZeroDivisionError
+    with pytest.raises(DefinitionError):
+        dp.read("a")

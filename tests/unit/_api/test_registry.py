@@ -1,0 +1,221 @@
+import threading
+
+import pytest
+
+import penstock as dp
+from penstock._api.registry import Registry, registration
+from penstock._model.dataset import DatasetKind
+from penstock._model.expectation import OnViolation
+from penstock.errors import DefinitionError, DefinitionErrors
+
+
+def test_declaration_is_refused_when_no_registry_is_active():
+    with pytest.raises(DefinitionError) as caught:
+
+        @dp.table
+        def orders(): ...
+
+    assert caught.value.condition == "OUTSIDE_PIPELINE"
+    assert caught.value.origin.file.endswith("test_registry.py")
+    assert "penstock run" in str(caught.value)
+
+
+def test_declaration_is_refused_when_made_after_the_files_were_loaded():
+    with registration(Registry()):
+        late = dp.table(name="late")
+    with pytest.raises(DefinitionError, match="OUTSIDE_PIPELINE"):
+        late(lambda: None)
+
+
+def test_registry_is_invisible_when_another_thread_declares():
+    seen = []
+
+    def declare():
+        try:
+            dp.create_streaming_table("x")
+        except DefinitionError as error:
+            seen.append(error.condition)
+
+    with registration(Registry()):
+        thread = threading.Thread(target=declare)
+        thread.start()
+        thread.join()
+    assert seen == ["OUTSIDE_PIPELINE"]
+
+
+def test_outer_registry_is_active_again_when_an_inner_one_ends():
+    outer, inner = Registry(), Registry()
+    with registration(outer):
+        with registration(inner):
+            dp.create_streaming_table("a")
+        dp.create_streaming_table("b")
+    assert [d.name for d in inner.build().datasets] == ["a"]
+    assert [d.name for d in outer.build().datasets] == ["b"]
+
+
+def test_order_is_kept_when_kinds_of_declarations_mix():
+    registry = Registry()
+    with registration(registry):
+        dp.create_streaming_table("z")
+
+        @dp.append_flow(target="z")
+        def feed(): ...
+
+        @dp.view
+        def y(): ...
+
+        dp.create_sink("out", "console")
+
+        @dp.materialized_view(name="gold.x")
+        def x(): ...
+
+        @dp.table
+        def w(): ...
+
+    definition = registry.build()
+    assert [(d.name, d.kind) for d in definition.datasets] == [
+        ("z", DatasetKind.STREAMING_TABLE),
+        ("y", DatasetKind.TEMPORARY_VIEW),
+        ("gold.x", DatasetKind.MATERIALIZED_VIEW),
+        ("w", None),
+    ]
+    assert [(f.name, f.target, f.implicit) for f in definition.flows] == [
+        ("feed", "z", False),
+        ("y", "y", True),
+        ("gold.x", "gold.x", True),
+        ("w", "w", True),
+    ]
+    assert [s.name for s in definition.sinks] == ["out"]
+    assert definition.flows[1].function is y
+
+
+def test_both_are_kept_when_two_datasets_have_one_name():
+    registry = Registry()
+    with registration(registry):
+        dp.create_streaming_table("orders")
+        dp.create_streaming_table("Orders")
+    assert [d.name for d in registry.build().datasets] == ["orders", "Orders"]
+
+
+def test_all_errors_are_raised_at_once_when_several_declarations_are_wrong():
+    registry = Registry()
+    with registration(registry):
+        dp.create_streaming_table("a", partition_cols="day")
+        dp.create_sink("a.b", "console")
+
+        @dp.table(nmae="x")
+        def fine(): ...
+
+    with pytest.raises(DefinitionErrors) as caught:
+        registry.build()
+    assert [e.condition for e in caught.value.errors] == [
+        "INVALID_PARAMETER",
+        "INVALID_NAME",
+        "UNKNOWN_PARAMETER",
+    ]
+    assert len({e.origin.line for e in caught.value.errors}) == 3
+
+
+def test_duplicate_rule_is_an_error_with_both_places_when_names_are_equal():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.expect("positive", "a > 0")
+        @dp.table
+        @dp.expect_all_or_drop({"positive": "b > 0"})
+        def t(): ...
+
+    (error,) = registry.errors
+    assert error.condition == "DUPLICATE_EXPECTATION"
+    assert error.message.count("test_registry.py:") == 2
+
+
+def test_duplicate_rule_is_an_error_when_dictionaries_of_one_table_share_it():
+    registry = Registry()
+    with registration(registry):
+        dp.create_streaming_table("t", expect_all={"a": "x"}, expect_all_or_fail={"a": "y"})
+    assert [e.condition for e in registry.errors] == ["DUPLICATE_EXPECTATION"]
+
+
+def test_same_rule_name_is_allowed_when_the_datasets_differ():
+    registry = Registry()
+    with registration(registry):
+        for name in ("a", "b"):
+
+            @dp.table(name=name)
+            @dp.expect("positive", "x > 0")
+            def t(): ...
+
+    assert [d.expectations[0].name for d in registry.build().datasets] == ["positive"] * 2
+
+
+def test_rules_are_not_lost_when_no_dataset_takes_them():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.expect("positive", "x > 0")
+        def forgotten(): ...
+
+        @dp.append_flow(target="orders")
+        @dp.expect("flow rule", "x > 0")
+        def feed(): ...
+
+    errors = registry.errors
+    assert [e.condition for e in errors] == ["EXPECTATION_WITHOUT_DATASET"] * 2
+    assert "forgotten" in errors[0].message
+    assert "create_streaming_table('orders'" in errors[1].hint
+
+
+def test_rules_bring_no_second_error_when_their_dataset_has_one_already():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.table("orders")
+        @dp.expect("positive", "x > 0")
+        def orders(): ...
+
+    assert [e.condition for e in registry.errors] == ["DECORATOR_ARGUMENT_NOT_CALLABLE"]
+
+
+def test_origin_is_the_line_of_the_decorator_when_it_is_applied():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.expect("upper", "true")
+        @dp.table(
+            name="t",
+        )
+        @dp.expect("lower", "true")
+        def t(): ...
+
+    dataset = registry.build().datasets[0]
+    upper, lower = dataset.expectations
+    assert (upper.name, lower.name) == ("upper", "lower")
+    assert upper.origin.line == dataset.origin.line - 1
+    assert lower.origin.line == dataset.origin.line + 3
+
+
+def test_action_follows_the_decorator_when_all_six_are_stacked():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.table
+        @dp.expect("a", "1")
+        @dp.expect_or_drop("b", "1")
+        @dp.expect_or_fail("c", "1")
+        @dp.expect_all({"d": "1", "e": "1"})
+        @dp.expect_all_or_drop({"f": "1"})
+        @dp.expect_all_or_fail({"g": "1"})
+        def t(): ...
+
+    rules = registry.build().datasets[0].expectations
+    warn, drop, fail = OnViolation.WARN, OnViolation.DROP, OnViolation.FAIL
+    assert [(r.name, r.on_violation) for r in rules] == [
+        ("a", warn),
+        ("b", drop),
+        ("c", fail),
+        ("d", warn),
+        ("e", warn),
+        ("f", drop),
+        ("g", fail),
+    ]

@@ -1,0 +1,9 @@
+import tomllib
+from pathlib import Path
+
+import penstock
+
+
+def test_version_is_that_of_the_package_when_asked():
+    pyproject = Path(__file__).parents[3] / "pyproject.toml"
+    assert penstock.__version__ == tomllib.loads(pyproject.read_text())["project"]["version"]

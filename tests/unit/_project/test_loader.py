@@ -1,0 +1,281 @@
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._project.imports import project_imports
+from penstock._project.loader import load_definitions
+from penstock.errors import DefinitionError, DefinitionErrors, UserCodeError
+
+
+def _settings(project, *patterns):
+    return PipelineSettings(
+        name="p", storage="file:///x", root=str(project.root), source_patterns=patterns or ("**",)
+    )
+
+
+def _load(project, *patterns, **namespace):
+    return load_definitions(_settings(project, *patterns), namespace=namespace)
+
+
+def _errors(project, *patterns):
+    with pytest.raises(DefinitionErrors) as caught:
+        _load(project, *patterns)
+    return caught.value.errors
+
+
+TABLE = "import dlt\n@dlt.table\ndef {0}():\n    return {1}\n"
+
+
+def test_all_names_of_the_api_declare_when_files_mix_them(project):
+    project.write("a.py", TABLE.format("a", "1"))
+    project.write("b.py", "from pyspark import pipelines as dp\n@dp.temporary_view\ndef b(): ...\n")
+    project.write("c.py", "import penstock as dp\n@dp.materialized_view\ndef c(): ...\n")
+    project.write("d.py", "from dlt import *\n@expect('r', 'x')\n@view\ndef d(): ...\n")
+    definition = _load(project)
+    assert [d.name for d in definition.datasets] == ["a", "b", "c", "d"]
+    assert definition.datasets[3].expectations[0].name == "r"
+
+
+def test_globals_are_there_when_injected(project):
+    project.write("a.py", TABLE.format("a", "spark.x"))
+    spark = type("Spark", (), {"x": 42})()
+    (flow,) = _load(project, spark=spark).flows
+    assert flow.function() == 42
+
+
+def test_origin_is_the_line_of_the_decorator_when_loaded(project):
+    path = project.write("t/a.py", TABLE.format("a", "1"))
+    (dataset,) = _load(project).datasets
+    assert (dataset.origin.file, dataset.origin.line) == (str(path), 2)
+
+
+def test_file_knows_its_name_and_place_when_executed(project):
+    path = project.write(
+        "a.py",
+        "import dlt, sys\n"
+        "assert __name__ != '__main__' and sys.modules[__name__].__file__ == __file__\n"
+        + TABLE.format("a", "(__file__, __name__)"),
+    )
+    (flow,) = _load(project).flows
+    assert flow.function()[0] == str(path)
+
+
+def test_dataclass_with_text_annotations_works_when_a_source_defines_one(project):
+    project.write(
+        "a.py",
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Rule:\n    name: str\n" + TABLE.format("a", "Rule('x').name"),
+    )
+    assert _load(project).flows[0].function() == "x"
+
+
+def test_siblings_and_root_modules_import_when_in_the_project(project):
+    project.write("shared/__init__.py", "from shared.names import NAME\n")
+    project.write("shared/names.py", "NAME = 'shared'\n")
+    project.write("plain/inner.py", "VALUE = 'namespace package'\n")
+    project.write("t/rules.py", "RULES = {'r': 'x'}\n")
+    project.write(
+        "t/a.py",
+        "import dlt\nfrom rules import RULES\nimport shared.names\nfrom plain import inner\n"
+        "@dlt.table\n@dlt.expect_all(RULES)\n"
+        "def a(): return shared.NAME, inner.VALUE\n",
+    )
+    definition = _load(project, "t/a.py")
+    assert definition.datasets[0].expectations[0].name == "r"
+    assert definition.flows[0].function() == ("shared", "namespace package")
+
+
+def test_each_file_sees_its_own_sibling_when_folders_share_a_module_name(project):
+    for folder in ("bronze", "silver"):
+        project.write(f"{folder}/common.py", f"WHERE = '{folder}'\n")
+        project.write(f"{folder}/t.py", f"import common\n{TABLE.format(folder, 'common.WHERE')}")
+    definition = _load(project)
+    assert [flow.function() for flow in definition.flows] == ["bronze", "silver"]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_datasets_are_declared_once_when_one_source_imports_another(project, names):
+    first, second = names
+    project.write(f"{first}.py", f"import {second}\n{TABLE.format(first, 'spark')}")
+    project.write(f"{second}.py", TABLE.format(second, "spark"))
+    definition = _load(project, spark="here")
+    assert sorted(d.name for d in definition.datasets) == ["a", "b"]
+    assert [flow.function() for flow in definition.flows] == ["here", "here"]
+
+
+def test_datasets_are_declared_once_when_sources_import_each_other(project):
+    project.write("a.py", f"import b\n{TABLE.format('a', '1')}")
+    project.write("b.py", f"import a\n{TABLE.format('b', '1')}")
+    assert sorted(d.name for d in _load(project).datasets) == ["a", "b"]
+
+
+def test_module_is_executed_once_when_several_sources_import_it(project):
+    project.write("tables.py", TABLE.format("shared", "1"))
+    project.write("t/a.py", f"import tables\n{TABLE.format('a', '1')}")
+    project.write("t/b.py", f"import tables\n{TABLE.format('b', '1')}")
+    assert [d.name for d in _load(project, "t/**").datasets] == ["shared", "a", "b"]
+
+
+def test_changes_are_seen_when_loaded_again_in_the_same_second(project):
+    project.write("a.py", "import value\n" + TABLE.format("a", "value.VALUE"))
+    results = []
+    for value in (1, 2):
+        project.write("value.py", f"VALUE = {value}\n")
+        results.append(_load(project, "a.py").flows[0].function())
+    assert results == [1, 2]
+
+
+def test_nothing_stays_behind_when_loaded(project):
+    project.write("value.py", "VALUE = 1\n")
+    project.write("a.py", "import value\n" + TABLE.format("a", "1"))
+    before = (set(sys.modules), list(sys.path), list(sys.meta_path))
+    _load(project, "a.py")
+    project.write("a.py", "import value\n1 / 0\n")
+    _errors(project, "a.py")
+    after = (set(sys.modules), list(sys.path), list(sys.meta_path))
+    assert after[0] - before[0] <= {"linecache", "difflib"}
+    assert after[1:] == before[1:]
+
+
+def test_project_module_does_not_hide_the_standard_library_when_named_like_it(project):
+    project.write("colorsys.py", "raise RuntimeError('must not be imported')\n")
+    project.write("a.py", "import colorsys\n" + TABLE.format("a", "callable(colorsys.rgb_to_hls)"))
+    assert _load(project, "a.py").flows[0].function() is True
+
+
+def test_import_inside_of_a_query_function_works_when_imports_are_open(project):
+    project.write("value.py", "VALUE = 7\n")
+    project.write("a.py", TABLE.format("a", "__import__('value').VALUE"))
+    settings = _settings(project, "a.py")
+    with project_imports(settings):
+        flow = load_definitions(settings, namespace={}).flows[0]
+        assert flow.function() == 7
+        flow = load_definitions(settings, namespace={}).flows[0]
+        assert flow.function() == 7
+    with pytest.raises(ModuleNotFoundError):
+        flow.function()
+
+
+def test_functions_are_pickled_by_value_when_spark_ships_them_while_loading(project):
+    project.write("clean.py", "SUFFIX = '!'\ndef shout(text): return text.upper() + SUFFIX\n")
+    project.write(
+        "a.py",
+        "import dlt\nfrom pyspark import cloudpickle\nfrom clean import shout\n"
+        "def twice(text): return shout(text) * 2\n"
+        "shipped = cloudpickle.dumps(twice)\n"
+        "@dlt.table\ndef a(): return shipped\n",
+    )
+    shipped = _load(project, "a.py").flows[0].function()
+    program = "import sys, pickle; print(pickle.loads(bytes.fromhex(sys.argv[1]))('x'))"
+    worker = subprocess.run(
+        [sys.executable, "-c", program, shipped.hex()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert worker.stdout == "X!X!\n"
+
+
+def test_every_file_is_executed_when_some_fail(project):
+    one = project.write("a.py", "import dlt\ndlt.create_sink('a.b', 'x')\n1 / 0\n")
+    two = project.write("b.py", "def f(:\n")
+    project.write("c.py", "import dlt\ndlt.create_streaming_table('t', partition_cols='d')\n")
+    errors = _errors(project)
+    assert [(e.condition, e.origin.line) for e in errors] == [
+        ("INVALID_NAME", 2),
+        ("USER_CODE_RAISED", 3),
+        ("USER_CODE_SYNTAX", 1),
+        ("INVALID_PARAMETER", 2),
+    ]
+    assert [errors[1].origin.file, errors[2].origin.file] == [str(one), str(two)]
+
+
+def test_error_names_the_deepest_line_of_the_project_when_a_module_raises(project):
+    helper = project.write("helper.py", "import json\ndef read():\n    return json.loads('{')\n")
+    project.write("a.py", "import helper\nhelper.read()\n")
+    (error,) = _errors(project, "a.py")
+    assert isinstance(error, UserCodeError)
+    assert (error.origin.file, error.origin.line) == (str(helper), 3)
+    assert error.message.startswith("JSONDecodeError: Expecting property name")
+    assert type(error.__cause__).__name__ == "JSONDecodeError"
+
+
+def test_traceback_shows_only_user_lines_with_their_text_when_code_raises(project):
+    project.write("helper.py", "def fail():\n    raise ValueError('no')  # the reason\n")
+    project.write("a.py", "import helper\nhelper.fail()\n")
+    (error,) = _errors(project, "a.py")
+    cause = error.__cause__
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(cause.__traceback__)]
+    assert files == ["a.py", "helper.py"]
+    assert "# the reason" in "".join(traceback.format_exception(cause))
+
+
+def test_one_error_is_reported_when_a_broken_module_is_imported_by_all(project):
+    project.write("a.py", "import broken\n")
+    project.write("b.py", "import broken\n")
+    broken = project.write("broken.py", "1 / 0\n")
+    (error,) = _errors(project)
+    assert error.origin.file == str(broken)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("exit(3)", "exit code 3"),
+        ("import sys; sys.exit('bye')", "exit code 'bye'"),
+        ("raise RuntimeError", "RuntimeError"),
+        ("import no_such_module", "modules are found in"),
+        ("dbutils.widgets.text('a')", "`dbutils` is not available"),
+        ("raise ValueError('x' * 5000)", "..."),
+    ],
+)
+def test_error_tells_what_happened_when_a_file_ends_early(project, code, told):
+    project.write("a.py", f"\n{code}\n")
+    (error,) = _errors(project)
+    assert (error.condition, error.origin.line) == ("USER_CODE_RAISED", 2)
+    assert told in str(error)
+    assert len(str(error)) < 1000
+
+
+def test_interrupt_goes_through_when_the_user_presses_ctrl_c(project):
+    project.write("a.py", "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        _load(project)
+
+
+def test_reading_is_refused_with_its_line_when_at_module_level(project):
+    path = project.write("a.py", "import dlt\n\ndlt.read('x')\n")
+    (error,) = _errors(project)
+    assert error.condition == "OUTSIDE_PIPELINE"
+    assert (error.origin.file, error.origin.line) == (str(path), 3)
+
+
+def test_pipeline_is_refused_when_it_declares_nothing(project):
+    project.write("a.py", "x = 1\n")
+    with pytest.raises(DefinitionError) as caught:
+        _load(project)
+    assert caught.value.condition == "PIPELINE_EMPTY"
+    assert "a.py" in caught.value.message
+
+
+def test_cells_of_other_languages_are_refused_when_a_notebook_has_some(project):
+    project.write(
+        "a.py",
+        "# Databricks notebook source\n# MAGIC %md text\n# COMMAND ----------\n"
+        "# MAGIC %run ./setup\n" + TABLE.format("a", "1"),
+    )
+    (error,) = _errors(project)
+    assert (error.condition, error.origin.line) == ("SOURCE_NOT_SUPPORTED", 4)
+
+
+def test_source_is_read_when_it_has_a_byte_order_mark_or_another_encoding(project):
+    (project.root / "a.py").write_bytes(
+        b"# -*- coding: latin-1 -*-\n" + TABLE.format("a", "'\u00e9'").encode("latin-1")
+    )
+    (project.root / "b.py").write_bytes(b"\xef\xbb\xbf" + TABLE.format("b", "'\u00e9'").encode())
+    assert [flow.function() for flow in _load(project).flows] == ["\u00e9", "\u00e9"]
