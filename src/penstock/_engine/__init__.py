@@ -1,0 +1,1 @@
+"""Who touches Spark: session, analysis, name resolution, start and stop of flows."""

@@ -1,0 +1,133 @@
+"""Spark's exceptions -> ours, and whether trying again can help."""
+
+import re
+from typing import Any
+
+from penstock._engine.boundary import first_line
+from penstock._model.flow import Flow
+from penstock.errors import (
+    CheckpointError,
+    ExpectationFailedError,
+    FlowError,
+    InternalError,
+    PenstockError,
+)
+from penstock.quality.split import parse_failure
+
+# User code runs in query functions and Spark's workers; elsewhere these can only be ours.
+_OUR_BUGS = (AttributeError, TypeError, KeyError, NameError, AssertionError)
+
+_CHECKPOINT = re.compile(
+    r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
+    r"|Incomplete log file|batch \d+ doesn't exist|There are \[\d+\] sources in the checkpoint"
+    r"|concurrent (?:update|stream log)",
+    re.IGNORECASE,
+)
+_DETERMINISTIC = re.compile(
+    r"AnalysisException|ParseException|SparkArithmeticException|SparkDateTimeException"
+    r"|SparkNumberFormatException|ArrayIndexOutOfBounds|ClassCastException|MatchError"
+    r"|PythonException|NotSerializableException|DeltaUnsupportedOperationException"
+    r"|SparkUnsupportedOperationException|DELTA_SOURCE_TABLE_IGNORE_CHANGES"
+    r"|DELTA_SOURCE_IGNORE_DELETE|DELTA_SCHEMA_CHANGED|SchemaColumnConvertNotSupported"
+    r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
+)
+_DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
+_SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
+
+
+def flow_error(
+    error: BaseException | str,
+    flow: Flow,
+    *,
+    batch_id: int | None = None,
+    query_id: str | None = None,
+) -> PenstockError:
+    """The error to report for an exception that ended a flow.
+
+    Args:
+        error: Spark's or our own exception, or the text of one that happened in the JVM.
+        flow: The flow that ended.
+        batch_id: The micro-batch in flight, if known.
+        query_id: Spark's id of the query, if known.
+    """
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, _OUR_BUGS):
+        return InternalError(
+            "INTERNAL_ERROR",
+            f"flow {flow.name!r}: {type(error).__name__}: {error}",
+            origin=flow.origin,
+            hint="this is a bug in Penstock: please report it with the Spark log and --debug",
+        )
+    text = error if isinstance(error, str) else full_text(error)
+    batch = "" if batch_id is None else f" in batch {batch_id}"
+    raised: type[FlowError] = FlowError
+    hint: str | None = None
+    violation = parse_failure(text)
+    if violation is not None:
+        raised, condition = ExpectationFailedError, "EXPECTATION_VIOLATED"
+        rules = ", ".join(violation.rules)
+        message = f"a row broke expect_or_fail {rules}{batch}: {violation.row}"
+        hint = (
+            "nothing of the batch was written; correct the source, or make the rule drop rows "
+            "(expect_or_drop puts them in quarantine)"
+        )
+    elif _CHECKPOINT.search(text):
+        raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
+        message = f"it cannot continue from its checkpoint: {_reason(text)}"
+        hint = f"--full-refresh {flow.target} starts it over from its sources"
+    elif _SOURCE_CHANGED.search(text):
+        condition = "SOURCE_ROWS_CHANGED"
+        message = f"it reads a table whose rows were changed or deleted: {_reason(text)}"
+        hint = (
+            'read its change feed (option "readChangeFeed"), ignore changes with option '
+            '"skipChangeCommits", or --full-refresh this table'
+        )
+    elif _DATA_LOSS.search(text):
+        condition = "SOURCE_ROWS_LOST"
+        message = f"the source no longer has rows that were not read yet{batch}: {_reason(text)}"
+        hint = 'set failOnDataLoss to "false" to go on without them, or --full-refresh the table'
+    else:
+        condition, message = "FLOW_FAILED", f"it failed{batch}: {_reason(text)}"
+    return raised(
+        condition,
+        f"flow {flow.name!r}: {message}",
+        flow=flow.name,
+        batch_id=batch_id,
+        query_id=query_id,
+        retryable=condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text),
+        origin=flow.origin,
+        hint=hint,
+    )
+
+
+def full_text(error: BaseException) -> str:
+    """Everything an exception says: its own text, the JVM's and that of its causes."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        parts.append(f"{type(current).__name__}: {current}")
+        java: Any = getattr(current, "java_exception", None)
+        if java is not None:
+            parts.append(str(java.toString()))
+        origin: Any = getattr(current, "_origin", None)
+        if origin is not None:
+            parts.append(str(origin.toString()))
+        current = current.__cause__ or current.__context__
+    return "\n".join(parts)
+
+
+_NOISE = re.compile(
+    r"^(?:(?:py4j|org|java|scala|pyspark|io)\.[\w.$]+(?:Exception|Error)?:\s*"
+    r"|\w+(?:Exception|Error):\s*"
+    r"|\[STREAM_FAILED\] Query .*? terminated with exception:\s*)+"
+)
+
+
+def _reason(text: str) -> str:
+    """The one line of a Spark error that says what happened."""
+    causes = re.findall(r"(?m)^Caused by: (.+)$", text)
+    line = causes[-1] if causes else first_line(Exception(text))
+    return _NOISE.sub("", line).strip()[:600]

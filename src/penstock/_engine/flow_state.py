@@ -1,0 +1,140 @@
+"""What a flow remembers between updates: its epoch, the state its checkpoint holds, `once`.
+
+An *epoch* is born with a checkpoint and dies with it. It is part of the writer's app id, so that a
+new checkpoint, whose batch ids start at 0 again, is never mistaken for a replay of the old one.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+from penstock._model.flow import Flow
+from penstock._tables.files import StorageFiles
+from penstock.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowState:
+    """State of one flow.
+
+    Attributes:
+        epoch: Identity of the checkpoint; part of its path and of the app id.
+        target_id: Identity (Delta table id) of the table that the checkpoint belongs to.
+        stateful_operators: Of the query that the checkpoint was made by; `None` before the first
+            start.
+        output_mode: Spark's output mode at the first start.
+        once_done: Whether a `once` flow has run.
+        reset_pending: A full refresh began and has not been seen to end.
+    """
+
+    epoch: str
+    target_id: str | None = None
+    stateful_operators: tuple[str, ...] | None = None
+    output_mode: str | None = None
+    once_done: bool = False
+    reset_pending: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewState:
+    """What the last refresh of a materialized view was made of.
+
+    Attributes:
+        fingerprint: Of the query, the rules and the sources' code.
+        sources: Version of each source.
+        table_version: Delta version that the refresh made.
+    """
+
+    fingerprint: str
+    sources: Mapping[str, str]
+    table_version: int
+
+
+class StateStore:
+    """Reads and writes the state files below `<storage>/state`.
+
+    One writer at a time: the pipeline's lease is held.
+    """
+
+    def __init__(self, files: StorageFiles, state_root: str) -> None:
+        self._files = files
+        self._root = state_root.rstrip("/")
+
+    def flow(self, name: str) -> FlowState | None:
+        """The state of a flow; `None` before its first start."""
+        body = self._load("flows", name)
+        if body is None:
+            return None
+        operators = body.get("stateful_operators")
+        body["stateful_operators"] = None if operators is None else tuple(operators)
+        return FlowState(**body)
+
+    def save_flow(self, name: str, state: FlowState) -> None:
+        """Replace the state of a flow."""
+        self._files.write(self._path("flows", name), json.dumps(asdict(state), indent=1))
+
+    def new_flow(self, name: str) -> FlowState:
+        """Give a flow a new epoch; called for its first start and by a full refresh."""
+        state = FlowState(epoch=uuid.uuid4().hex)
+        self.save_flow(name, state)
+        return state
+
+    def mark_reset(self, name: str) -> None:
+        """Note that a full refresh of the flow's table has begun."""
+        state = self.flow(name) or FlowState(epoch=uuid.uuid4().hex)
+        self.save_flow(name, replace(state, reset_pending=True))
+
+    def view(self, key: str) -> ViewState | None:
+        """What a view's last refresh was made of; `None` if that is not known."""
+        body = self._load("views", key)
+        return None if body is None else ViewState(**body)
+
+    def save_view(self, key: str, state: ViewState) -> None:
+        """Replace what is known of a view's last refresh."""
+        body = {**asdict(state), "sources": dict(state.sources)}
+        self._files.write(self._path("views", key), json.dumps(body, indent=1))
+
+    def _path(self, folder: str, name: str) -> str:
+        return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
+
+    def _load(self, folder: str, name: str) -> dict[str, Any] | None:
+        text = self._files.read(self._path(folder, name))
+        if not text:
+            return None
+        body: dict[str, Any] = json.loads(text)
+        return body
+
+
+def check_state(
+    flow: Flow, state: FlowState, *, operators: tuple[str, ...], output_mode: str, display: str
+) -> None:
+    """Compare a query with the one that its checkpoint was made by.
+
+    Raises:
+        CheckpointError: A stateful operator or a source changed; Spark would crash at the start
+            or, worse, go on with state that means something else.
+    """
+    if state.stateful_operators is None:
+        return
+    before, now = state.stateful_operators, operators
+    if state.output_mode not in (None, output_mode):
+        change = f"its output mode was {state.output_mode} and is {output_mode} now"
+    elif before != now:
+        gone = [line for line in before if line not in now]
+        new = [line for line in now if line not in before]
+        parts = [f"gone: {line}" for line in gone] + [f"new: {line}" for line in new]
+        change = "; ".join(parts) or "the order of its stateful operators or sources changed"
+    else:
+        return
+    raise CheckpointError(
+        "STATEFUL_QUERY_CHANGED",
+        f"the checkpoint of flow {flow.name!r} holds the state of another query: {change}",
+        flow=flow.name,
+        origin=flow.origin,
+        hint=f"--full-refresh {display} rebuilds the table from its sources; or keep the table and "
+        "declare the changed query as a flow with a new name, plus an append_flow(once=True) for "
+        "what has to be filled in",
+    )

@@ -1,0 +1,88 @@
+"""Spark's progress -> events. One listener for all queries of a session."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+
+class QueryWatcher:
+    """What one running query wants to hear. Called on py4j's callback threads, in order."""
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A micro-batch ended and is in the commit log, or the query reported that it idles."""
+
+    def terminated(self, error: str | None) -> None:
+        """The query ended; nothing comes after this."""
+
+
+class ProgressListener(StreamingQueryListener):
+    """Routes Spark's streaming events to the watcher of the query's run.
+
+    Events that arrive before the watcher is known (Spark calls `onQueryStarted` while `start()`
+    is still running) are kept and handed over when it registers.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watchers: dict[str, QueryWatcher] = {}
+        self._early: dict[str, list[Callable[[QueryWatcher], None]]] = {}
+
+    def watch(self, run_id: str, watcher: QueryWatcher) -> None:
+        """Register the watcher of a run and give it what happened so far."""
+        with self._lock:
+            early = self._early.pop(run_id, [])
+            for deliver in early:
+                deliver(watcher)
+            self._watchers[run_id] = watcher
+
+    def _deliver(self, run_id: str, call: Callable[[QueryWatcher], None]) -> None:
+        with self._lock:
+            watcher = self._watchers.get(run_id)
+            if watcher is None:
+                self._early.setdefault(run_id, []).append(call)
+                return
+        call(watcher)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to do: whoever started the query knows."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """A micro-batch ended, or the idle report of every ten seconds."""
+        progress = json.loads(event.progress.json)
+        self._deliver(str(event.progress.runId), lambda watcher: watcher.progressed(progress))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing new; the terminal shows the state that it has."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The query ended, by itself or with an exception."""
+        error = event.exception
+        run_id = str(event.runId)
+        self._deliver(run_id, lambda watcher: watcher.terminated(error))
+        with self._lock:
+            self._watchers.pop(run_id, None)
+
+
+def backlog_records(progress: Mapping[str, Any]) -> int | None:
+    """Records that wait at the sources that say so (Kafka: latest minus processed offsets)."""
+    waiting: int | None = None
+    for source in progress.get("sources", ()):
+        latest, end = source.get("latestOffset"), source.get("endOffset")
+        if not (isinstance(latest, dict) and isinstance(end, dict)):
+            continue
+        for topic, partitions in latest.items():
+            if not isinstance(partitions, dict):
+                continue
+            done = end.get(topic) or {}
+            behind = sum(max(0, offset - done.get(p, 0)) for p, offset in partitions.items())
+            waiting = (waiting or 0) + behind
+    return waiting

@@ -1,0 +1,350 @@
+"""Implements the runtime's `Engine` port: the only place that starts and stops Spark queries."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock._engine import plans
+from penstock._engine.evaluation import Evaluator
+from penstock._engine.failures import flow_error
+from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
+from penstock._engine.listener import ProgressListener
+from penstock._engine.running import RunningQuery
+from penstock._engine.tables import PipelineTables
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._model.flow import OutputMode
+from penstock._observe.events import EventOrigin, planning_information
+from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
+from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock.connectors.options import prepare_writer_options
+from penstock.errors import PenstockError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineContext:
+    """What the engine needs to know of the pipeline.
+
+    Attributes:
+        pipeline: Name of the pipeline; part of the writers' app ids.
+        source_digest: Digest of the project's source files, for views that use Python functions.
+        emit: Takes events; any thread.
+        origin: Event origin with pipeline and update filled in.
+        last_batch: Newest micro-batch of a flow that the event log knows.
+        resolve_secrets: Fills `${secret:...}` in sink options.
+    """
+
+    pipeline: str
+    source_digest: str
+    emit: Callable[[Any], None]
+    origin: EventOrigin
+    last_batch: Callable[[str], tuple[int, int | None] | None]
+    resolve_secrets: Callable[[str], str]
+
+
+class SparkEngine:
+    """See `penstock._runtime.ports.Engine`.
+
+    Args:
+        spark: The pipeline's session.
+        graph: What to run.
+        evaluator: Over the real tables.
+        tables: Delta side of the pipeline.
+        state: Epochs and fingerprints.
+        context: Names and ways out.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: DataflowGraph,
+        evaluator: Evaluator,
+        tables: PipelineTables,
+        state: StateStore,
+        context: EngineContext,
+    ) -> None:
+        self._spark = spark
+        self._graph = graph
+        self._evaluator = evaluator
+        self._tables = tables
+        self._state = state
+        self._context = context
+        self._listener = ProgressListener()
+        spark.streams.addListener(self._listener)
+        # Query functions may set session confs and temporary views: one at a time.
+        self._evaluation = threading.Lock()
+
+    def close(self) -> None:
+        """Detach from the session."""
+        self._spark.streams.removeListener(self._listener)
+
+    # -- tables --------------------------------------------------------------------------------
+
+    def reset(self, step: ResetTable) -> None:
+        """See `Engine.reset`. A kill half-way leaves a mark, and the next update resets again."""
+        node = self._graph.datasets[step.dataset]
+        with self._translated(self._graph.flows[step.flows[0]]):
+            for flow in step.flows:
+                self._state.mark_reset(flow)
+            self._tables.reset(node)
+            for flow in step.flows:
+                self._state.new_flow(flow)
+
+    def prepare(self, step: PrepareTable) -> None:
+        """See `Engine.prepare`."""
+        node = self._graph.datasets[step.dataset]
+        first = self._graph.flows[node.flows[0]]
+        with self._translated(first):
+            pending = [
+                flow
+                for flow in node.flows
+                if (state := self._state.flow(flow)) is not None and state.reset_pending
+            ]
+            if pending:
+                self._tables.reset(node)
+                for flow in node.flows:
+                    self._state.new_flow(flow)
+            self._tables.prepare(node, [self._graph.flows[flow] for flow in node.flows])
+
+    # -- streaming flows -----------------------------------------------------------------------
+
+    def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningQuery:
+        """See `Engine.start_flow`."""
+        node = self._graph.flows[step.flow]
+        with self._translated(node):
+            df = self._evaluate(node)
+            state = self._flow_state(node, df, step)
+            running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
+            writer = (
+                self._sink_writer(node, df)
+                if step.target in self._graph.sinks
+                else self._table_writer(node, df, state, step, running)
+            )
+            checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
+            writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
+            if step.interval_seconds is None:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{step.interval_seconds * 1000:.0f} ms")
+            query = self._start(writer, step.flow)
+            running.attach(query)
+            self._listener.watch(str(query.runId), running)
+            return running
+
+    def _start(self, writer: Any, flow: str) -> StreamingQuery:
+        context = self._spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", flow)
+        try:
+            query: StreamingQuery = writer.start()
+        finally:
+            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+        return query
+
+    def _table_writer(
+        self,
+        node: FlowNode,
+        df: DataFrame,
+        state: FlowState,
+        step: StartFlow,
+        running: RunningQuery,
+    ) -> Any:
+        dataset = self._graph.datasets[step.target]
+        self._reconcile(node, dataset, state)
+        writer = self._tables.stream_writer(
+            dataset, node, df, epoch=state.epoch, mode=step.output_mode
+        )
+        running.writes_batches(writer.write, dataset.display)
+        # Update-mode queries hand changed rows to foreachBatch; the merge is ours.
+        return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
+            running.on_batch
+        )
+
+    def _sink_writer(self, node: FlowNode, df: DataFrame) -> Any:
+        sink = self._graph.sinks[node.target]
+        options = prepare_writer_options(
+            sink.format,
+            {key: self._context.resolve_secrets(value) for key, value in sink.options.items()},
+        )
+        table = options.pop("tableName", None) if sink.format.lower() == "delta" else None
+        mode = node.analysis.output_mode or OutputMode.APPEND
+        writer = df.writeStream.format(sink.format).outputMode(mode.value).options(**options)
+        if table is not None:
+            target = self._evaluator.index.find(table)
+            path = self._tables.path(target.name.key) if target is not None else None
+            writer = writer.option("path", path) if path else _to_table(writer, table)
+        return writer
+
+    def _flow_state(self, node: FlowNode, df: DataFrame, step: StartFlow) -> FlowState:
+        name = node.flow.name
+        state = self._state.flow(name) or self._state.new_flow(name)
+        operators = plans.stateful_operators(df)
+        mode = step.output_mode.value
+        display = self._display(node)
+        check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
+        table_id = self._tables.check_ownership(node, state)
+        wanted = replace(state, stateful_operators=operators, output_mode=mode, target_id=table_id)
+        if wanted != state:
+            self._state.save_flow(name, wanted)
+        return wanted
+
+    def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:
+        """Report micro-batches that were committed right before a crash, but never reported."""
+        known = self._context.last_batch(node.flow.name)
+        for result in self._tables.unreported(dataset, node, state.epoch, known):
+            self._context.emit(
+                result.event(self._origin(node), "recorded by the table, reported after a restart")
+            )
+
+    # -- batch flows ---------------------------------------------------------------------------
+
+    def run_once(self, step: RunOnceFlow) -> RunOutcome:
+        """See `Engine.run_once`."""
+        node = self._graph.flows[step.flow]
+        with self._translated(node), self._pool(step.flow):
+            state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+            if state.once_done:
+                return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
+            dataset = self._graph.datasets[step.target]
+            df = self._evaluate(node)
+            writer = self._tables.stream_writer(
+                dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
+            )
+            result = writer.write(writer.df, 0)
+            table_id = self._tables.check_ownership(node, state)
+            self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
+            if not result.replayed:
+                self._context.emit(result.event(self._origin(node), "one-time flow"))
+            return RunOutcome(changed=True, reason="one-time flow", rows=result.rows_written)
+
+    def refresh(self, step: RefreshView) -> RunOutcome:
+        """See `Engine.refresh`."""
+        node = self._graph.flows[step.flow]
+        dataset = self._graph.datasets[step.dataset]
+        with self._translated(node), self._pool(step.flow):
+            df = self._evaluate(node)
+            sources = plans.batch_sources(df)
+            fingerprint = self._fingerprint(df, dataset)
+            before = self._state.view(step.dataset)
+            version = self._tables.version(dataset)
+            reason = _why_recompute(step, before, sources, fingerprint, version)
+            origin = self._origin(node)
+            if reason is None:
+                self._context.emit(planning_information(origin, "NO_OP", "no source changed"))
+                return RunOutcome(changed=False, reason="no source changed")
+            self._context.emit(planning_information(origin, "COMPLETE_RECOMPUTE", reason))
+            result = self._tables.replace(dataset, node, df, fingerprint)
+            self._state.save_view(
+                step.dataset,
+                ViewState(
+                    fingerprint=fingerprint, sources=sources.versions, table_version=result.version
+                ),
+            )
+            self._context.emit(result.event(origin, reason))
+            return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
+
+    def cancel(self) -> None:
+        """See `Engine.cancel`."""
+        self._spark.sparkContext.cancelAllJobs()
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _fingerprint(self, df: DataFrame, dataset: DatasetNode) -> str:
+        text = plans.query_text(df)
+        rules = [
+            f"{rule.name}:{rule.condition}:{rule.on_violation}"
+            for rule in dataset.declared.expectations
+        ]
+        # The code of a Python function does not show in a plan.
+        code = self._context.source_digest if "Python" in text or "UDF" in text else ""
+        return plans.fingerprint(text, *rules, code)
+
+    def _evaluate(self, node: FlowNode) -> DataFrame:
+        with self._evaluation, self._flow_conf(node):
+            df, _ = self._evaluator.evaluate(node.flow)
+        return df
+
+    @contextlib.contextmanager
+    def _flow_conf(self, node: FlowNode) -> Iterator[None]:
+        """Session confs of a flow, while its query is built (Spark reads most of them then)."""
+        conf: dict[str, str] = {}
+        dataset = self._graph.datasets.get(node.target)
+        if dataset is not None:
+            conf |= _spark_keys(dataset.declared.spark_conf)
+        conf |= _spark_keys(node.flow.spark_conf)
+        before = {key: self._spark.conf.get(key, None) for key in conf}
+        for key, value in conf.items():
+            self._spark.conf.set(key, value)
+        try:
+            yield
+        finally:
+            for key, old in before.items():
+                if old is None:
+                    self._spark.conf.unset(key)
+                else:
+                    self._spark.conf.set(key, old)
+
+    @contextlib.contextmanager
+    def _pool(self, flow: str) -> Iterator[None]:
+        context = self._spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", flow)
+        try:
+            yield
+        finally:
+            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def _translated(self, node: FlowNode) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise flow_error(error, node.flow) from error
+
+    def _display(self, node: FlowNode) -> str:
+        dataset = self._graph.datasets.get(node.target)
+        return dataset.display if dataset is not None else node.target
+
+    def _origin(self, node: FlowNode) -> EventOrigin:
+        is_sink = node.target in self._graph.sinks
+        return replace(
+            self._context.origin,
+            flow_name=node.flow.name,
+            dataset_name="" if is_sink else node.target,
+            sink_name=node.target if is_sink else "",
+        )
+
+
+def _to_table(writer: Any, table: str) -> Any:
+    return writer.option("path", table) if "/" in table else writer
+
+
+def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}
+
+
+def _why_recompute(
+    step: RefreshView,
+    before: ViewState | None,
+    sources: plans.BatchSources,
+    fingerprint: str,
+    version: int | None,
+) -> str | None:
+    """Why a view must be recomputed; `None` if its result would be the same."""
+    if step.full:
+        return "full refresh"
+    if before is None or version is None:
+        return "first refresh"
+    if before.fingerprint != fingerprint:
+        return "the query changed"
+    if version != before.table_version:
+        return "the table was changed by someone else"
+    if sources.unversioned is not None:
+        return sources.unversioned
+    if dict(before.sources) != dict(sources.versions):
+        return "a source changed"
+    return None

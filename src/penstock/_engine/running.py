@@ -1,0 +1,162 @@
+"""One running streaming query: its micro-batches, its progress, its end."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock._engine.failures import flow_error
+from penstock._engine.listener import QueryWatcher, backlog_records
+from penstock._model.flow import Flow
+from penstock._observe.events import (
+    EventOrigin,
+    FlowMetrics,
+    FlowStatus,
+    flow_progress,
+    stream_progress,
+)
+from penstock._runtime.ports import FlowEnded
+
+_STOP_CHECK_SECONDS = 1.0
+
+
+class BatchReport(Protocol):
+    """What a writer says about a micro-batch that it committed."""
+
+    @property
+    def replayed(self) -> bool:
+        """Whether an earlier attempt had committed it already."""
+
+    def event(self, origin: EventOrigin, message: str) -> Any:
+        """The `flow_progress` event with its counts."""
+
+
+class RunningQuery(QueryWatcher):
+    """See `penstock._runtime.ports.RunningFlow`.
+
+    `on_batch` runs on py4j's callback thread while Spark's stream thread waits for it; `progressed`
+    and `terminated` on the listener's callback thread; the rest on any thread.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        origin: EventOrigin,
+        emit: Callable[[Any], None],
+        on_end: Callable[[FlowEnded], None],
+    ) -> None:
+        self._flow = flow
+        self._origin = origin
+        self._emit = emit
+        self._on_end = on_end
+        self._write: Callable[[DataFrame, int], BatchReport] | None = None
+        self._target = ""
+        self._query: StreamingQuery | None = None
+        self._failure: BaseException | None = None
+        self._batch: int | None = None
+        self._reported: int = -1
+        self._stopping = False
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def writes_batches(self, write: Callable[[DataFrame, int], BatchReport], target: str) -> None:
+        """Set the function that commits a micro-batch."""
+        self._write, self._target = write, target
+
+    def attach(self, query: StreamingQuery) -> None:
+        """Set the Spark query, once it has started."""
+        self._query = query
+
+    def on_batch(self, df: DataFrame, batch_id: int) -> None:
+        """Commit one micro-batch; given to `foreachBatch`."""
+        if self._write is None:
+            raise RuntimeError("the query writes by itself")
+        with self._changed:
+            self._batch = batch_id
+        try:
+            report = self._write(df, batch_id)
+        except BaseException as error:
+            self._failure = error
+            raise
+        if not report.replayed:
+            self._emit(report.event(replace(self._origin, batch_id=batch_id), ""))
+
+    # -- listener ------------------------------------------------------------------------------
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A micro-batch is in the commit log."""
+        batch_id = int(progress.get("batchId", -1))
+        rows = int(progress.get("numInputRows", 0))
+        origin = replace(self._origin, batch_id=batch_id)
+        if "addBatch" in progress.get("durationMs", {}):
+            self._emit(stream_progress(origin, progress))
+            self._emit(
+                flow_progress(
+                    origin,
+                    FlowStatus.RUNNING,
+                    "",
+                    metrics=FlowMetrics(
+                        num_input_rows=rows,
+                        batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
+                        backlog_records=backlog_records(progress),
+                    ),
+                )
+            )
+        with self._changed:
+            self._reported = max(self._reported, batch_id)
+            self._changed.notify_all()
+
+    def terminated(self, error: str | None) -> None:
+        """The query ended: tell the runtime, once."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+        self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
+
+    def _translate(self, error: str | None) -> Any:
+        if error is None:
+            return None
+        # A stop that came too late for a clean end interrupts the batch; that is no failure.
+        if self._stopping and "Interrupted" in error and self._failure is None:
+            return None
+        query_id = str(self._query.id) if self._query is not None else None
+        return flow_error(
+            self._failure or error, self._flow, batch_id=self._batch, query_id=query_id
+        )
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """See `RunningFlow.request_stop`."""
+        with self._changed:
+            if self._stopping:
+                return
+            self._stopping = True
+        threading.Thread(
+            target=self._stop_when_idle, name=f"stop {self._flow.name}", daemon=True
+        ).start()
+
+    def interrupt(self) -> None:
+        """See `RunningFlow.interrupt`."""
+        self._stopping = True
+        if self._query is not None:
+            self._query.stop()
+
+    def _stop_when_idle(self) -> None:
+        with self._changed:
+            while not self._ended and not self._is_idle():
+                self._changed.wait(_STOP_CHECK_SECONDS)
+            if self._ended:
+                return
+        self.interrupt()
+
+    def _is_idle(self) -> bool:
+        # A micro-batch is over when its progress is out: only then is it in the commit log.
+        if self._write is not None:
+            return self._batch is None or self._reported >= self._batch
+        return self._query is None or not self._query.status["isTriggerActive"]

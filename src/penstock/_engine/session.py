@@ -1,0 +1,413 @@
+"""Start and stop the one Spark session of a pipeline, with defaults that users never think about.
+
+The JVM is started by Penstock itself rather than by the first `SparkSession.builder`: its output
+goes to a log file, it inherits the file descriptors of the table lease, settings that may hold
+secrets do not show in the process list, and for a local master Spark's launcher (two more JVM
+starts) is skipped.
+"""
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+from pyspark.serializers import UTF8Deserializer, read_int
+from pyspark.sql import SparkSession
+
+from penstock._engine.session_defaults import session_defaults
+from penstock.errors import SetupError
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+_START_SECONDS = 120.0
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+# What org.apache.spark.launcher.JavaModuleOptions of Spark 4.2 gives to every JVM.
+_JVM_OPTIONS = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "--add-modules=jdk.incubator.vector",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in (
+            "java.lang",
+            "java.lang.invoke",
+            "java.lang.reflect",
+            "java.io",
+            "java.net",
+            "java.nio",
+            "java.util",
+            "java.util.concurrent",
+            "java.util.concurrent.atomic",
+            "jdk.internal.ref",
+            "sun.nio.ch",
+            "sun.nio.cs",
+            "sun.security.action",
+            "sun.util.calendar",
+        )
+    ),
+    "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+)
+
+# Settings that only spark-submit can carry out.
+_NEEDS_SUBMIT = ("spark.jars", "spark.jars.packages", "spark.files", "spark.archives")
+# Settings that spark-submit must know; the others reach Spark through the gateway.
+_SUBMIT_PREFIXES = (
+    "spark.master",
+    "spark.app.name",
+    "spark.driver.",
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+    "spark.submit.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """How to start Spark.
+
+    Attributes:
+        app_name: Spark's application name.
+        storage_root: Root URI of the pipeline's storage; a `file:` root (or none) selects the
+            local-disk defaults.
+        warehouse: Spark's warehouse folder, `<storage_root>/warehouse` by default. Spark creates
+            it, so a dry run should point it at a temporary folder.
+        master: Master URL; `None` means what spark-defaults.conf says, else `local[*]`.
+        configuration: The user's settings. They win over every default. Keys that do not start
+            with `spark.` are set on the session, for `spark.conf.get`.
+        jars: Paths of jars that Spark needs.
+        java_options: Extra options of the driver's JVM, such as an AppCDS archive.
+        log_file: Where the JVM's output goes; `None` leaves it on our own stderr.
+        pass_fds: File descriptors that the JVM inherits.
+    """
+
+    app_name: str
+    storage_root: str | None = None
+    warehouse: str | None = None
+    master: str | None = None
+    configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
+    jars: tuple[str, ...] = ()
+    java_options: tuple[str, ...] = ()
+    log_file: str | None = None
+    pass_fds: tuple[int, ...] = ()
+
+
+def borrow_session() -> SparkSession | None:
+    """Return the classic SparkSession that someone else started in this process, if any.
+
+    Raises:
+        SetupError: There is one, but it cannot read and write Delta tables.
+    """
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if spark is None or spark._sc._jsc is None:
+        return None
+    if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        raise SetupError(
+            "SESSION_WITHOUT_DELTA",
+            "the active SparkSession was built without Delta Lake",
+            hint="stop it, or build it with spark.sql.extensions="
+            "io.delta.sql.DeltaSparkSessionExtension and the Delta jars",
+        )
+    return spark
+
+
+def build_session(options: SessionOptions) -> SparkSession:
+    """Start the JVM and the session.
+
+    Raises:
+        SetupError: A session exists already, or Java or Spark did not start; the message carries
+            the last lines of the log.
+    """
+    if SparkContext._active_spark_context is not None:
+        raise SetupError(
+            "SESSION_EXISTS",
+            "a SparkContext is already active in this process",
+            hint="stop it first, or let the pipeline borrow it",
+        )
+    conf = effective_configuration(options)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # PySpark prints every analysis error to stderr as JSON, even one that is caught.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    with _spark_output(options.log_file) as output, _same_interrupt_handler():
+        gateway = _start_jvm(conf, options, output)
+        try:
+            spark_conf = SparkConf(loadDefaults=False)
+            for key, value in conf.items():
+                spark_conf.set(key, value)
+            context = SparkContext(conf=spark_conf, gateway=gateway)
+            spark = SparkSession(context)
+        except Exception as error:
+            _end_jvm(gateway, time.monotonic() + 5)
+            raise SetupError(
+                "SPARK_START_FAILED",
+                f"Spark did not start: {_first_line(error)}{_log_tail(options.log_file)}",
+            ) from error
+    for key, value in options.configuration.items():
+        if not key.startswith("spark."):
+            spark.conf.set(key, value)
+    return spark
+
+
+def stop_session(spark: SparkSession, timeout_seconds: float = 30.0) -> None:
+    """Stop Spark and return when its JVM is gone; past the deadline the JVM is killed."""
+    deadline = time.monotonic() + timeout_seconds
+    gateway = spark._sc._gateway
+    # A hanging query or listener must not keep us from the deadline.
+    stopper = threading.Thread(target=_stop_quietly, args=(spark,), daemon=True)
+    stopper.start()
+    stopper.join(max(0.0, deadline - time.monotonic()))
+    if gateway is not None:
+        _end_jvm(gateway, deadline)
+
+
+def effective_configuration(options: SessionOptions) -> dict[str, str]:
+    """All `spark.*` settings of the session: defaults < spark-defaults.conf < the user's."""
+    given = _spark_defaults_file()
+    given.update({k: v for k, v in options.configuration.items() if k.startswith("spark.")})
+    if options.master is not None:
+        given["spark.master"] = options.master
+    master = given.get("spark.master", "local[*]")
+    root = options.storage_root
+    warehouse = options.warehouse or (f"{root.rstrip('/')}/warehouse" if root else None)
+    conf = session_defaults(master, given, storage_root=root, warehouse=warehouse)
+    conf["spark.app.name"] = options.app_name
+    conf.update(given)
+    _add_jars(conf, options.jars)
+    if options.java_options:
+        _append(conf, "spark.driver.extraJavaOptions", shlex.join(options.java_options), " ")
+    _append(conf, "spark.driver.extraJavaOptions", _log4j_option(conf), " ")
+    return conf
+
+
+def _log4j_option(conf: Mapping[str, str]) -> str:
+    has_own = "log4j" in conf.get("spark.driver.extraJavaOptions", "")
+    return "" if has_own else shlex.quote(f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
+
+
+def _add_jars(conf: dict[str, str], jars: tuple[str, ...]) -> None:
+    if not jars:
+        return
+    if conf["spark.master"].startswith("local"):
+        # On the class path of the JVM rather than in spark.jars: Hadoop's file system and an
+        # AppCDS archive see only this one.
+        _append(conf, "spark.driver.extraClassPath", os.pathsep.join(jars), os.pathsep)
+    else:
+        _append(conf, "spark.jars", ",".join(jars), ",")
+
+
+def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:
+    if value:
+        conf[key] = separator.join(filter(None, (conf.get(key), value)))
+
+
+def _conf_folder() -> Path:
+    return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
+
+
+def _spark_defaults_file() -> dict[str, str]:
+    found: dict[str, str] = {}
+    path = _conf_folder() / "spark-defaults.conf"
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            parts = line.strip().replace("=", " ", 1).split(None, 1)
+            if len(parts) == 2 and not parts[0].startswith("#"):
+                found[parts[0]] = parts[1].strip()
+    return found
+
+
+def _start_jvm(
+    conf: Mapping[str, str], options: SessionOptions, output: IO[bytes] | None
+) -> JavaGateway:
+    popen: dict[str, Any] = {"pass_fds": options.pass_fds, "stdout": output, "stderr": output}
+    direct = (
+        conf["spark.master"].startswith("local")
+        and not any(key in conf for key in _NEEDS_SUBMIT)
+        and not any(key.startswith("spark.submit.") for key in conf)
+        and not (_conf_folder() / "spark-env.sh").exists()
+        and os.name == "posix"
+    )
+    try:
+        if direct:
+            return _launch_directly(conf, popen)
+        submit = SparkConf(loadDefaults=False)
+        for key, value in conf.items():
+            if key.startswith(_SUBMIT_PREFIXES):
+                submit.set(key, value)
+        return launch_gateway(submit, popen)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise SetupError(
+            "JVM_START_FAILED",
+            f"the Java process of Spark did not start: {_first_line(error)}"
+            f"{_log_tail(options.log_file)}",
+            hint="check `java -version` (17 or newer) and JAVA_HOME",
+        ) from error
+
+
+def _launch_directly(conf: Mapping[str, str], popen: dict[str, Any]) -> JavaGateway:
+    """Start PySpark's gateway server without spark-submit and connect to it."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else "java"
+    spark_home = Path(_find_spark_home())
+    class_path = os.pathsep.join(
+        filter(
+            None,
+            (
+                conf.get("spark.driver.extraClassPath"),
+                str(_conf_folder()),
+                str(next(spark_home.glob("jars/slf4j-api-*.jar"), "")),
+                str(spark_home / "jars" / "*"),
+                os.environ.get("HADOOP_CONF_DIR"),
+            ),
+        )
+    )
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        info = Path(folder) / "gateway"
+        command = [
+            java,
+            "-cp",
+            class_path,
+            f"-Xmx{conf['spark.driver.memory']}",
+            *_JVM_OPTIONS,
+            *shlex.split(conf.get("spark.driver.defaultJavaOptions", "")),
+            *shlex.split(conf.get("spark.driver.extraJavaOptions", "")),
+            "org.apache.spark.api.python.PythonGatewayServer",
+        ]
+        env = {
+            **os.environ,
+            "SPARK_HOME": str(spark_home),
+            "SPARK_CONNECT_MODE": "0",
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
+        }
+        process = subprocess.Popen(  # noqa: S603 - the command is ours
+            command,
+            stdin=subprocess.PIPE,  # its end of file tells the JVM that we are gone
+            env=env,
+            preexec_fn=_ignore_interrupt,
+            **popen,
+        )
+        try:
+            port, secret = _read_gateway(info, process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    gateway = _connect(port, secret)
+    gateway.proc = process
+    return gateway
+
+
+def _ignore_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _read_gateway(info: Path, process: "subprocess.Popen[bytes]") -> tuple[int, str]:
+    pause = threading.Event()
+    deadline = time.monotonic() + _START_SECONDS
+    while not info.exists():
+        if process.poll() is not None:
+            raise RuntimeError(f"java ended with exit code {process.returncode}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no answer within {_START_SECONDS:.0f} s")
+        pause.wait(0.02)
+    # The file is renamed into place when it is complete.
+    with info.open("rb") as stream:
+        port: int = read_int(stream)  # type: ignore[no-untyped-call]
+        secret: str = UTF8Deserializer().loads(stream)  # type: ignore[no-untyped-call]
+    return port, secret
+
+
+_gateway_lock = threading.Lock()
+
+
+def _connect(port: int, secret: str) -> JavaGateway:
+    """Let PySpark connect to a running gateway; it learns of one only from the environment."""
+    with _gateway_lock:
+        os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
+        os.environ["PYSPARK_GATEWAY_SECRET"] = secret
+        try:
+            return launch_gateway()  # type: ignore[no-untyped-call]
+        finally:
+            del os.environ["PYSPARK_GATEWAY_PORT"]
+            del os.environ["PYSPARK_GATEWAY_SECRET"]
+
+
+def _stop_quietly(spark: SparkSession) -> None:
+    with contextlib.suppress(Exception):
+        spark.stop()
+
+
+def _end_jvm(gateway: JavaGateway, deadline: float) -> None:
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    if process is not None:
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        try:
+            process.wait(max(0.5, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if SparkContext._gateway is gateway:
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
+
+
+@contextlib.contextmanager
+def _spark_output(log_file: str | None) -> Iterator[IO[bytes] | None]:
+    if log_file is None:
+        yield None
+        return
+    path = Path(log_file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def _same_interrupt_handler() -> Iterator[None]:
+    """SparkContext takes SIGINT over; whoever runs the pipeline decides about it, not Spark."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+def _log_tail(log_file: str | None, lines: int = 12) -> str:
+    if log_file is None or not Path(log_file).exists():
+        return ""
+    tail = Path(log_file).read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    return "\nlast lines of " + log_file + ":\n" + "\n".join(tail) if tail else ""

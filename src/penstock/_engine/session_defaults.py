@@ -1,0 +1,109 @@
+"""Spark settings that Penstock chooses; pure functions, no JVM."""
+
+import os
+import re
+from collections.abc import Mapping
+
+_PREFIX = "spark.databricks.delta."
+_SECRETS = (
+    "(?i)secret|passw|pwd|token|credential|access[.-]?key|api[.-]?key|account[.-]?key|private[.-]?key"
+    "|jaas|sasl|keystore|truststore|connection[.-]?string|authorization|signature|fernet"
+)
+
+
+def is_local_storage(storage_root: str | None) -> bool:
+    """Whether the root is a plain disk of this machine (`file:` or no scheme)."""
+    return storage_root is None or not re.match(r"^(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", storage_root)
+
+
+def available_cores(master: str, given: Mapping[str, str]) -> int | None:
+    """How many tasks can run at once, or `None` where only the cluster knows.
+
+    Args:
+        master: Master URL.
+        given: The user's settings.
+    """
+    match = re.match(r"^local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$", master)
+    if match:
+        cores = match.group(1)
+        if cores == "*":
+            return (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else (os.cpu_count() or 1)
+            )
+        return int(cores) if cores else 1
+    cluster = re.match(r"^local-cluster\[(\d+),(\d+),", master.replace(" ", ""))
+    if cluster:
+        return int(cluster.group(1)) * int(cluster.group(2))
+    if "spark.cores.max" in given:
+        return int(given["spark.cores.max"])
+    if "spark.executor.instances" in given:
+        return int(given["spark.executor.instances"]) * int(given.get("spark.executor.cores", "1"))
+    return None
+
+
+def session_defaults(
+    master: str,
+    given: Mapping[str, str],
+    *,
+    storage_root: str | None,
+    warehouse: str | None,
+) -> dict[str, str]:
+    """Defaults under which every pipeline runs; the caller lays the user's settings over them.
+
+    Args:
+        master: Master URL.
+        given: The user's settings, read for the number of cores only.
+        storage_root: Root URI of the storage.
+        warehouse: Spark's warehouse folder.
+    """
+    conf = {
+        "spark.master": master,
+        # What a table and a rule mean must not depend on the machine.
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "true",
+        # Delta everywhere, without Hive.
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.sources.default": "delta",
+        # State on disk with small checkpoints.
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        # One pool per flow, so that a large batch does not starve the small ones.
+        "spark.scheduler.mode": "FAIR",
+        "spark.locality.wait": "0s",
+        # Every flow has its own generated code; 100 entries are too few for a large pipeline.
+        "spark.sql.codegen.cache.maxEntries": "1000",
+        # A commit that cannot win should fail, not try ten million times.
+        f"{_PREFIX}maxCommitAttempts": "100",
+        # Small commits follow each other closely: a checkpoint every ten of them is a stall.
+        f"{_PREFIX}properties.defaults.checkpointInterval": "50",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.redaction.regex": _SECRETS,
+        "spark.sql.redaction.options.regex": _SECRETS + "|url",
+    }
+    if warehouse is not None:
+        conf["spark.sql.warehouse.dir"] = warehouse
+    cores = available_cores(master, given)
+    if cores is not None:
+        conf["spark.sql.shuffle.partitions"] = str(cores)
+        conf[f"{_PREFIX}snapshotPartitions"] = str(min(cores, 16))
+    if master.startswith("local"):
+        conf["spark.driver.host"] = "localhost"
+        conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf["spark.driver.memory"] = "2g"
+    if is_local_storage(storage_root) and master.startswith("local"):
+        # Hadoop's own classes fork chmod and readlink for every file; these do not. They are safe
+        # for one writer at a time, which the table lease guarantees.
+        conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+        conf["spark.delta.logStore.file.impl"] = "io.delta.storage.LocalLogStore"
+        conf["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.sql.execution.streaming.checkpointing"
+            ".FileSystemBasedCheckpointFileManager"
+        )
+    return conf

@@ -1,0 +1,304 @@
+"""The Delta side of a pipeline: every dataset's table, quarantine and writer."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock._engine.flow_state import FlowState
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._model.dataset import DatasetKind
+from penstock._model.expectation import OnViolation
+from penstock._model.flow import OutputMode
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import (
+    Event,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    flow_progress,
+)
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import read_commit_counts
+from penstock._tables.layout import StorageLayout, TableRef
+from penstock._tables.prepare import (
+    TableSpec,
+    parse_schema,
+    prepare_quarantine,
+    prepare_table,
+    read_version,
+    reset_table,
+    table_state,
+)
+from penstock._tables.writer import FlowWriter, WriteMode, app_id
+from penstock.errors import CheckpointError
+from penstock.quality.split import RowSplit, split_rows
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A committed batch and the dataset that it belongs to.
+
+    Attributes:
+        result: What the commit records.
+        dataset: Key of the dataset.
+        is_upsert: Whether rows were merged rather than added.
+    """
+
+    result: CommitResult
+    dataset: str
+    is_upsert: bool = False
+
+    @property
+    def replayed(self) -> bool:
+        """Whether an earlier attempt had committed it already."""
+        return self.result.replayed
+
+    @property
+    def version(self) -> int | None:
+        """Version of the target; `None` for a batch without rows."""
+        return self.result.version
+
+    @property
+    def rows_written(self) -> int:
+        """Rows in the target."""
+        return self.result.rows_written
+
+    def event(self, origin: EventOrigin, message: str) -> Event:
+        """The `flow_progress` event with the counts of this batch."""
+        result = self.result
+        dropped = result.rows_quarantined + result.rows_dropped
+        has_rules = bool(result.rules)
+        return flow_progress(
+            origin,
+            FlowStatus.RUNNING,
+            message,
+            metrics=FlowMetrics(
+                num_output_rows=None if self.is_upsert else result.rows_written,
+                num_upserted_rows=result.rows_written if self.is_upsert else None,
+                dropped_records=dropped if has_rules else None,
+                quarantined_records=result.rows_quarantined if has_rules else None,
+            ),
+            expectations=[
+                ExpectationCounts(
+                    name=name,
+                    dataset=self.dataset,
+                    passed_records=counts.passed,
+                    failed_records=counts.failed,
+                )
+                for name, counts in result.rules.items()
+            ],
+            table_version=result.version,
+        )
+
+
+@dataclass(frozen=True)
+class BatchWriter:
+    """A query with its helper columns, and what commits its batches.
+
+    Attributes:
+        df: What to start.
+        write: Commits a micro-batch of `df`; exactly once per batch id.
+    """
+
+    df: DataFrame
+    write: Callable[[DataFrame, int], Commit]
+
+
+class PipelineTables:
+    """Tables of one pipeline.
+
+    Args:
+        spark: The session.
+        graph: The pipeline.
+        layout: Where everything lies.
+        settings: For the pipeline's name and defaults.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: DataflowGraph,
+        layout: StorageLayout,
+        settings: PipelineSettings,
+    ) -> None:
+        self.layout = layout
+        self._spark = spark
+        self._settings = settings
+        self.paths: Mapping[str, str] = MappingProxyType(
+            {node.key: self._ref(node).path for node in graph.stored()}
+        )
+
+    # -- tables --------------------------------------------------------------------------------
+
+    def prepare(self, node: DatasetNode, flows: Sequence[FlowNode]) -> None:
+        """Create or alter the table of a dataset, and its quarantine where it has one."""
+        declared = node.declared
+        schema = (
+            parse_schema(self._spark, declared.schema, origin=declared.origin)
+            if declared.schema is not None
+            else _merged([flow.analysis.schema_json for flow in flows])
+        )
+        spec = TableSpec(
+            schema=schema,
+            declared=declared.schema is not None,
+            partition_cols=declared.partition_cols,
+            cluster_by=declared.cluster_by,
+            comment=declared.comment,
+            properties=declared.table_properties,
+            replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
+            origin=declared.origin,
+        )
+        state = prepare_table(self._spark, self._ref(node), spec)
+        if self._keeps(node):
+            prepare_quarantine(self._spark, self._quarantine(node), state)
+
+    def reset(self, node: DatasetNode) -> None:
+        """Remove all rows of a dataset and of its quarantine."""
+        reset_table(self._spark, self._ref(node))
+        reset_table(self._spark, self._quarantine(node))
+
+    def version(self, node: DatasetNode) -> int | None:
+        """Newest version of the table; `None` if there is none."""
+        return read_version(self._spark, self._ref(node).path)
+
+    def check_ownership(self, node: FlowNode, state: FlowState) -> str | None:
+        """The id of the target table.
+
+        Raises:
+            CheckpointError: The checkpoint belongs to a table that is no longer there: it would
+                take up in the middle, and the rows before would be missing.
+        """
+        path = self.paths.get(node.target)
+        if path is None:
+            return None
+        found = table_state(self._spark, path)
+        table_id = found.id if found is not None else None
+        if state.target_id is not None and state.target_id != table_id:
+            raise CheckpointError(
+                "TABLE_REPLACED",
+                f"flow {node.flow.name!r} has a checkpoint for a table that is gone: "
+                f"{node.target!r} was dropped or made anew since",
+                flow=node.flow.name,
+                origin=node.flow.origin,
+                hint=f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
+                "the old table",
+            )
+        return table_id
+
+    # -- writers -------------------------------------------------------------------------------
+
+    def stream_writer(
+        self,
+        dataset: DatasetNode,
+        node: FlowNode,
+        df: DataFrame,
+        *,
+        epoch: str,
+        mode: OutputMode,
+    ) -> BatchWriter:
+        """The writer of a flow's micro-batches."""
+        split = self._split(dataset, df)
+        identity = app_id(self._settings.name, node.flow.name, epoch)
+        quarantine = self._quarantine(dataset) if split is not None and split.quarantine else None
+        is_stateful = len(node.analysis.stateful_operators) > 1 or any(
+            not line.startswith("source") for line in node.analysis.stateful_operators
+        )
+        writer: Any
+        if mode is OutputMode.UPDATE:
+            from penstock._tables.upsert import UpsertWriter
+
+            writer = UpsertWriter(
+                self._spark,
+                flow=node.flow.name,
+                app_id=identity,
+                target=self._ref(dataset),
+                keys=node.analysis.merge_keys,
+                split=split,
+                quarantine=quarantine,
+            )
+        else:
+            writer = FlowWriter(
+                self._spark,
+                flow=node.flow.name,
+                app_id=identity,
+                target=self._ref(dataset),
+                split=split,
+                quarantine=quarantine,
+                mode=WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND,
+                allow_missing=len(dataset.flows) > 1 or dataset.declared.schema is not None,
+                coalesce=not is_stateful,
+            )
+        is_upsert = mode is OutputMode.UPDATE
+
+        def write(batch: DataFrame, batch_id: int) -> Commit:
+            return Commit(writer.write(batch, batch_id), dataset.key, is_upsert)
+
+        return BatchWriter(df if split is None else split.df, write)
+
+    def replace(
+        self, dataset: DatasetNode, node: FlowNode, df: DataFrame, fingerprint: str
+    ) -> Commit:
+        """Replace the contents of a materialized view in one commit."""
+        split = self._split(dataset, df)
+        writer = FlowWriter(
+            self._spark,
+            flow=node.flow.name,
+            app_id=app_id(self._settings.name, node.flow.name, "view"),
+            target=self._ref(dataset),
+            split=split,
+            quarantine=self._quarantine(dataset)
+            if split is not None and split.quarantine
+            else None,
+            mode=WriteMode.COMPLETE,
+        )
+        rows = df if split is None else split.df
+        return Commit(writer.write_batch(rows, fingerprint=fingerprint), dataset.key)
+
+    def unreported(
+        self,
+        dataset: DatasetNode,
+        node: FlowNode,
+        epoch: str,
+        known: tuple[int, int | None] | None,
+    ) -> Iterator[Commit]:
+        """Commits of a flow that are newer than the newest one in the event log."""
+        since = known[1] if known is not None and known[1] is not None else -1
+        identity = app_id(self._settings.name, node.flow.name, epoch)
+        for result in read_commit_counts(self._spark, self._ref(dataset).path, since):
+            if result.app_id == identity:
+                yield Commit(result, dataset.key, node.analysis.output_mode is OutputMode.UPDATE)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _ref(self, node: DatasetNode) -> TableRef:
+        return TableRef(self.layout.table_path(node.name, node.declared.path), node.display)
+
+    def _quarantine(self, node: DatasetNode) -> TableRef:
+        path = self.layout.quarantine_path(node.name, node.declared.path)
+        return TableRef(path, f"{node.display}_quarantine")
+
+    def _keeps(self, node: DatasetNode) -> bool:
+        wanted = node.declared.quarantine
+        wanted = self._settings.quarantine if wanted is None else wanted
+        return wanted and any(
+            rule.on_violation is OnViolation.DROP for rule in node.declared.expectations
+        )
+
+    def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
+        return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
+
+
+def _merged(schemas: Sequence[str]) -> StructType:
+    """The columns of all flows of a table, each once, as the first flow that has it says."""
+    merged = StructType([])
+    for text in schemas:
+        for field in StructType.fromJson(json.loads(text)).fields:
+            if field.name.lower() not in {name.lower() for name in merged.fieldNames()}:
+                merged = merged.add(field)
+    return merged

@@ -1,0 +1,338 @@
+"""Composition root: the one place where project, engine, runtime and observers are wired.
+
+No policy and no loop here; both live in the rooms that are wired. Spark is imported inside the
+functions, so that importing this module stays light.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock._api.modules import installed_modules
+from penstock._graph.index import DefinitionIndex, build_index
+from penstock._local.cds import java_options
+from penstock._local.jars import class_path
+from penstock._local.java import require_java
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.bus import EventBus
+from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
+from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.steps import Plan
+from penstock._project.imports import project_imports
+from penstock._project.loader import load_definitions
+from penstock._project.secrets import resolve_secrets
+from penstock._project.sources import find_sources
+from penstock._runtime.lease import Lease
+from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
+from penstock._runtime.reporter import error_info
+from penstock._runtime.update import RunningUpdate, Update, UpdateResult
+from penstock._tables.files import local_path
+from penstock._tables.preview import list_quarantines, read_quarantine, read_table
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock._graph.dataflow import DataflowGraph
+
+__all__ = [
+    "RunningUpdate",
+    "UpdateOptions",
+    "UpdateResult",
+    "list_quarantines",
+    "plan_update",
+    "read_quarantine",
+    "read_table",
+    "run_update",
+    "spark_log",
+]
+
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka")
+"""Jar sets that every session gets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """What the user asked of an update.
+
+    Attributes:
+        refresh: Tables to update; empty = all.
+        full_refresh: Tables to empty and rebuild.
+        full_refresh_all: Empty and rebuild everything that allows it.
+        continuous: Run until stopped.
+        stop_timeout_seconds: From the request to stop to the interrupt.
+    """
+
+    refresh: tuple[str, ...] = ()
+    full_refresh: tuple[str, ...] = ()
+    full_refresh_all: bool = False
+    continuous: bool = False
+    stop_timeout_seconds: float = 60.0
+
+
+def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[DataflowGraph, Plan]":
+    """Analyse a pipeline and plan an update, without touching its storage.
+
+    Raises:
+        DefinitionErrors: Everything that is wrong with the pipeline.
+        SpecError: A selected name does not exist.
+        PlanError: What was asked is not possible.
+        SetupError: No Java, no jars, no Spark.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as scratch,
+        _session(settings, log_file=Path(scratch) / "spark.log", warehouse=scratch) as spark,
+        installed_modules(),
+        project_imports(settings),
+    ):
+        _, graph = _analyse(settings, spark)
+        return graph, _plan(graph, settings, options)
+
+
+def run_update(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    *,
+    bus: EventBus,
+    on_running: Callable[[RunningUpdate], None] | None = None,
+) -> UpdateResult:
+    """Run one update; return when it has ended and Spark's JVM is gone.
+
+    Called on the main thread. Changes the working directory to the project's root, where relative
+    paths of the pipeline start.
+
+    Args:
+        settings: The pipeline.
+        options: What is asked.
+        bus: Gets every event; the event log in the storage root is subscribed here.
+        on_running: Called once, before the first step, with what can stop the update.
+
+    Raises:
+        PenstockError: The update could not start. Failures of flows are in the result.
+    """
+    update_id = str(uuid.uuid4())
+    origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
+    log_file = spark_log(settings, update_id)
+    holder = {"pipeline": settings.name, "update": update_id}
+    with Lease.acquire(pipeline_lease_path(settings.storage), holder=holder) as lease:
+        log = EventLog(event_directory(settings))
+        bus.subscribe(log)
+        try:
+            bus.emit(_create_update(settings, options, origin, log_file))
+            bus.emit(update_progress(origin, UpdateState.INITIALIZING, "starting Spark"))
+            with (
+                _session(settings, log_file=log_file, pass_fds=(lease.fd,)) as spark,
+                installed_modules(),
+                project_imports(settings),
+            ):
+                return _run(settings, options, bus, origin, spark, holder, on_running)
+        except PenstockError as error:
+            state, info = UpdateState.FAILED, error_info(error)
+            bus.emit(update_progress(origin, state, error.message, error=info))
+            raise
+        finally:
+            log.close()
+
+
+def _run(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    bus: EventBus,
+    origin: EventOrigin,
+    spark: "SparkSession",
+    holder: dict[str, str],
+    on_running: Callable[[RunningUpdate], None] | None,
+) -> UpdateResult:
+    from penstock._engine.evaluation import DeltaSource, Evaluator
+    from penstock._engine.flow_state import StateStore
+    from penstock._engine.queries import EngineContext, SparkEngine
+    from penstock._engine.tables import PipelineTables
+    from penstock._tables.files import StorageFiles
+    from penstock._tables.layout import StorageLayout
+
+    index, graph = _analyse(settings, spark)
+    plan = _plan(graph, settings, options)
+    for event in _definitions(graph, origin):
+        bus.emit(event)
+    layout = StorageLayout(settings.storage)
+    tables = PipelineTables(spark, graph, layout, settings)
+    evaluator = Evaluator(spark, index, DeltaSource(tables.paths), resolve_secrets)
+    events = event_directory(settings)
+    engine = SparkEngine(
+        spark,
+        graph,
+        evaluator,
+        tables,
+        StateStore(StorageFiles(spark), layout.state_dir),
+        EngineContext(
+            pipeline=settings.name,
+            source_digest=_source_digest(settings),
+            emit=bus.emit,
+            origin=origin,
+            last_batch=lambda flow: last_batch(events, flow),
+            resolve_secrets=resolve_secrets,
+        ),
+    )
+    update = Update(
+        plan,
+        engine,
+        bus,
+        pipeline_name=settings.name,
+        update_id=origin.update_id,
+        stop_timeout_seconds=options.stop_timeout_seconds,
+    )
+    if on_running is not None:
+        on_running(update)
+    # Tables are leased as well: another pipeline may write to the same path.
+    places = [table_lease_path(tables.paths[step.dataset]) for step in plan.tables]
+    with contextlib.ExitStack() as table_leases:
+        for place in sorted(places):
+            table_leases.enter_context(Lease.acquire(place, holder=holder))
+        try:
+            return update.run()
+        finally:
+            engine.close()
+
+
+# -- parts --------------------------------------------------------------------------------------
+
+
+def _analyse(
+    settings: PipelineSettings, spark: "SparkSession"
+) -> "tuple[DefinitionIndex, DataflowGraph]":
+    from penstock._engine.analysis import analyse
+
+    declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
+    index = build_index(declared, settings)
+    return index, analyse(spark, index, resolve_secrets=resolve_secrets)
+
+
+def _plan(graph: "DataflowGraph", settings: PipelineSettings, options: UpdateOptions) -> Plan:
+    wishes = Wishes(
+        refresh=options.refresh,
+        full_refresh=options.full_refresh,
+        full_refresh_all=options.full_refresh_all,
+        continuous=options.continuous,
+    )
+    return make_plan(graph, wishes, configuration=settings.configuration)
+
+
+@contextlib.contextmanager
+def _session(
+    settings: PipelineSettings,
+    *,
+    log_file: Path,
+    warehouse: str | None = None,
+    pass_fds: tuple[int, ...] = (),
+) -> "Iterator[SparkSession]":
+    require_java()
+    jars = class_path(SPARK_JAR_SETS)
+    from penstock._engine.session import SessionOptions, build_session, stop_session
+
+    os.chdir(settings.root)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    spark = build_session(
+        SessionOptions(
+            app_name=settings.name,
+            storage_root=settings.storage,
+            warehouse=warehouse,
+            master=settings.master,
+            configuration=settings.configuration,
+            jars=tuple(str(jar) for jar in jars),
+            java_options=tuple(java_options(jars)),
+            log_file=str(log_file),
+            pass_fds=pass_fds,
+        )
+    )
+    try:
+        yield spark
+    finally:
+        stop_session(spark)
+
+
+def spark_log(settings: PipelineSettings, update_id: str) -> Path:
+    """Where the output of Spark's JVM goes: below the storage root when that is local."""
+    root = local_path(settings.storage) or Path(settings.root) / ".penstock"
+    return root / "logs" / f"spark-{update_id}.log"
+
+
+def _source_digest(settings: PipelineSettings) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(find_sources(settings)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _create_update(
+    settings: PipelineSettings, options: UpdateOptions, origin: EventOrigin, log_file: Path
+) -> Any:
+    return definition(
+        "create_update",
+        origin,
+        f"update of pipeline {settings.name!r}",
+        {
+            "storage": settings.storage,
+            "root": settings.root,
+            "spark_log": str(log_file),
+            "event_log": str(event_directory(settings)),
+            "continuous": options.continuous,
+            "refresh_selection": list(options.refresh),
+            "full_refresh_selection": list(options.full_refresh),
+            "full_refresh": options.full_refresh_all,
+        },
+    )
+
+
+def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
+    for node in graph.datasets.values():
+        yield definition(
+            "dataset_definition",
+            replace(origin, dataset_name=node.key),
+            f"{node.display} is a {node.kind.value}",
+            {
+                "dataset_type": node.kind.value.upper().replace(" ", "_"),
+                "num_flows": len(node.flows),
+                "declared_at": str(node.declared.origin),
+                "schema_json": node.schema_json,
+                "expectations": [
+                    {
+                        "name": rule.name,
+                        "condition": str(rule.condition),
+                        "action": rule.on_violation.value,
+                    }
+                    for rule in node.declared.expectations
+                ],
+            },
+        )
+    for sink in graph.sinks.values():
+        yield definition(
+            "sink_definition",
+            replace(origin, sink_name=sink.name),
+            f"{sink.name} is a {sink.format} sink",
+            {"format": sink.format},
+        )
+    for name, flow in graph.flows.items():
+        is_sink = flow.target in graph.sinks
+        mode = flow.analysis.output_mode
+        yield definition(
+            "flow_definition",
+            replace(origin, flow_name=name),
+            f"flow {name}",
+            {
+                "output_dataset": "" if is_sink else flow.target,
+                "output_sink": flow.target if is_sink else "",
+                "input_datasets": sorted(flow.analysis.inputs),
+                "external_inputs": list(flow.analysis.external_inputs),
+                "flow_type": mode.value.upper() if mode is not None else "MATERIALIZED_VIEW",
+                "once": flow.flow.once,
+                "language": "PYTHON",
+                "comment": flow.flow.comment,
+            },
+        )

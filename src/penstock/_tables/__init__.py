@@ -1,0 +1,1 @@
+"""Who touches Delta: storage layout, exactly-once writer, quarantine."""

@@ -1,0 +1,276 @@
+"""The bridge to Delta's own classes in the JVM: snapshots, transactions, actions, the log.
+
+Everything crosses as JSON, Delta's own form of its actions: one call for a list of files instead of
+one per field.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from penstock._tables.commits import CommitResult, result_from_commit
+from penstock._tables.files import local_path
+
+_LOG_FOLDER = "_delta_log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableMetadata:
+    """What a table says about itself; one version of it.
+
+    Attributes:
+        content: Delta's `metaData` action.
+        jvm: The same as an object of Delta's.
+    """
+
+    content: Mapping[str, Any]
+    jvm: Any
+
+    @property
+    def id(self) -> str:
+        """Unique id of the table."""
+        return str(self.content["id"])
+
+    @property
+    def schema(self) -> StructType:
+        """Columns, with Delta's own field metadata."""
+        text = self.content.get("schemaString")
+        return StructType.fromJson(json.loads(text)) if text else StructType([])
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """Identity partition columns."""
+        return tuple(self.content.get("partitionColumns") or ())
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """Table properties."""
+        return dict(self.content.get("configuration") or {})
+
+    @property
+    def comment(self) -> str | None:
+        """Table comment."""
+        found = self.content.get("description")
+        return str(found) if found is not None else None
+
+
+class DeltaJvm:
+    """Delta's classes, seen from one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        jvm: Any = spark._jvm
+        self.jvm = jvm
+        delta = jvm.org.apache.spark.sql.delta
+        self.none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+        self._option = jvm.scala.Option
+        self._convert = jvm.scala.jdk.javaapi.CollectionConverters
+        self._delta_log = delta.DeltaLog
+        self._actions = delta.actions
+        self._operations = delta.DeltaOperations
+        self._streaming_update = getattr(delta, "DeltaOperations$StreamingUpdate")
+        self._write = getattr(delta, "DeltaOperations$Write")
+        self._create_table = getattr(delta, "DeltaOperations$CreateTable")
+        self._update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
+        self._modes = jvm.org.apache.spark.sql.streaming.OutputMode
+        self._save_mode = jvm.org.apache.spark.sql.SaveMode
+        self._json = delta.util.JsonUtils
+
+    def log(self, path: str) -> Any:
+        """Delta's `DeltaLog` of a table, cached by Delta."""
+        return self._delta_log.forTable(self.spark._jsparkSession, path)
+
+    def snapshot(self, path: str) -> Any:
+        """The newest snapshot; its version is -1 where there is no table."""
+        return self.log(path).update(False, self.none, self.none)
+
+    def begin(self, path: str) -> Any:
+        """Start a transaction on the newest version."""
+        return self.log(path).startTransaction(self.none, self.none)
+
+    def option(self, value: Any) -> Any:
+        """A Scala `Option`."""
+        return self.none if value is None else self._option.apply(value)
+
+    def seq(self, items: Sequence[Any]) -> Any:
+        """A Scala `Seq`."""
+        return self._convert.asScala(list(items)).toSeq()
+
+    def items(self, seq: Any) -> Iterator[Any]:
+        """The elements of a Scala collection."""
+        yield from self._convert.asJava(seq)
+
+    def action(self, content: Mapping[str, Any]) -> Any:
+        """One action of the log, such as `{"metaData": {...}}`."""
+        return self._actions.Action.fromJson(json.dumps(content))
+
+    def set_transaction(self, app_id: str, version: int, now_ms: int) -> Any:
+        """The fence: batch `version` of `app_id` is in."""
+        return self._actions.SetTransaction(app_id, version, self._option.apply(now_ms))
+
+    def metadata(self, holder: Any) -> TableMetadata:
+        """Metadata of a transaction or a snapshot."""
+        found = holder.metadata()
+        return TableMetadata(content=json.loads(found.json())["metaData"], jvm=found)
+
+    def file_contents(self, files: Any) -> list[dict[str, Any]]:
+        """`AddFile` actions of a Scala collection, in one call."""
+        content: list[dict[str, Any]] = json.loads(
+            self._json.mapper().writeValueAsString(files)
+        )
+        return content
+
+    def add_files(self, contents: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """`AddFile` actions from their content."""
+        return [self.action({"add": content}) for content in contents]
+
+    def streaming_operation(
+        self, app_id: str, batch_id: int, user_metadata: str, *, complete: bool
+    ) -> Any:
+        """What the history shows for a micro-batch."""
+        mode = self._modes.Complete() if complete else self._modes.Append()
+        return self._streaming_update(mode, app_id, batch_id, self._option.apply(user_metadata))
+
+    def write_operation(self, user_metadata: str, *, overwrite: bool) -> Any:
+        """What the history shows for a batch query."""
+        none = self.none
+        mode = self._save_mode.Overwrite if overwrite else self._save_mode.Append
+        return self._write(
+            mode, none, none, self._option.apply(user_metadata), none, none, none, none, none
+        )
+
+    def create_operation(self, metadata: Any) -> Any:
+        """What the history shows for a new table."""
+        return self._create_table(metadata, False, False, self.none)
+
+    def alter_operation(self, before: Any, after: Any) -> Any:
+        """What the history shows for a change of columns or comment, given Delta's metadata."""
+        return self._update_schema(before.schema(), after.schema())
+
+    def replace_operation(self) -> Any:
+        """What the history shows when an empty table gets other columns or partitions."""
+        none = self.none
+        return self._write(
+            self._save_mode.Overwrite, none, none, none, none, self.option(True), none, none, none
+        )
+
+    def validated_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Properties with `delta.*` keys in Delta's own spelling.
+
+        Raises:
+            Exception: Whatever Delta raises for an unknown key or a bad value.
+        """
+        make = getattr(self.jvm.scala.collection.immutable.Map, "from")
+        scala = make(self._convert.asScala(dict(properties)))
+        checked = self.jvm.org.apache.spark.sql.delta.DeltaConfigs.validateConfigurations(scala)
+        return dict(self._convert.asJava(checked))
+
+    def clustering_columns(self, snapshot: Any) -> tuple[str, ...]:
+        """Liquid clustering columns; cheap for tables without the feature."""
+        if "clustering" not in str(snapshot.protocol().json()):
+            return ()
+        info = self.jvm.org.apache.spark.sql.delta.skipping.clustering.ClusteringColumnInfo
+        return tuple(str(name) for name in self.items(info.extractLogicalNames(snapshot)))
+
+    # -- the log itself ------------------------------------------------------------------------
+
+    def commit_lines(self, path: str, version: int) -> list[str] | None:
+        """The lines of one commit; `None` when it is not (or no longer) there."""
+        local = local_path(path)
+        if local is not None:
+            try:
+                text = (local / _LOG_FOLDER / f"{version:020d}.json").read_text(encoding="utf-8")
+            except FileNotFoundError:
+                return None
+            return text.splitlines()
+        log = self.log(path)
+        file = self.jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+        conf = log.newDeltaHadoopConf()
+        if not file.getFileSystem(conf).exists(file):
+            return None
+        return [str(line) for line in self.items(log.store().read(file, conf))]
+
+    def commit_info(self, path: str, version: int) -> dict[str, Any] | None:
+        """The `commitInfo` of one commit; empty when the commit carries none."""
+        lines = self.commit_lines(path, version)
+        if lines is None:
+            return None
+        for line in lines:
+            if line.startswith('{"commitInfo"'):
+                found: dict[str, Any] = json.loads(line)["commitInfo"]
+                return found
+        return {}
+
+
+def read_commit_counts(
+    spark: SparkSession, path: str, since_version: int = -1, *, newest: int | None = None
+) -> list[CommitResult]:
+    """What Penstock's commits after a version recorded, oldest first.
+
+    Commits that log retention removed are missing.
+
+    Args:
+        spark: Session.
+        path: The table.
+        since_version: The last version that is known already.
+        newest: Stop there; the newest version by default.
+    """
+    delta = DeltaJvm(spark)
+    last = delta.snapshot(path).version() if newest is None else newest
+    found = []
+    # From the newest back to the first that is gone: what is older is gone, too.
+    for version in range(last, max(since_version, -1), -1):
+        info = delta.commit_info(path, version)
+        if info is None:
+            break
+        result = result_from_commit(version, info)
+        if result is not None:
+            found.append(result)
+    return found[::-1]
+
+
+class KnownVersions:
+    """What this process knows of the tables that it writes, so that it need not ask again.
+
+    As long as a table's newest version is one that this process committed, no other process
+    committed a transaction of one of our flows; then the last batch of each app id is the one
+    remembered here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._version: dict[str, int] = {}
+        self._batches: dict[tuple[str, str], int] = {}
+
+    def committed(self, table_id: str, version: int, app_id: str, batch_id: int | None) -> None:
+        """Remember a commit of our own, if no version between is unknown."""
+        with self._lock:
+            if self._version.get(table_id) == version - 1:
+                self._version[table_id] = version
+            if batch_id is not None:
+                self._batches[table_id, app_id] = batch_id
+
+    def looked_up(self, table_id: str, version: int, app_id: str, batch_id: int) -> None:
+        """Remember what a full look-up at a version found."""
+        with self._lock:
+            if self._version.get(table_id) != version:
+                # What others committed in between may concern the other flows of the table.
+                for key in [key for key in self._batches if key[0] == table_id]:
+                    del self._batches[key]
+                self._version[table_id] = version
+            self._batches[table_id, app_id] = batch_id
+
+    def last(self, table_id: str, version: int, app_id: str) -> int | None:
+        """Last batch of an app id, if this version holds nothing unknown; else `None`."""
+        with self._lock:
+            if self._version.get(table_id) != version:
+                return None
+            return self._batches.get((table_id, app_id))
+
+
+known_versions = KnownVersions()

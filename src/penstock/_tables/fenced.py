@@ -1,0 +1,179 @@
+"""A table as one flow sees it: transactions that know whether a batch is in, and fenced commits."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from penstock._tables.commits import CommitResult, result_from_commit
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
+from penstock._tables.layout import TableRef
+from penstock._tables.schema import (
+    SchemaDifference,
+    check_columns,
+    compare,
+    plain_schema,
+    reconcile,
+    schema_json,
+)
+from penstock.errors import InternalError
+
+_REPLAY_SEARCH = 500
+_UNKNOWN = -2
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A transaction that was started.
+
+    Attributes:
+        transaction: Delta's `OptimisticTransaction`.
+        done: The batch is in the table already.
+        metadata: Of the version that the transaction read.
+    """
+
+    transaction: Any
+    done: bool
+    metadata: TableMetadata
+
+    @property
+    def version(self) -> int:
+        """Version that the transaction read."""
+        return int(self.transaction.snapshot().version())
+
+
+class FencedTable:
+    """One table and the app id under which one flow writes it.
+
+    Args:
+        delta: The bridge.
+        ref: The table; it must exist.
+        app_id: Names the fence.
+    """
+
+    def __init__(self, delta: DeltaJvm, ref: TableRef, app_id: str) -> None:
+        self.ref = ref
+        self._delta = delta
+        self._app_id = app_id
+        self._version = _UNKNOWN
+        self._metadata: TableMetadata | None = None
+        self._difference: SchemaDifference | None = None
+        self._query: StructType | None = None
+        self.generation = 0
+        """Grows when the table's metadata may have changed."""
+
+    def begin(self, batch_id: int | None) -> Begun:
+        """Start a transaction on the newest version.
+
+        The full look-up of the last batch needs the state of the whole table; it is skipped while
+        every version of the table is one that this process committed.
+
+        Args:
+            batch_id: `None` for a write without a fence.
+        """
+        transaction = self._delta.begin(self.ref.path)
+        version = int(transaction.snapshot().version())
+        if version < 0:
+            raise InternalError("TABLE_NOT_PREPARED", f"{self.ref.name} does not exist")
+        if self._metadata is None or version != self._version:
+            self._metadata = self._delta.metadata(transaction)
+            self._difference = None
+            self._version = version
+            self.generation += 1
+        if batch_id is None:
+            return Begun(transaction, False, self._metadata)
+        last = known_versions.last(self._metadata.id, version, self._app_id)
+        if last is None:
+            last = int(transaction.txnVersion(self._app_id))
+            known_versions.looked_up(self._metadata.id, version, self._app_id, last)
+        else:
+            # A commit of our app id by anyone else in between must still fail ours.
+            transaction.readTxn().addOne(self._app_id)
+        return Begun(transaction, last >= batch_id, self._metadata)
+
+    def evolve(
+        self, begun: Begun, query: StructType, *, allow_missing: bool, replaces: bool
+    ) -> StructType:
+        """Check the query's schema and make the transaction carry what it adds.
+
+        Args:
+            begun: From `begin`.
+            query: Columns that will be written.
+            allow_missing: Columns that the query lacks become NULL.
+            replaces: All rows are replaced, so any schema fits.
+
+        Returns:
+            The schema after the commit.
+
+        Raises:
+            PlanError: `SCHEMA_INCOMPATIBLE`.
+        """
+        have = begun.metadata.schema
+        if self._difference is None or self._query != query:
+            self._query = query
+            self.generation += 1
+            self._difference = (
+                _replacing(have, query, self.ref.name)
+                if replaces
+                else reconcile(have, query, name=self.ref.name, allow_missing=allow_missing)
+            )
+        merged = self._difference.merged
+        text = schema_json(merged)
+        if text != schema_json(have):
+            content = dict(begun.metadata.content, schemaString=text)
+            begun.transaction.updateMetadata(self._delta.action({"metaData": content}), False)
+            self._version = _UNKNOWN
+        return merged
+
+    def removals(self, begun: Begun) -> list[Any]:
+        """Actions that remove every file of the table."""
+        files = begun.transaction.filterFiles()
+        return [file.remove() for file in self._delta.items(files)]
+
+    def commit(
+        self,
+        begun: Begun,
+        actions: Sequence[Any],
+        batch_id: int | None,
+        result: CommitResult,
+        *,
+        complete: bool,
+    ) -> int:
+        """Commit with the fence and the record of the batch; returns the version made."""
+        record = result.to_metadata()
+        if batch_id is None:
+            operation = self._delta.write_operation(record, overwrite=complete)
+        else:
+            now = int(time.time() * 1000)
+            actions = [self._delta.set_transaction(self._app_id, batch_id, now), *actions]
+            operation = self._delta.streaming_operation(
+                self._app_id, batch_id, record, complete=complete
+            )
+        version = int(begun.transaction.commit(self._delta.seq(actions), operation))
+        known_versions.committed(begun.metadata.id, version, self._app_id, batch_id)
+        # The metadata is still the one we know only when nobody committed in between.
+        self._version = version if self._version == version - 1 else _UNKNOWN
+        return version
+
+    def recorded(self, batch_id: int | None) -> CommitResult | None:
+        """What the commit of a batch that is in recorded; `None` if it is too long ago."""
+        newest = int(self._delta.snapshot(self.ref.path).version())
+        for version in range(newest, max(-1, newest - _REPLAY_SEARCH), -1):
+            info = self._delta.commit_info(self.ref.path, version)
+            if info is None:
+                return None
+            found = result_from_commit(version, info)
+            if found and found.app_id == self._app_id and found.batch_id == batch_id:
+                return replace(found, replayed=True)
+        return None
+
+
+def _replacing(table: StructType, query: StructType, name: str) -> SchemaDifference:
+    """The schema of a table whose rows are replaced: the query's, where it does not just add."""
+    check_columns(query, name)
+    difference = compare(table, query)
+    if difference.conflicts or difference.missing:
+        return SchemaDifference(plain_schema(query, nullable=True))
+    return difference

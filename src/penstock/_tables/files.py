@@ -1,0 +1,76 @@
+"""Small text files in the storage root: state that must survive, written atomically."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+
+def local_path(uri: str) -> Path | None:
+    """The path of a `file:` URI or a plain path; `None` for any other scheme."""
+    parsed = urlparse(uri)
+    if parsed.scheme in ("", "file"):
+        return Path(unquote(parsed.path))
+    return None
+
+
+class StorageFiles:
+    """Reads and replaces small files, on a local disk or through Hadoop's FileSystem.
+
+    On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`, which
+    object stores make atomic as well; HDFS does not, so a reader there takes a torn file for absent.
+
+    Args:
+        spark: Session whose Hadoop configuration knows the file system; not used for local disks.
+    """
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def read(self, uri: str) -> str | None:
+        """The text of a file; `None` if there is none."""
+        path = local_path(uri)
+        if path is not None:
+            try:
+                return path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                return None
+        system, hadoop_path = self._hadoop(uri)
+        if not system.exists(hadoop_path):
+            return None
+        stream = system.open(hadoop_path)
+        try:
+            content = self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return str(content)
+
+    def write(self, uri: str, text: str) -> None:
+        """Create or replace a file and the folders above it."""
+        path = local_path(uri)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+            return
+        system, hadoop_path = self._hadoop(uri)
+        stream = system.create(hadoop_path, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def delete_tree(self, uri: str) -> None:
+        """Remove a folder with everything in it; nothing happens if there is none."""
+        system, hadoop_path = self._hadoop(uri)
+        system.delete(hadoop_path, True)
+
+    def _hadoop(self, uri: str) -> tuple[Any, Any]:
+        jvm = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path(uri)
+        return path.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), path

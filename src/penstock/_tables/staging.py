@@ -1,0 +1,165 @@
+"""One job for two tables: a transaction that writes the files and is never committed.
+
+Its schema is the target's plus the helper columns, partitioned by the destination first. The files
+of `penstock_dest=table` are committed to the target as they are (a reader never looks at columns
+that the table does not have), the others are moved into the quarantine table and committed there.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, StructType
+
+from penstock._tables.commits import RuleCounts
+from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.schema import as_nullable, has_identity, leaf_count, schema_json
+from penstock.quality.rules import quoted
+from penstock.quality.split import (
+    DESTINATION,
+    FAILED_RULES,
+    FLAG_PREFIX,
+    ROW,
+    SOURCE,
+    TO_QUARANTINE,
+    RowSplit,
+)
+
+_INDEXED = "delta.dataSkippingNumIndexedCols"
+_STATS_COLUMNS = "delta.dataSkippingStatsColumns"
+_CONSTRAINT = "delta.constraints."
+_DEFAULT_INDEXED = 32
+_FLAG_STATISTIC = re.compile(rf'"{FLAG_PREFIX}\d+":\d+,|,?"{FLAG_PREFIX}\d+":\d+(?=\}})')
+
+QUARANTINE_FIELDS = (
+    StructField(FAILED_RULES, ArrayType(StringType())),
+    StructField(ROW, StringType()),
+    StructField(SOURCE, StringType()),
+)
+
+
+def can_stage(metadata: TableMetadata) -> bool:
+    """Whether files written for a staging schema are valid files of this table.
+
+    Not with column mapping (physical names), identity columns (their high-water mark is in the
+    transaction that writes) and the old form of invariants.
+    """
+    configuration = metadata.configuration
+    if configuration.get("delta.columnMapping.mode", "none").lower() != "none":
+        return False
+    if any(key.startswith("delta.enableIcebergCompat") for key in configuration):
+        return False
+    schema = metadata.schema
+    has_invariants = any("delta.invariants" in (column.metadata or {}) for column in schema)
+    return not has_invariants and not has_identity(schema)
+
+
+def staging_metadata(
+    delta: DeltaJvm, metadata: TableMetadata, schema: StructType, split: RowSplit
+) -> Any:
+    """Metadata of the staging transaction, as Delta's object.
+
+    The target's constraints bind only the rows that go to it; the staging schema states them that
+    way, so that Delta itself enforces them while it writes.
+
+    Args:
+        delta: The bridge.
+        metadata: Of the target.
+        schema: Of the target after evolution.
+        split: The split whose DataFrame will be written.
+    """
+    flags = [StructField(name, BooleanType()) for name in split.flags.values()]
+    # With the same types as the DataFrame: nothing may reject a row that goes to quarantine.
+    data = [StructField(c.name, as_nullable(c.dataType), True, c.metadata) for c in schema]
+    helpers = list(QUARANTINE_FIELDS) if split.quarantine else []
+    destination = StructField(DESTINATION, StringType())
+    content = dict(metadata.content)
+    content["schemaString"] = schema_json(StructType([*flags, *data, *helpers, destination]))
+    content["partitionColumns"] = [DESTINATION, *metadata.partition_columns]
+    content["configuration"] = _configuration(metadata, schema, split)
+    return delta.action({"metaData": content})
+
+
+def _configuration(
+    metadata: TableMetadata, schema: StructType, split: RowSplit
+) -> dict[str, str]:
+    found = metadata.configuration
+    result = {key: value for key, value in found.items() if not key.startswith(_CONSTRAINT)}
+    # Flags come first, so that counting them takes nothing from the table's own statistics.
+    if _STATS_COLUMNS in found:
+        result[_STATS_COLUMNS] = ",".join([*split.flags.values(), found[_STATS_COLUMNS]])
+    else:
+        partitioned = {name.lower() for name in metadata.partition_columns}
+        leaves = leaf_count([c for c in schema if c.name.lower() not in partitioned])
+        indexed = int(found.get(_INDEXED, _DEFAULT_INDEXED))
+        own = leaves if indexed < 0 else min(leaves, indexed)
+        result[_INDEXED] = str(len(split.flags) + own)
+    elsewhere = f"{DESTINATION} = '{TO_QUARANTINE}'"
+    for key, value in found.items():
+        if key.startswith(_CONSTRAINT):
+            result[key] = f"{elsewhere} OR ({value})"
+    for column in schema:
+        if not column.nullable:
+            key = f"{_CONSTRAINT}not_null_{column.name.lower()}"
+            result[key] = f"{elsewhere} OR {quoted(column.name)} IS NOT NULL"
+    return result
+
+
+@dataclass
+class StagedFiles:
+    """What one staging job wrote, by destination.
+
+    Attributes:
+        clean: `AddFile` contents for the target.
+        bad: `AddFile` contents for the quarantine table; paths are still below the target.
+        clean_rows: Rows in `clean`.
+        bad_rows: Rows in `bad`.
+        rules: Counts per rule over both.
+    """
+
+    clean: list[dict[str, Any]]
+    bad: list[dict[str, Any]]
+    clean_rows: int
+    bad_rows: int
+    rules: dict[str, RuleCounts]
+
+
+def sort_files(files: list[dict[str, Any]], split: RowSplit) -> StagedFiles:
+    """Separate the files of a staging job and count their rows and broken rules.
+
+    Counts come from the statistics that the writer of each surviving file made: a task that was
+    retried or ran twice counts once.
+    """
+    result = StagedFiles([], [], 0, 0, {})
+    failed = dict.fromkeys(split.flags, 0)
+    for file in files:
+        values = dict(file["partitionValues"])
+        is_bad = values.pop(DESTINATION, None) == TO_QUARANTINE
+        statistics = json.loads(file["stats"])
+        rows = int(statistics["numRecords"])
+        nulls: Mapping[str, int] = statistics.get("nullCount", {})
+        for rule, flag in split.flags.items():
+            failed[rule] += rows - nulls[flag]
+        moved = dict(file, partitionValues=values, stats=without_flags(file["stats"]))
+        if is_bad:
+            result.bad.append(moved)
+            result.bad_rows += rows
+        else:
+            result.clean.append(moved)
+            result.clean_rows += rows
+    total = result.clean_rows + result.bad_rows
+    result.rules = {
+        rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
+    }
+    return result
+
+
+def without_flags(statistics: str) -> str:
+    """A file's statistics without those of the flag columns.
+
+    As text: parsing numbers in Python would lose digits of decimals. A quote inside of a value is
+    escaped, so the pattern finds keys only.
+    """
+    return _FLAG_STATISTIC.sub("", statistics)

@@ -1,0 +1,1 @@
+"""One file per system that rows come from or go to."""

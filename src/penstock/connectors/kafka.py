@@ -1,0 +1,360 @@
+"""Option rules of Spark's Kafka source and sink: checked before Spark ever sees them.
+
+Spark ignores an option that it does not know, so a typo in `startingOffset` would silently read
+from the wrong place, and some client options make a configuration run foreign code. Everything here
+is a pure function over option maps. Option names are compared without regard to case, as Spark
+does; values are never shown in an error, because they may be secrets.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from penstock.errors import ConnectorError
+
+__all__ = ["prepare_sink_options", "prepare_source_options"]
+
+_SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
+
+_SOURCE_OPTIONS = (
+    *_SUBSCRIPTIONS,
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "groupIdPrefix",
+    "includeHeaders",
+)
+_SINK_OPTIONS = ("topic", "includeHeaders", "checkpointLocation", "queryName")
+
+# Options of the Kafka client that users forget to prefix; Spark would ignore them.
+_CLIENT_OPTIONS = (
+    "bootstrap.servers",
+    "group.id",
+    "isolation.level",
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.jaas.config",
+    "sasl.login.callback.handler.class",
+    "sasl.client.callback.handler.class",
+    "ssl.truststore.location",
+    "ssl.truststore.password",
+    "ssl.truststore.type",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.keystore.type",
+    "ssl.key.password",
+    "ssl.endpoint.identification.algorithm",
+    "request.timeout.ms",
+    "session.timeout.ms",
+    "max.poll.records",
+    "fetch.max.bytes",
+    "max.partition.fetch.bytes",
+    "acks",
+    "compression.type",
+    "linger.ms",
+    "batch.size",
+    "max.request.size",
+    "delivery.timeout.ms",
+    "enable.idempotence",
+)
+
+_ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_POSITIVE = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions")
+
+_REFUSED_SOURCE = {
+    "kafka.auto.offset.reset": "use `startingOffsets`; Spark itself keeps track of offsets",
+    "kafka.key.deserializer": "keys are always bytes; convert with `cast` or `from_json`",
+    "kafka.value.deserializer": "values are always bytes; convert with `cast` or `from_json`",
+    "kafka.enable.auto.commit": "remove it; Spark keeps offsets in the checkpoint",
+}
+_REFUSED_SINK = {
+    "kafka.key.serializer": "give `key` as a string or binary column",
+    "kafka.value.serializer": "give `value` as a string or binary column",
+    "checkpointlocation": "remove it; each flow has a checkpoint that Penstock manages",
+}
+
+_HANDLER_OPTION = re.compile(r"(.*\.)?sasl\.(login|client|server)?[a-z.]*class")
+_KNOWN_HANDLERS = frozenset(
+    {
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
+        "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
+        "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+        "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler",
+        "com.google.cloud.hosted.kafka.auth.GcpLoginCallbackHandler",
+    }
+)
+_KNOWN_LOGIN_MODULES = frozenset(
+    {
+        "org.apache.kafka.common.security.plain.PlainLoginModule",
+        "org.apache.kafka.common.security.scram.ScramLoginModule",
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
+        "com.sun.security.auth.module.Krb5LoginModule",
+        "software.amazon.msk.auth.iam.IAMLoginModule",
+    }
+)
+_SHADED = re.compile(r"(?<![\w.])kafkashaded\.")
+_LOGIN_MODULE = re.compile(r"(?:^|;)\s*([\w.$]+)(?=\s)")
+# What Kafka's own tokenizer skips (comments) or takes as a whole (quoted text, up to a line's end).
+_JAAS_TOKEN = re.compile(
+    r"""(?P<comment>/\*.*?(?:\*/|\Z)|//[^\r\n]*)"""
+    r"""|(?P<quoted>"(?:\\.|[^"\\\r\n])*"?|'(?:\\.|[^'\\\r\n])*'?)"""
+    r"""|(?P<plain>(?:(?!/[/*])[^"'])+)""",
+    re.DOTALL,
+)
+
+
+def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True) -> dict[str, str]:
+    """Check the options of a Kafka source and fill up Penstock's defaults.
+
+    Defaults are `failOnDataLoss=true` and `kafka.isolation.level=read_committed`; the user's own
+    value wins. Options without a `kafka.` prefix that resemble no known one pass unchanged.
+
+    Args:
+        options: As the user gave them, secrets already resolved.
+        streaming: Whether the source is read as a stream; a batch may also have ending offsets.
+
+    Returns:
+        Options for Spark's reader.
+
+    Raises:
+        ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_SUBSCRIPTION_INVALID`,
+            `KAFKA_OPTION_UNKNOWN`, `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_UNSAFE`,
+            `KAFKA_OPTION_INVALID` or `KAFKA_OFFSETS_INVALID`.
+    """
+    given = _by_lower_name(options)
+    _refuse_unknown(options, _SOURCE_OPTIONS)
+    _refuse(given, _REFUSED_SOURCE)
+    _require_servers(given)
+    chosen = [name for name in _SUBSCRIPTIONS if name.lower() in given]
+    if len(chosen) != 1:
+        raise ConnectorError(
+            "KAFKA_SUBSCRIPTION_INVALID",
+            f"a Kafka source takes exactly one of {', '.join(_SUBSCRIPTIONS)}, "
+            f"not {' and '.join(chosen) if chosen else 'none'}",
+        )
+    if not given[chosen[0].lower()].strip():
+        raise ConnectorError("KAFKA_SUBSCRIPTION_INVALID", f"option `{chosen[0]}` is empty")
+    _check_assign(given)
+    _check_offsets(given, streaming=streaming)
+    for name in _POSITIVE:
+        value = given.get(name.lower())
+        if value is not None and not (value.strip().isdecimal() and int(value) > 0):
+            raise ConnectorError(
+                "KAFKA_OPTION_INVALID", f"option `{name}` is a whole number above zero"
+            )
+    prepared = _made_safe(options)
+    if "failondataloss" not in given:
+        prepared["failOnDataLoss"] = "true"
+    if "kafka.isolation.level" not in given:
+        prepared["kafka.isolation.level"] = "read_committed"
+    return prepared
+
+
+def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Check the options of a Kafka sink, stream or batch.
+
+    Args:
+        options: As the user gave them, secrets already resolved.
+
+    Returns:
+        Options for Spark's writer.
+
+    Raises:
+        ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_OPTION_UNKNOWN`,
+            `KAFKA_OPTION_REFUSED` or `KAFKA_OPTION_UNSAFE`.
+    """
+    given = _by_lower_name(options)
+    _refuse_unknown(options, _SINK_OPTIONS)
+    _refuse(given, _REFUSED_SINK)
+    _require_servers(given)
+    return _made_safe(options)
+
+
+def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}
+
+
+def _require_servers(given: Mapping[str, str]) -> None:
+    if not given.get("kafka.bootstrap.servers", "").strip():
+        raise ConnectorError(
+            "KAFKA_BOOTSTRAP_SERVERS_MISSING",
+            "option `kafka.bootstrap.servers` is missing or empty",
+            hint='.option("kafka.bootstrap.servers", "host:9092,other:9092")',
+        )
+
+
+def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    by_lower = {name.lower(): name for name in known}
+    for name in options:
+        lower = name.lower()
+        if lower.startswith("kafka.") or lower in by_lower:
+            continue
+        nearest: str | None = None
+        if lower in _CLIENT_OPTIONS:
+            nearest = f"kafka.{lower}"
+        elif close := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.8):
+            nearest = by_lower[close[0]]
+        if nearest is not None:
+            raise ConnectorError(
+                "KAFKA_OPTION_UNKNOWN",
+                f"Spark's Kafka connector would ignore the option `{name}`",
+                hint=f"did you mean `{nearest}`?",
+            )
+
+
+def _refuse(given: Mapping[str, str], refused: Mapping[str, str]) -> None:
+    for name, instead in refused.items():
+        if name in given:
+            raise ConnectorError(
+                "KAFKA_OPTION_REFUSED", f"option `{name}` cannot be set here", hint=instead
+            )
+
+
+def _made_safe(options: Mapping[str, str]) -> dict[str, str]:
+    """Refuse client options that load foreign code; drop the prefix of shaded class names."""
+    prepared: dict[str, str] = {}
+    for name, value in options.items():
+        lower = name.lower()
+        if not lower.startswith("kafka."):
+            prepared[name] = value
+            continue
+        client_name = lower.removeprefix("kafka.")
+        if "config.providers" in client_name:
+            raise _unsafe(name, "use a `${secret:...}` reference instead of a config provider")
+        if client_name == "interceptor.classes":
+            raise _unsafe(name, "interceptors run foreign code; work on the DataFrame instead")
+        if _HANDLER_OPTION.fullmatch(client_name):
+            value = _SHADED.sub("", value)
+            if value.strip() not in _KNOWN_HANDLERS:
+                raise _unsafe(name, f"allowed are: {', '.join(sorted(_KNOWN_HANDLERS))}")
+        if client_name.endswith("sasl.jaas.config"):
+            value, modules = _read_jaas(value)
+            if not modules or any(module not in _KNOWN_LOGIN_MODULES for module in modules):
+                raise _unsafe(
+                    name,
+                    "it must start with one of the login modules "
+                    + ", ".join(sorted(_KNOWN_LOGIN_MODULES)),
+                )
+        prepared[name] = value
+    return prepared
+
+
+def _read_jaas(text: str) -> tuple[str, list[str]]:
+    """The text without shaded prefixes, and the login modules that it names.
+
+    Comments are dropped; what is quoted (a password, say) is neither changed nor looked into.
+    """
+    kept: list[str] = []
+    outline: list[str] = []
+    for token in _JAAS_TOKEN.finditer(text):
+        if token["quoted"] is not None:
+            kept.append(token["quoted"])
+            outline.append('""')
+        else:
+            plain = " " if token["plain"] is None else _SHADED.sub("", token["plain"])
+            kept.append(plain)
+            outline.append(plain)
+    return "".join(kept), _LOGIN_MODULE.findall("".join(outline).strip())
+
+
+def _unsafe(name: str, hint: str) -> ConnectorError:
+    return ConnectorError(
+        "KAFKA_OPTION_UNSAFE",
+        f"the value of option `{name}` could make the Kafka client run foreign code",
+        hint=hint,
+    )
+
+
+def _check_offsets(given: Mapping[str, str], *, streaming: bool) -> None:
+    if streaming:
+        for name in _ENDING:
+            if name.lower() in given:
+                raise ConnectorError(
+                    "KAFKA_OPTION_REFUSED",
+                    f"option `{name}` is for batch reads; a stream has no end",
+                    hint="read with `spark.read`, or remove the option",
+                )
+    keyword_rules = (
+        ("startingOffsets", ("earliest", "latest") if streaming else ("earliest",)),
+        ("endingOffsets", ("latest",)),
+    )
+    for name, keywords in keyword_rules:
+        value = given.get(name.lower())
+        if value is not None and value.strip().lower() not in keywords:
+            _check_offsets_json(name, value, keywords)
+    for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
+        value = given.get(name.lower())
+        if value is not None:
+            _check_offsets_json(name, value, ())
+    for name in ("startingTimestamp", "endingTimestamp"):
+        value = given.get(name.lower())
+        if value is not None and not value.strip().isdecimal():
+            raise ConnectorError(
+                "KAFKA_OPTION_INVALID", f"option `{name}` is a time in milliseconds since 1970"
+            )
+
+
+def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None:
+    example = '{"topic": {"0": 23, "1": -2}}'
+    hint = " or ".join([*(f"`{word}`" for word in keywords), f"JSON like `{example}`"])
+    _check_topics_json(
+        name,
+        text,
+        hint,
+        lambda partitions: (
+            isinstance(partitions, dict)
+            and all(
+                number.isdecimal() and isinstance(offset, int) and not isinstance(offset, bool)
+                for number, offset in partitions.items()
+            )
+        ),
+    )
+
+
+def _check_assign(given: Mapping[str, str]) -> None:
+    text = given.get("assign")
+    if text is not None:
+        _check_topics_json(
+            "assign",
+            text,
+            'JSON like `{"topic": [0, 1]}`',
+            lambda numbers: (
+                isinstance(numbers, list)
+                and all(isinstance(number, int) and number >= 0 for number in numbers)
+            ),
+        )
+
+
+def _check_topics_json(name: str, text: str, hint: str, is_sound: Callable[[object], bool]) -> None:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConnectorError(
+            "KAFKA_OFFSETS_INVALID",
+            f"option `{name}` is not JSON: {error.msg} at line {error.lineno}, "
+            f"column {error.colno}",
+            hint=hint,
+        ) from None
+    if not isinstance(parsed, dict) or not parsed:
+        raise ConnectorError("KAFKA_OFFSETS_INVALID", f"option `{name}` names no topic", hint=hint)
+    for topic, value in parsed.items():
+        if not is_sound(value):
+            raise ConnectorError(
+                "KAFKA_OFFSETS_INVALID",
+                f"option `{name}`: what it says about topic {topic!r} has the wrong form",
+                hint=hint,
+            )

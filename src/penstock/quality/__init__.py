@@ -1,0 +1,1 @@
+"""Expectations as pure functions from a row to a Column."""

@@ -1,0 +1,194 @@
+"""One expectation: is it sound, and how does it become a Column that never fails a query."""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, DataType, NullType, StructType
+
+from penstock._model.expectation import Expectation
+from penstock.errors import DefinitionError, DefinitionErrors
+
+# An expectation is handed around, reviewed less than code and runs with all rights: nothing in it
+# may call arbitrary Java or read other data. The tree is walked only where one of these appears.
+_SUSPECT = re.compile(
+    r"(?i)reflect|java_method|\b(select|from|values|table|exists|sql|url|file|ai_\w+)\b"
+)
+_REFUSED_FUNCTIONS = frozenset({"reflect", "java_method", "try_reflect"})
+_HASHABLE_FIRST = ("boolean", "byte", "short", "integer", "long", "date", "timestamp", "double")
+
+
+def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> None:
+    """Check every expectation against the columns of its dataset.
+
+    Raises:
+        DefinitionErrors: More than one is wrong.
+        DefinitionError: One is wrong: not valid SQL, an unknown column, not a boolean, or it reads
+            other data or calls Java.
+    """
+    errors: list[DefinitionError] = []
+    columns: list[Column] = []
+    for rule in expectations:
+        try:
+            columns.append(condition_column(df.sparkSession, rule))
+        except DefinitionError as error:
+            errors.append(error)
+    if not errors and _sound(df, columns):
+        return
+    if not errors:
+        for rule, column in zip(expectations, columns, strict=True):
+            try:
+                _check_one(df, rule, column)
+            except DefinitionError as error:
+                errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise DefinitionErrors(errors)
+
+
+def condition_column(spark: SparkSession, rule: Expectation) -> Column:
+    """The condition as a Column, refused if it is not one row's business.
+
+    Raises:
+        DefinitionError: Not valid SQL (also if it only would be together with other text), a
+            subquery, or a call of Java.
+    """
+    if isinstance(rule.condition, Column):
+        column = rule.condition
+        expression = None
+        text = str(column)
+    else:
+        text = rule.condition
+        parser: Any = spark._jsparkSession.sessionState().sqlParser()
+        try:
+            # Alone, so that an unbalanced bracket cannot join with what we put around it.
+            expression = parser.parseExpression(text)
+        except ParseException as error:
+            raise _invalid(rule, _first_line(error)) from error
+        column = F.expr(text)
+    if _SUSPECT.search(text):
+        utils: Any = spark._jvm.org.apache.spark.sql.classic.ExpressionUtils  # type: ignore[union-attr]
+        if expression is None:
+            expression = utils.expression(column._jc)
+        reason = next(_refusals(expression), None)
+        if reason is not None:
+            raise _invalid(rule, reason, hint="an expectation looks at one row only")
+    return column
+
+
+def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
+    """A boolean that is true where the condition is, and false where it is false, NULL or an error.
+
+    Under ANSI mode `cast(s AS INT) > 0` raises for `s = 'abc'`; one bad value must break its row's
+    rule, not the flow. Catalyst's `TryEval` turns an error into NULL. That is not enough by itself:
+    a subexpression that two rules share would be hoisted out of both and evaluated unprotected.
+    Only conditional branches are exempt from hoisting, so the rule becomes one, behind a guard that
+    is always true and that the optimizer cannot see through.
+    """
+    jvm: Any = spark._jvm
+    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    guarded = F.when(guard, condition)
+    attempt = jvm.org.apache.spark.sql.catalyst.expressions.TryEval(utils.expression(guarded._jc))
+    return F.coalesce(Column(utils.column(attempt)), F.lit(False))
+
+
+def row_guard(schema: StructType) -> Column:
+    """A condition that is true for every row and opaque to the optimizer, for `tolerant`."""
+    names = [field.name for field in schema if _hashable(field.dataType)]
+    cheap = [
+        field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST
+    ]
+    chosen = next(iter(cheap or names), None)
+    seed = F.col(quoted(chosen)) if chosen else F.monotonically_increasing_id()
+    # A population count is never above 64; Catalyst keeps no such knowledge.
+    return F.bit_count(F.hash(seed)) < 100
+
+
+def quoted(name: str) -> str:
+    """A column name as an identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _hashable(data_type: DataType) -> bool:
+    return not re.search(r"\b(map|variant|interval|void|geo)", data_type.simpleString())
+
+
+def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:
+    """All at once: the common case costs one analysis."""
+    if not columns:
+        return True
+    try:
+        selected = df.select(*[c.alias(f"rule{i}") for i, c in enumerate(columns)])
+    except AnalysisException:
+        return False
+    return _row_wise(selected) and all(_boolean(field.dataType) for field in selected.schema)
+
+
+def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
+    try:
+        selected = df.select(column.alias("rule"))
+    except AnalysisException as error:
+        near = _nearest(error, df.columns)
+        raise _invalid(
+            rule, _first_line(error), hint=f"did you mean {near!r}?" if near else None
+        ) from error
+    if not _row_wise(selected):
+        raise _invalid(rule, "it aggregates, uses a window or makes rows")
+    data_type = selected.schema[0].dataType
+    if not _boolean(data_type):
+        raise _invalid(rule, f"it is {data_type.simpleString().upper()}, not a BOOLEAN")
+
+
+def _boolean(data_type: DataType) -> bool:
+    return isinstance(data_type, (BooleanType, NullType))
+
+
+def _row_wise(selected: DataFrame) -> bool:
+    plan: Any = selected._jdf.queryExecution().analyzed()
+    return str(plan.nodeName()) == "Project" and " windowspecdefinition(" not in str(
+        plan.expressions().toString()
+    )
+
+
+def _refusals(expression: Any) -> Iterator[str]:
+    kind = str(expression.getClass().getSimpleName())
+    if "Subquery" in kind or kind in ("Exists", "ListQuery", "InSubquery"):
+        yield "it contains a subquery"
+        return
+    if kind == "UnresolvedFunction":
+        name = str(expression.nameParts().last()).lower()
+        if name in _REFUSED_FUNCTIONS:
+            yield f"it calls {name}()"
+    if kind in ("CallMethodViaReflection", "TryReflect"):
+        yield "it calls a Java method"
+    children = expression.children()
+    for position in range(children.size()):
+        yield from _refusals(children.apply(position))
+
+
+def _nearest(error: AnalysisException, columns: Sequence[str]) -> str | None:
+    parameters = error.getMessageParameters() or {}
+    name = parameters.get("objectName", "").replace("`", "")
+    if not name:
+        return None
+    lower = {column.lower(): column for column in columns}
+    found = difflib.get_close_matches(name.rsplit(".", 1)[-1].lower(), lower, n=1, cutoff=0.5)
+    return lower[found[0]] if found else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].removesuffix(";")
+
+
+def _invalid(rule: Expectation, reason: str, *, hint: str | None = None) -> DefinitionError:
+    return DefinitionError(
+        "EXPECTATION_INVALID",
+        f"expectation {rule.name!r} cannot be used: {reason}",
+        origin=rule.origin,
+        hint=hint,
+    )

@@ -1,0 +1,249 @@
+"""All expectations of a dataset in one pass: where a row goes, and a flag per broken rule.
+
+Nothing here runs anything: the result is a DataFrame with a few more columns, built once before
+the flow starts. The writer (`_tables.writer`) sends rows to two tables by the destination column
+and reads exact counts per rule from the null counts of the flag columns.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from penstock._model.expectation import Expectation, OnViolation
+from penstock.errors import DefinitionError
+from penstock.quality.rules import condition_column, quoted, row_guard, tolerant
+
+DESTINATION = "penstock_dest"
+TO_TABLE = "table"
+TO_QUARANTINE = "quarantine"
+FLAG_PREFIX = "penstock_dq_"
+FAILED_RULES = "_failed_rules"
+ROW = "_row"
+SOURCE = "_source"
+QUARANTINE_COLUMNS = (FAILED_RULES, ROW, SOURCE)
+
+FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "
+_SHOWN_ROW_CHARACTERS = 2000
+_KAFKA_PREFIXES = ("", "_", "kafka_", "_kafka_", "source_", "_source_")
+_FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file_path", "_file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSplit:
+    """A DataFrame whose rows know where they go.
+
+    Attributes:
+        df: Flag columns, the data columns, the quarantine's own columns (if it is on) and the
+            destination, in this order.
+        data_columns: The columns of the user's query.
+        flags: Name of the flag column of each warn and drop rule, by rule; NULL means passed.
+        rules: Names of all rules, in order; those of fail rules have no flag.
+        quarantine: Whether rows that break a drop rule are kept.
+        drops: Whether there is a drop rule at all.
+    """
+
+    df: DataFrame
+    data_columns: tuple[str, ...]
+    flags: dict[str, str]
+    rules: tuple[str, ...]
+    quarantine: bool
+    drops: bool
+
+    def on(self, df: DataFrame) -> "RowSplit":
+        """The same split with another DataFrame of the same columns."""
+        return replace(self, df=df)
+
+    @property
+    def helper_columns(self) -> frozenset[str]:
+        """Columns of `df` that are not the user's."""
+        return frozenset(self.df.columns) - frozenset(self.data_columns)
+
+
+@dataclass(frozen=True)
+class ExpectationFailure:
+    """What a fail rule said about the row that broke it.
+
+    Attributes:
+        rules: Names of the fail rules that the row breaks.
+        row: The row as JSON, cut off when long.
+    """
+
+    rules: tuple[str, ...]
+    row: str
+
+
+def split_rows(
+    df: DataFrame, expectations: Sequence[Expectation], *, quarantine: bool = True
+) -> RowSplit | None:
+    """Add to a query what the writer needs to apply its expectations; `None` if it has none.
+
+    A row breaks a rule when the condition is false or NULL or cannot be evaluated. Fail rules win
+    over drop rules: they raise while the row is computed, before anything is written.
+
+    Args:
+        df: The user's query, streaming or not.
+        expectations: In the order of their declaration.
+        quarantine: Keep rows that break a drop rule.
+
+    Raises:
+        DefinitionError: A condition is refused, or a column has a name that Penstock needs.
+    """
+    if not expectations:
+        return None
+    spark = df.sparkSession
+    data = tuple(df.columns)
+    _check_names(data, expectations, quarantine)
+    guard = row_guard(df.schema)
+    broken: dict[str, Column] = {}
+    flags: dict[str, str] = {}
+    judged: list[Column] = []
+    for position, rule in enumerate(expectations):
+        name = f"{FLAG_PREFIX}{position}"
+        passed = tolerant(spark, condition_column(spark, rule), guard)
+        # A boolean has no minimum and maximum in Delta's statistics: only its nulls are counted.
+        judged.append(F.when(passed, F.lit(None)).otherwise(F.lit(True)).alias(name))
+        broken[rule.name] = F.col(name).isNotNull()
+        if rule.on_violation is not OnViolation.FAIL:
+            flags[rule.name] = name
+    plain = [F.col(quoted(column)) for column in data]
+    with_flags = df.select(*judged, *plain)
+
+    drop = [r.name for r in expectations if r.on_violation is OnViolation.DROP]
+    fail = [r.name for r in expectations if r.on_violation is OnViolation.FAIL]
+    bad = _any([broken[name] for name in drop])
+    destination = F.when(bad, F.lit(TO_QUARANTINE)).otherwise(F.lit(TO_TABLE))
+    if fail:
+        raised = F.raise_error(_failure_message(with_flags, data, fail, broken))
+        destination = F.when(
+            _any([broken[name] for name in fail]), raised.cast("string")
+        ).otherwise(destination)
+    keeps = quarantine and bool(drop)
+    extra: list[Column] = []
+    if keeps:
+        extra = [
+            F.when(bad, _names(drop, broken)).alias(FAILED_RULES),
+            F.when(bad, _row_json(with_flags, data)).alias(ROW),
+            F.when(bad, _source(df)).alias(SOURCE),
+        ]
+    result = with_flags.select(
+        *[F.col(name) for name in flags.values()],
+        *plain,
+        *extra,
+        destination.alias(DESTINATION),
+    )
+    return RowSplit(
+        df=result,
+        data_columns=data,
+        flags=flags,
+        rules=tuple(rule.name for rule in expectations),
+        quarantine=keeps,
+        drops=bool(drop),
+    )
+
+
+def filter_view(df: DataFrame, expectations: Sequence[Expectation]) -> DataFrame:
+    """Apply the expectations of a temporary view, which stores nothing.
+
+    Drop rules filter, fail rules raise where the view is read, warn rules have no effect that could
+    be counted.
+
+    Args:
+        df: The view's query.
+        expectations: In the order of their declaration.
+    """
+    split = split_rows(
+        df, [r for r in expectations if r.on_violation is not OnViolation.WARN], quarantine=False
+    )
+    if split is None:
+        return df
+    plain = [F.col(quoted(column)) for column in split.data_columns]
+    return split.df.where(F.col(DESTINATION) == TO_TABLE).select(*plain)
+
+
+def parse_failure(message: str) -> ExpectationFailure | None:
+    """Find what a fail rule raised in the message of a failed job, if that is why it failed."""
+    start = message.find(FAILURE_MARK)
+    if start < 0:
+        return None
+    try:
+        content, _ = json.JSONDecoder().raw_decode(message, start + len(FAILURE_MARK))
+        return ExpectationFailure(tuple(content["rules"]), str(content["row"]))
+    except (ValueError, KeyError, TypeError):
+        return ExpectationFailure((), "")
+
+
+def _check_names(
+    data: tuple[str, ...], expectations: Sequence[Expectation], quarantine: bool
+) -> None:
+    reserved = {DESTINATION, *(QUARANTINE_COLUMNS if quarantine else ())}
+    for column in data:
+        if column.lower() in reserved or column.lower().startswith(FLAG_PREFIX):
+            raise DefinitionError(
+                "COLUMN_NAME_RESERVED",
+                f"column {column!r} has a name that a dataset with expectations needs itself",
+                origin=expectations[0].origin,
+                hint="rename the column",
+            )
+
+
+def _any(conditions: Sequence[Column]) -> Column:
+    result = F.lit(False)
+    for position, condition in enumerate(conditions):
+        result = condition if position == 0 else result | condition
+    return result
+
+
+def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
+    return F.array_compact(F.array(*[F.when(broken[name], F.lit(name)) for name in rules]))
+
+
+def _row_json(df: DataFrame, columns: Sequence[str]) -> Column:
+    row = F.struct(*[F.col(quoted(column)) for column in columns])
+    as_json = F.to_json(row, {"ignoreNullFields": "false"})
+    try:
+        df.select(as_json)
+    except AnalysisException:
+        # Types that JSON does not know, such as intervals.
+        return row.cast("string")
+    return as_json
+
+
+def _failure_message(
+    df: DataFrame, columns: Sequence[str], fail: Sequence[str], broken: dict[str, Column]
+) -> Column:
+    content = F.struct(
+        _names(fail, broken).alias("rules"),
+        F.substring(_row_json(df, columns), 1, _SHOWN_ROW_CHARACTERS).alias("row"),
+    )
+    return F.concat(F.lit(FAILURE_MARK), F.to_json(content))
+
+
+def _source(df: DataFrame) -> Column:
+    """Where the row came from, if the query kept it: Kafka coordinates or a file."""
+    types = {field.name.lower(): field.dataType.simpleString() for field in df.schema}
+    for prefix in _KAFKA_PREFIXES:
+        topic, partition, offset = (f"{prefix}{n}" for n in ("topic", "partition", "offset"))
+        if (
+            types.get(topic) == "string"
+            and types.get(partition) == "int"
+            and types.get(offset) == "bigint"
+        ):
+            return F.to_json(
+                F.struct(
+                    F.col(topic).alias("topic"),
+                    F.col(partition).alias("partition"),
+                    F.col(offset).alias("offset"),
+                )
+            )
+    for name in _FILE_COLUMNS:
+        found = types.get(name)
+        if found == "string":
+            return F.to_json(F.struct(F.col(name).alias("file")))
+        if found is not None and re.search(r"\bfile_path:string\b", found):
+            return F.to_json(F.struct(F.col(f"{name}.file_path").alias("file")))
+    return F.lit(None).cast("string")
