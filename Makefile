@@ -1,0 +1,45 @@
+# A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
+BIN := .venv/bin
+JAR_SETS := delta local-fs kafka kafka-broker
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench jars clean distclean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+demo: jars  ## orders from a real Kafka to gold tables; EVENTS=20000 to end by itself, RATE=500 per second
+	$(BIN)/penstock demo $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
+
+test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/.installed  ## style, types, and the layers of the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
+	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+jars: .venv/.installed  ## the jars of Spark and the broker, into the cache that projects share
+	@$(BIN)/penstock jars sync $(addprefix --set ,$(JAR_SETS))
+
+clean:  ## remove what demo, tests and builds leave behind
+	@if [ -x $(BIN)/penstock ] && [ -d demo/broker ]; then $(BIN)/penstock broker stop --dir demo/broker || true; fi
+	rm -rf demo build dist spark-warehouse metastore_db derby.log
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## also remove .venv
+	rm -rf .venv
+
+.venv/.installed: requirements/dev.txt pyproject.toml .ci/bootstrap
+	@.ci/bootstrap requirements/dev.txt
+	@touch $@
+
+.venv/.bench: requirements/bench.txt .venv/.installed
+	@.ci/bootstrap requirements/bench.txt
+	@touch $@

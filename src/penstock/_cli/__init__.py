@@ -1,0 +1,1 @@
+"""Commands; exceptions become exit codes; the only room that prints."""

@@ -1,0 +1,143 @@
+"""How a running update is shown: a live table, plain lines or JSON lines."""
+
+import sys
+import uuid
+from contextlib import redirect_stdout, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from penstock._cli.lines import JsonPrinter, LinePrinter
+from penstock._cli.options import LogFormat
+from penstock._cli.render import final_line, live_view, summary_lines, summary_table
+from penstock._cli.terminal import Output, Terminal, console, detect
+from penstock._observe.bus import EventBus
+from penstock._observe.events import UpdateState
+from penstock._observe.snapshot import Snapshot, UpdateView
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_REFRESH_PER_SECOND = 4
+_STOP_NOTE = (
+    "stopping: the micro-batches in flight are being finished; once more (Ctrl-C) interrupts them"
+)
+
+
+class Display(Protocol):
+    """Shows an update between `__enter__` and `__exit__`."""
+
+    def __enter__(self) -> Self:
+        """Begin to show events."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Show how it ended, also when it ended with an exception."""
+
+
+def choose_display(
+    bus: EventBus, snapshot: Snapshot, *, log_format: LogFormat, quiet: bool
+) -> Display:
+    """The display that fits the options and the terminal, subscribed to the bus."""
+    terminal = detect(sys.stdout)
+    if log_format is LogFormat.JSON:
+        lines = Output(sys.stdout)
+        bus.subscribe(JsonPrinter(lines, instance=str(uuid.uuid4()), quiet=quiet))
+        return SilentDisplay()
+    if terminal.is_live and not quiet:
+        return LiveDisplay(snapshot, terminal)
+    bus.subscribe(LinePrinter(Output(sys.stderr if quiet else None), quiet=quiet))
+    return LineDisplay(snapshot, terminal, quiet=quiet)
+
+
+class SilentDisplay:
+    """Adds nothing to what a subscriber prints, and lets nobody else write to stdout."""
+
+    def __init__(self) -> None:
+        self._others = redirect_stdout(sys.stderr)
+
+    def __enter__(self) -> Self:
+        self._others.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._others.__exit__(None, None, None)
+
+
+class LineDisplay:
+    """Adds the summary to the lines that a `LinePrinter` prints."""
+
+    def __init__(self, snapshot: Snapshot, terminal: Terminal, *, quiet: bool) -> None:
+        self._snapshot = snapshot
+        self._terminal = terminal
+        self._quiet = quiet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        view = self._snapshot.view()
+        output = Output()
+        if not self._quiet:
+            if view.datasets:
+                drawing = console(self._terminal)
+                with drawing.capture() as captured:
+                    drawing.print(summary_table(view, width=self._terminal.width))
+                output.line("")
+                for line in captured.get().splitlines():
+                    output.line(line.rstrip())
+            for line in summary_lines(view):
+                output.line(line)
+        for line in _ending(view, error):
+            output.line(line)
+
+
+class LiveDisplay:
+    """A table that is redrawn in place and stays, as the summary, when the update has ended."""
+
+    def __init__(self, snapshot: Snapshot, terminal: Terminal) -> None:
+        from rich.live import Live
+
+        self._snapshot = snapshot
+        self._console = console(terminal)
+        self._has_ended = False
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._render,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            vertical_overflow="ellipsis",
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        self._has_ended = True
+        with suppress(BrokenPipeError):
+            self._live.stop()
+            view = self._snapshot.view()
+            for line in (*summary_lines(view), *_ending(view, error)):
+                self._console.print(line, soft_wrap=True)
+
+    def _render(self) -> "RenderableType":
+        from rich.text import Text
+
+        view = self._snapshot.view()
+        width = self._console.width
+        if self._has_ended:
+            return summary_table(view, width=width) if view.datasets else Text("")
+        if view.state is None and not view.datasets:
+            return Text("starting Spark ...", style="dim")
+        note = _STOP_NOTE if view.state is UpdateState.STOPPING else ""
+        return live_view(view, width=width, note=note)
+
+
+def _ending(view: UpdateView, error: object) -> list[str]:
+    """The last line; none where an exception is about to say why the update did not end."""
+    if view.has_ended:
+        return [final_line(view)]
+    return ["interrupted"] if isinstance(error, KeyboardInterrupt) else []

@@ -1,0 +1,8 @@
+"""What `penstock` exits with. Part of its documented interface."""
+
+OK = 0
+UPDATE_FAILED = 1
+USAGE = 2
+ENVIRONMENT = 3
+BUG = 70
+INTERRUPTED = 130

@@ -1,0 +1,91 @@
+"""Exceptions become text on stderr and an exit code. The one place that knows both."""
+
+import sys
+import tempfile
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from penstock._cli import exit_codes
+from penstock._cli.terminal import Output, silence
+from penstock.errors import DefinitionErrors, InternalError, PenstockError
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Tell the user how a command failed, and say what to exit with.
+
+    Args:
+        error: What ended the command.
+        debug: Show the traceback of any error.
+    """
+    output = Output(sys.stderr)
+    if isinstance(error, BrokenPipeError):
+        silence(sys.stdout)
+        return exit_codes.OK
+    if debug and not isinstance(error, KeyboardInterrupt | typer.Abort):
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            output.line(line)
+    match error:
+        case KeyboardInterrupt() | typer.Abort():
+            output.line("interrupted")
+            return exit_codes.INTERRUPTED
+        case InternalError():
+            output.line(f"Error: {error}")
+            _ask_for_report(error, output)
+            return error.exit_code
+        case DefinitionErrors():
+            for single in error.errors:
+                output.line(f"Error: {single}")
+            return error.exit_code
+        case PenstockError():
+            output.line(f"Error: {error}")
+            return error.exit_code
+        case _ if _is_usage_error(error):
+            _show_usage_error(error)
+            return exit_codes.USAGE
+        case _:
+            first = str(error).strip().partition("\n")[0]
+            output.line(f"Error: unexpected {type(error).__name__}: {first}".rstrip(": "))
+            _ask_for_report(error, output)
+            return exit_codes.BUG
+
+
+def _is_usage_error(error: BaseException) -> bool:
+    # Typer carries its own copy of Click, whose exceptions have no public name; their root has.
+    from typer.exceptions import TyperException
+
+    return isinstance(error, TyperException)
+
+
+def _show_usage_error(error: BaseException) -> None:
+    # Every usage error that Typer raises can show itself, with the usage line of its command.
+    show = getattr(error, "show", None)
+    if show is not None:
+        show()
+    else:
+        Output(sys.stderr).line(f"Error: {error}")
+
+
+def _ask_for_report(error: BaseException, output: Output) -> None:
+    path = _write_crash(error)
+    output.line("  this is a bug in Penstock, not in your pipeline: please report it")
+    if path is not None:
+        output.line(f"  with the log {path} (look through it first: it may quote your data)")
+
+
+def _write_crash(error: BaseException) -> Path | None:
+    """The traceback in a new file that only the user may read."""
+    from penstock import __version__
+
+    text = "".join(traceback.format_exception(error))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="penstock-crash-", suffix=".log", encoding="utf-8", delete=False
+        ) as file:
+            file.write(f"penstock {__version__}, Python {sys.version}, {now}\n\n{text}")
+    except OSError:
+        return None
+    return Path(file.name)

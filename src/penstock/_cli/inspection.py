@@ -1,0 +1,218 @@
+"""`preview`, `quarantine` and `events`: what is in the tables and in the event log."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock._cli import options
+from penstock._cli.options import OutputFormat
+
+_UNBOUNDED = 1_000_000
+
+_quarantine = typer.Typer(help="Rows that broke a drop rule, with the reasons.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("preview")(preview)
+    _quarantine.command("list")(list_tables)
+    _quarantine.command("show")(show)
+    app.add_typer(_quarantine, name="quarantine", no_args_is_help=True)
+    app.command("events")(events)
+
+
+Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
+
+
+def preview(
+    table: Table,
+    limit: options.Limit = 20,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print rows of a table."""
+    from penstock._tables.preview import read_table
+
+    found = read_table(options.settings_of(project, spec, storage), table, limit)
+    _print_rows(table, found.columns, found.rows, found.total, output)
+
+
+def list_tables(
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print how many rows of each table are in quarantine, and which rules they broke."""
+    from penstock._tables.preview import list_quarantines
+
+    found = list_quarantines(options.settings_of(project, spec, storage))
+    if output is OutputFormat.JSON:
+        _print_json(
+            [
+                {"table": item.table, "rows": item.rows, "by_rule": dict(item.by_rule)}
+                for item in found
+            ]
+        )
+        return
+    if not found:
+        print("no table has a quarantine yet")
+        return
+    print_table(
+        ("table", "rows", "rule", "broken by"),
+        [
+            (item.table if first else "", f"{item.rows:,}" if first else "", rule, broken)
+            for item in found
+            for first, (rule, broken) in _with_first(
+                [(rule, f"{rows:,}") for rule, rows in item.by_rule.items()] or [("-", "-")]
+            )
+        ],
+        right=("rows", "broken by"),
+    )
+
+
+def show(
+    table: Table,
+    limit: options.Limit = 20,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print quarantined rows of a table with the rules that they broke."""
+    from penstock._tables.preview import read_quarantine
+
+    found = read_quarantine(options.settings_of(project, spec, storage), table, limit)
+    _print_rows(f"the quarantine of {table}", found.columns, found.rows, found.total, output)
+
+
+def events(
+    update: Annotated[
+        str, typer.Option("--update", help="`latest`, `all`, or an id or its beginning.")
+    ] = "latest",
+    event_type: Annotated[
+        str | None, typer.Option("--type", help="Only this type, for example flow_progress.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Only this dataset or sink.")
+    ] = None,
+    level: Annotated[
+        str | None, typer.Option("--level", help="INFO, WARN or ERROR and above; or METRICS.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new events as they come.")
+    ] = False,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print the event log."""
+    from penstock._observe import log
+    from penstock._observe.events import Level
+
+    if level is not None and level.upper() not in set(Level):
+        raise typer.BadParameter(f"{level!r} is none of {', '.join(Level)}", param_hint="--level")
+    directory = log.event_directory(options.settings_of(project, spec, storage))
+    chosen = None if update == "all" else update
+    if update not in (log.LATEST, "all"):
+        chosen = _one_update(directory, update)
+    read = log.follow if follow else log.read_events
+    found = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
+    is_empty = True
+    for event in found:
+        if output is OutputFormat.JSON:
+            print(json.dumps(event, ensure_ascii=False), flush=follow)
+        elif event["level"] != Level.METRICS or level is not None or event_type is not None:
+            for line in _event_lines(event):
+                print(line, flush=follow)
+        is_empty = False
+    if is_empty and not follow:
+        what = "no events match" if log.updates(directory) else "there are no events yet"
+        print(f"{what} in {directory}", file=sys.stderr)
+
+
+def _one_update(directory: Path, wanted: str) -> str:
+    """The whole id of the one update that the beginning of an id means."""
+    from penstock._observe import log
+    from penstock.errors import SpecError
+
+    found = log.select_updates(directory, wanted)
+    if len(found) == 1:
+        return found[0].update_id
+    recorded = [file.update_id for file in log.updates(directory)[-5:]]
+    raise SpecError(
+        "UNKNOWN_UPDATE",
+        f"{len(found)} updates in {directory} begin with {wanted!r}",
+        hint=f"the newest ones are {', '.join(recorded)}" if recorded else "none is recorded yet",
+    )
+
+
+def _event_lines(event: dict[str, Any]) -> list[str]:
+    origin = event.get("origin", {})
+    about = origin.get("flow_name") or origin.get("dataset_name") or origin.get("sink_name") or ""
+    message = event.get("message") or ""
+    if about and about.lower() not in message.lower():
+        message = f"{about}: {message}" if message else about
+    lines = [f"{event['timestamp']} {event['level']:<5} {event['event_type']} {message}".rstrip()]
+    for exception in (event.get("error") or {}).get("exceptions", ()):
+        first, *rest = exception["message"].strip().splitlines() or [""]
+        lines += [f"    {exception['class_name']}: {first}", *(f"    {text}" for text in rest)]
+    return lines
+
+
+def _print_rows(
+    what: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    total: int,
+    output: OutputFormat,
+) -> None:
+    if output is OutputFormat.JSON:
+        _print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    print_table(columns, rows)
+    print(f"{len(rows):,} of {total:,} row{'' if total == 1 else 's'} of {what}")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """A table that fits the terminal; into a pipe nothing is cut.
+
+    Args:
+        columns: Heads.
+        rows: Cells.
+        right: Heads of the columns that are aligned to the right.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from penstock._cli.terminal import console, detect
+
+    terminal = detect(sys.stdout)
+    drawing = console(terminal)
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        drawn.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    if not sys.stdout.isatty():
+        drawing.width = _UNBOUNDED
+        drawing.width = max(terminal.width, drawing.measure(drawn).maximum)
+    drawing.print(drawn)
+
+
+def _print_json(body: Any) -> None:
+    print(json.dumps(body, indent=2, ensure_ascii=False))
+
+
+def _with_first(items: list[tuple[str, str]]) -> Iterable[tuple[bool, tuple[str, str]]]:
+    return ((index == 0, item) for index, item in enumerate(items))

@@ -1,0 +1,234 @@
+"""`jars`, `doctor`, `broker` and `demo`: what the machine needs, and trying it out."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.inspection import print_table
+from penstock._cli.options import OutputFormat
+from penstock._cli.terminal import Output
+
+if TYPE_CHECKING:
+    from penstock._cli.signals import Stoppable
+    from penstock._model.pipeline import PipelineSettings
+    from penstock._runtime.update import UpdateResult
+
+_jars = typer.Typer(help="The jars that Spark and the embedded Kafka broker need.")
+_broker = typer.Typer(help="An embedded Kafka broker for development.")
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Only this set; may be repeated.", metavar="NAME"),
+]
+Directory = Annotated[
+    Path, typer.Option("--dir", help="Folder of the broker's data.", metavar="DIR")
+]
+_BROKER_DIRECTORY = Path(".penstock/broker")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    _jars.command("sync")(sync)
+    _jars.command("verify")(verify)
+    _jars.command("list")(list_sets)
+    app.add_typer(_jars, name="jars", no_args_is_help=True)
+    app.command("doctor")(doctor)
+    _broker.command("start")(start)
+    _broker.command("stop")(stop)
+    _broker.command("status")(status)
+    app.add_typer(_broker, name="broker", no_args_is_help=True)
+    app.command("demo")(demo)
+
+
+def sync(
+    sets: Sets = None,
+    repo: Annotated[
+        str | None, typer.Option("--repo", help="A Maven repository.", metavar="URL")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A folder of jars; no network.", metavar="DIR")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
+) -> None:
+    """Fetch what is missing, check it against the jar lock, keep it for all projects."""
+    from penstock._cli.text import plural, size
+    from penstock._cli.transfer import shown_progress
+    from penstock._local import jars
+
+    with shown_progress(quiet=quiet) as progress:
+        result = jars.sync(sets, repository=repo, from_dir=source, progress=progress)
+    if quiet:
+        return
+    folder = jars.cache_directory()
+    if result.fetched:
+        fetched = f"{plural(len(result.fetched), 'jar')} fetched, {size(result.fetched_bytes)}"
+    else:
+        fetched = "nothing to fetch"
+    print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {folder}")
+
+
+def verify(sets: Sets = None) -> int:
+    """Compare every jar with the jar lock; exit 3 if one is missing or wrong."""
+    from penstock._local import jars
+
+    found = jars.verify(sets)
+    bad = [item for item in found if item.state is not jars.JarState.OK]
+    for item in bad:
+        print(f"{item.state.value:<8} {item.path}")
+        if item.actual_sha256 is not None:
+            print(f"         locked SHA-256 {item.jar.sha256}")
+            print(f"         file's SHA-256 {item.actual_sha256}")
+    print(f"{len(found) - len(bad)} of {len(found)} jars are as locked")
+    if bad:
+        print("run `penstock jars sync` to repair them", file=sys.stderr)
+        return exit_codes.ENVIRONMENT
+    return exit_codes.OK
+
+
+def list_sets(sets: Sets = None) -> None:
+    """Print the sets of the jar lock and whether their jars are there."""
+    from penstock._cli.text import size
+    from penstock._local import jars
+
+    root = jars.cache_directory()
+    rows = []
+    for jar_set in jars.load_lock().select(sets):
+        ready = sum(jar.path(root).is_file() for jar in jar_set.jars)
+        rows.append(
+            (
+                jar_set.name,
+                f"{ready} of {len(jar_set.jars)}",
+                size(jar_set.size),
+                jar_set.description,
+            )
+        )
+    print_table(("set", "there", "size", "for"), rows, right=("there", "size"))
+
+
+def doctor(
+    storage: Annotated[
+        Path | None, typer.Option("--storage", help="Folder that the tables shall live in.")
+    ] = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Look whether this machine can run pipelines; exit 3 and say how to fix it if it cannot."""
+    from penstock._local.doctor import CheckState, run_checks
+
+    checks = run_checks(storage if storage is not None else Path.cwd())
+    if output is OutputFormat.JSON:
+        body = [
+            {
+                "name": check.name,
+                "state": check.state.value,
+                "detail": check.detail,
+                "fix": check.fix,
+            }
+            for check in checks
+        ]
+        print(json.dumps(body, indent=2, ensure_ascii=False))
+    else:
+        for check in checks:
+            print(f"{check.state.value.upper():<5} {check.name}: {check.detail}")
+            if check.fix:
+                print(f"      fix: {check.fix}")
+    has_failed = any(check.state is CheckState.FAIL for check in checks)
+    return exit_codes.ENVIRONMENT if has_failed else exit_codes.OK
+
+
+def start(directory: Directory = _BROKER_DIRECTORY) -> None:
+    """Start the broker, or find the one that runs, and print where it listens."""
+    from penstock._local.broker import start_broker
+
+    handle = start_broker(directory)
+    print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")
+
+
+def stop(directory: Directory = _BROKER_DIRECTORY) -> None:
+    """Stop the broker; its data stay."""
+    from penstock._local.broker import stop_broker
+
+    print("broker stopped" if stop_broker(directory) else "no broker is running")
+
+
+def status(
+    directory: Directory = _BROKER_DIRECTORY,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Print whether the broker runs; exit 3 if it does not."""
+    from penstock._local.broker import broker_status
+
+    found = broker_status(directory)
+    if output is OutputFormat.JSON:
+        body = {
+            "running": found.running,
+            "bootstrap_servers": found.bootstrap_servers,
+            "pid": found.pid,
+            "directory": str(found.directory),
+            "log_file": str(found.log_file),
+        }
+        print(json.dumps(body, indent=2))
+    elif found.running:
+        print(f"running at {found.bootstrap_servers} (pid {found.pid}, log {found.log_file})")
+    else:
+        print(f"not running ({found.directory})")
+    return exit_codes.OK if found.running else exit_codes.ENVIRONMENT
+
+
+def demo(
+    events: Annotated[
+        int | None, typer.Option("--events", min=1, help="How many; else until Ctrl-C.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=1, help="Events per second; else its own choice.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Make the events first, then one triggered update.")
+    ] = False,
+    storage: Annotated[
+        Path, typer.Option("--storage", help="Folder of everything that it makes.", metavar="DIR")
+    ] = Path("demo"),
+) -> int:
+    """Watch made-up orders flow from a real Kafka through bronze, silver and gold.
+
+    Without --events or --once, Ctrl-C is how it ends; that is no failure.
+    """
+    from penstock._cli.update import show_failures, watch_update
+    from penstock._launch import UpdateOptions
+    from penstock._local.demo.run import run_demo
+
+    was_interrupted = False
+
+    def run_pipeline(
+        settings: "PipelineSettings",
+        *,
+        continuous: bool,
+        on_running: "Callable[[Stoppable], Stoppable] | None" = None,
+    ) -> "UpdateResult":
+        nonlocal was_interrupted
+        options = UpdateOptions(continuous=continuous)
+        watched = watch_update(settings, options, on_running=on_running)
+        show_failures(watched.result)
+        was_interrupted = watched.was_interrupted
+        return watched.result
+
+    outcome = run_demo(
+        directory=storage,
+        run_pipeline=run_pipeline,
+        events=events,
+        rate=rate,
+        once=once,
+        say=Output().line,
+    )
+    for line in outcome.lines:
+        print(line)
+    if not outcome.succeeded:
+        return exit_codes.UPDATE_FAILED
+    is_endless = events is None and not once
+    if outcome.was_cut_short or (was_interrupted and not is_endless):
+        return exit_codes.INTERRUPTED
+    return exit_codes.OK

@@ -1,0 +1,97 @@
+"""The command line: which commands there are, and the door through which errors leave."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from penstock._cli import exit_codes, inspection, machine, scaffold, update
+from penstock._cli.failure import report
+
+app = typer.Typer(
+    name="penstock",
+    help="Declarative streaming pipelines on any open-source Spark.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 ok, 1 the update failed, 2 wrong input, 3 the machine is not ready, "
+        "70 a bug in Penstock, 130 interrupted."
+    ),
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+    _debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show tracebacks of errors; also PENSTOCK_DEBUG=1."),
+    ] = False,
+) -> None:
+    pass
+
+
+update.register(app)
+scaffold.register(app)
+inspection.register(app)
+machine.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: Without the program's name; those of the process by default. `--debug` may stand
+            anywhere before a `--`.
+
+    Returns:
+        The exit code, see `exit_codes`.
+    """
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    rest: list[str] = []
+    if "--" in own:
+        at = own.index("--")
+        own, rest = own[:at], own[at:]
+    debug = "--debug" in own or os.environ.get("PENSTOCK_DEBUG", "") not in ("", "0")
+    own = [argument for argument in own if argument != "--debug"]
+    _quieten_logging(debug=debug)
+    command = typer.main.get_command(app)
+    try:
+        code = command.main([*own, *rest], prog_name="penstock", standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as error:
+        # Typer ends with 1 when the reader of a pipe is gone; a reader may go when it likes.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        code = report(error.__context__, debug=debug)
+    except (Exception, KeyboardInterrupt) as error:
+        code = report(error, debug=debug)
+    return code if isinstance(code, int) else exit_codes.OK
+
+
+def _quieten_logging(*, debug: bool) -> None:
+    """Show warnings of our own on stderr; those of libraries (py4j on Ctrl-C) only to debug."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    if not debug:
+        handler.addFilter(logging.Filter("penstock"))
+    root.addHandler(handler)

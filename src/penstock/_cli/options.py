@@ -1,0 +1,102 @@
+"""Options that several commands share."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
+
+
+class OutputFormat(StrEnum):
+    """What a command that answers a question writes to stdout."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogFormat(StrEnum):
+    """How `run` shows its progress on stdout."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+ProjectPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH",
+        help="Project folder, or a single pipeline file; the current folder by default.",
+        show_default=False,
+    ),
+]
+Project = Annotated[
+    Path | None,
+    typer.Option("--project", help="Project folder instead of the current one.", metavar="PATH"),
+]
+Spec = Annotated[
+    Path | None, typer.Option("--spec", help="Spec file instead of the one in the folder.")
+]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", help="Root of tables and checkpoints: a folder or a URI."),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", help="Spark or pipeline setting; may be repeated.", metavar="KEY=VALUE"),
+]
+Refresh = Annotated[
+    list[str] | None,
+    typer.Option("--refresh", "--select", help="Only these tables.", metavar="A,B"),
+]
+FullRefresh = Annotated[
+    list[str] | None,
+    typer.Option("--full-refresh", help="Empty these tables and start them over.", metavar="A,B"),
+]
+FullRefreshAll = Annotated[
+    bool, typer.Option("--full-refresh-all", help="Empty all tables and start over.")
+]
+Continuous = Annotated[bool, typer.Option("--continuous", help="Keep running until stopped.")]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
+Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many rows.")]
+
+
+def names(values: list[str] | None) -> tuple[str, ...]:
+    """The names of a repeatable, comma-separated option, each once, in order."""
+    parts = [part.strip() for value in values or [] for part in value.split(",")]
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def assignments(values: list[str] | None) -> dict[str, str]:
+    """`KEY=VALUE` options; the last one of a key wins.
+
+    Raises:
+        typer.BadParameter: There is no `=` or no key.
+    """
+    found = {}
+    for value in values or []:
+        key, sign, text = value.partition("=")
+        if not sign or not key.strip():
+            raise typer.BadParameter(f"{value!r} is not KEY=VALUE", param_hint="--conf")
+        found[key.strip()] = text
+    return found
+
+
+def settings_of(
+    path: Path | None,
+    spec: Path | None = None,
+    storage: str | None = None,
+    conf: list[str] | None = None,
+) -> "PipelineSettings":
+    """The settings of the project at `path`, or around the current folder.
+
+    Raises:
+        SpecError: The project or its spec file is wrong.
+    """
+    from penstock._project.spec import load_settings
+
+    return load_settings(
+        Path.cwd(), source=path, spec=spec, storage=storage, configuration=assignments(conf)
+    )

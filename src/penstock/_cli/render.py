@@ -1,0 +1,227 @@
+"""Views of an update as Rich tables: while it runs, and when it has ended."""
+
+from typing import TYPE_CHECKING
+
+from penstock._cli.text import count, error_line, plural, rate, seconds
+from penstock._observe.events import FlowStatus, UpdateState
+from penstock._observe.snapshot import DatasetView, UpdateView
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+WIDE = 110
+"""From this width on the last error has a column; below it stands under the table."""
+
+_STYLES = {
+    FlowStatus.RUNNING: "cyan",
+    FlowStatus.STARTING: "cyan",
+    FlowStatus.COMPLETED: "green",
+    FlowStatus.FAILED: "bold red",
+    FlowStatus.SKIPPED: "yellow",
+    FlowStatus.STOPPED: "yellow",
+    FlowStatus.QUEUED: "dim",
+    FlowStatus.IDLE: "dim",
+    FlowStatus.EXCLUDED: "dim",
+}
+_UPDATE_STYLES = {
+    UpdateState.COMPLETED: "bold green",
+    UpdateState.FAILED: "bold red",
+    UpdateState.CANCELED: "bold yellow",
+    UpdateState.STOPPING: "bold yellow",
+}
+
+
+def live_view(view: UpdateView, *, width: int, note: str = "") -> "RenderableType":
+    """The running update: a head line, one row per dataset, the newest errors.
+
+    Args:
+        view: What to show.
+        width: Columns of the terminal.
+        note: A line for the user below the table.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    table = _table(
+        ("dataset", "state", "rows", "rows/s", "batch", "quarantined", "lag"),
+        [
+            (
+                *_name_and_state(dataset),
+                _cell(count(dataset.rows)),
+                _cell(rate(dataset.rows_per_second)),
+                _cell(seconds(dataset.batch_seconds)),
+                _bad(dataset.quarantined),
+                _cell(count(dataset.lag)),
+                _error(dataset),
+            )
+            for dataset in view.datasets
+        ],
+        width=width,
+    )
+    parts: list[RenderableType] = [_head(view), table]
+    if width < WIDE:
+        parts += _errors(view)
+    parts += [
+        Text(warning.partition("\n")[0], style="yellow", no_wrap=True, overflow="ellipsis")
+        for warning in view.warnings[-2:]
+    ]
+    if note:
+        parts.append(Text(note, style="bold yellow"))
+    return Group(*parts)
+
+
+def summary_table(view: UpdateView, *, width: int) -> "Table":
+    """The ended update: one row per dataset."""
+    return _table(
+        ("dataset", "state", "rows", "quarantined", "dropped", "time"),
+        [
+            (
+                *_name_and_state(dataset),
+                _cell(count(dataset.rows)),
+                _bad(dataset.quarantined),
+                _bad(dataset.dropped),
+                _cell(seconds(dataset.duration_seconds)),
+                _error(dataset),
+            )
+            for dataset in view.datasets
+        ],
+        width=width,
+    )
+
+
+def summary_lines(view: UpdateView) -> list[str]:
+    """What the summary says below its table: broken rules and where the logs are."""
+    lines = []
+    for dataset in view.datasets:
+        for rule in dataset.rules:
+            if rule.failed:
+                total = rule.passed + rule.failed
+                lines.append(
+                    f"rule {rule.name} of {dataset.display}: broken by {rule.failed:,} of "
+                    f"{plural(total, 'row')}"
+                )
+    if view.properties.get("event_log"):
+        lines.append(f"event log: {view.properties['event_log']}")
+    if view.properties.get("spark_log"):
+        lines.append(f"Spark log: {view.properties['spark_log']}")
+    return lines
+
+
+def final_line(view: UpdateView) -> str:
+    """The whole update in one line; also printed with `--quiet`."""
+    state = view.state.value if view.state is not None else "ended"
+    parts = [
+        plural(len(view.datasets), "dataset"),
+        f"{plural(sum(d.rows for d in view.datasets), 'row')} written",
+    ]
+    quarantined = sum(dataset.quarantined for dataset in view.datasets)
+    if quarantined:
+        parts.append(f"{quarantined:,} quarantined")
+    failed = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.FAILED]
+    if failed:
+        parts.append(f"failed: {', '.join(failed)}")
+    skipped = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.SKIPPED]
+    if skipped:
+        parts.append(f"skipped: {', '.join(skipped)}")
+    name = view.pipeline_name or "pipeline"
+    return f"{name} {state} in {seconds(view.duration_seconds)}: {', '.join(parts)}"
+
+
+def _head(view: UpdateView) -> "Text":
+    from rich.text import Text
+
+    head = Text(no_wrap=True, overflow="ellipsis")
+    head.append(view.pipeline_name or "pipeline", style="bold")
+    if view.update_id:
+        head.append(f"  update {view.update_id[:8]}", style="dim")
+    if view.state is not None:
+        style = _UPDATE_STYLES.get(view.state, "bold cyan")
+        head.append(f"  {view.state.value}", style=style)
+    head.append(f"  {seconds(view.duration_seconds)}", style="dim")
+    if not view.datasets and view.message:
+        head.append(f"  {view.message}")
+    return head
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple["Text", ...]], *, width: int) -> "Table":
+    """A table that never asks for more than `width`: long names are cut, figures never are."""
+    from rich.table import Table
+
+    # All widths are given: where columns do not fit, Rich would cut figures before names.
+    is_wide = width >= WIDE
+    gap = 2 if is_wide else 1
+    figures = {name: max(len(name), _WIDTHS[name]) for name in columns[1:]}
+    free = width - sum(size + gap for size in figures.values())
+    longest = max((len(row[0]) for row in rows), default=0)
+    most = free - (_ERROR_WIDTH + gap if is_wide else 0)
+    name_width = max(len(columns[0]), min(longest, most))
+    table = Table(
+        box=None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold"
+    )
+    table.add_column(columns[0], no_wrap=True, overflow="ellipsis", width=name_width)
+    for name, size in figures.items():
+        side: JustifyMethod = "left" if name == "state" else "right"
+        table.add_column(name, no_wrap=True, justify=side, width=size)
+    if is_wide:
+        rest = max(_ERROR_WIDTH, free - name_width - gap)
+        table.add_column("last error", no_wrap=True, overflow="ellipsis", width=rest)
+    for row in rows:
+        table.add_row(*(row if is_wide else row[:-1]))
+    return table
+
+
+_ERROR_WIDTH = 24
+_WIDTHS = {
+    "state": 9,
+    "rows": 9,
+    "rows/s": 9,
+    "batch": 6,
+    "quarantined": 9,
+    "dropped": 9,
+    "lag": 9,
+    "time": 6,
+}
+
+
+def _name_and_state(dataset: DatasetView) -> tuple["Text", "Text"]:
+    from rich.text import Text
+
+    style = _STYLES[dataset.state]
+    return Text(dataset.display), Text(dataset.state.value, style=style)
+
+
+def _cell(text: str) -> "Text":
+    from rich.text import Text
+
+    return Text(text, style="dim" if text == "-" else "")
+
+
+def _bad(number: int) -> "Text":
+    from rich.text import Text
+
+    return Text(count(number), style="yellow" if number else "dim")
+
+
+def _error(dataset: DatasetView) -> "Text":
+    from rich.text import Text
+
+    if dataset.last_error is None:
+        return Text("")
+    return Text(error_line(dataset.last_error), style="red")
+
+
+def _errors(view: UpdateView) -> list["RenderableType"]:
+    from rich.text import Text
+
+    return [
+        Text(
+            f"{dataset.display}: {error_line(dataset.last_error)}",
+            style="red",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for dataset in view.datasets
+        if dataset.last_error is not None
+    ]

@@ -1,0 +1,86 @@
+"""`init`: a small project that runs as it is, with one rule that some of its rows break."""
+
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from penstock.errors import SetupError, SpecError
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_TEMPLATE_SUFFIX = ".tmpl"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("init")(init)
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="Of the project and its new folder.", metavar="NAME")],
+) -> None:
+    """Write a small example project into the new folder NAME."""
+    written = write_project(Path.cwd(), name)
+    for path in written:
+        print(f"  {path.relative_to(Path.cwd())}")
+    print(f"{name} is ready. Next:\n")
+    for command in (f"cd {name}", "penstock run", "penstock quarantine show silver"):
+        print(f"  {command}")
+
+
+def write_project(parent: Path, name: str) -> list[Path]:
+    """Write the example project.
+
+    Args:
+        parent: Where its folder is made.
+        name: Of the folder and the pipeline: a letter, then letters, digits, `-` and `_`.
+
+    Returns:
+        The files, in the order of their paths.
+
+    Raises:
+        SpecError: `INVALID_PROJECT_NAME`, `PROJECT_EXISTS`.
+        SetupError: `PROJECT_NOT_WRITABLE`.
+    """
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            "INVALID_PROJECT_NAME",
+            f"{name!r} cannot be the name of a project",
+            hint="use a letter, then letters, digits, '-' and '_', at most 63 in all",
+        )
+    folder = parent / name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpecError(
+            "PROJECT_EXISTS",
+            f"{folder} is there already and not an empty folder",
+            hint="choose another name, or remove it first",
+        )
+    template = files("penstock._cli").joinpath("templates", "init")
+    try:
+        return sorted(_copy(template, folder, name))
+    except OSError as error:
+        raise SetupError(
+            "PROJECT_NOT_WRITABLE",
+            f"the project cannot be written to {folder}: {error.strerror or error}",
+            hint="make the folder writable, or free some disk space",
+        ) from error
+
+
+def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for item in source.iterdir():
+        if item.is_dir():
+            written += _copy(item, target / item.name, name)
+            continue
+        path = target / item.name.removesuffix(_TEMPLATE_SUFFIX)
+        text = item.read_text(encoding="utf-8")
+        if item.name.endswith(_TEMPLATE_SUFFIX):
+            text = Template(text).substitute(name=name)
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written

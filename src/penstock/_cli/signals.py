@@ -1,0 +1,56 @@
+"""Ctrl-C and SIGTERM while an update runs: first stop gracefully, then interrupt."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Protocol, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stoppable(Protocol):
+    """A running update, as far as signals are concerned."""
+
+    def request_stop(self) -> None:
+        """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
+
+
+class StopSignals:
+    """Turns signals into requests to stop, between `__enter__` and `__exit__`.
+
+    Before `bind` there is nothing to stop gracefully: a signal raises `KeyboardInterrupt`. A
+    signal that is ignored on entry (SIGHUP below `nohup`) stays ignored. Does nothing on a thread
+    that is not the main one: Python delivers signals only there.
+
+    Attributes:
+        received: How many signals came.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._running: Stoppable | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def bind(self, running: Stoppable) -> None:
+        """From now on, signals stop this update. Any thread."""
+        self._running = running
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # None: not installed from Python, so it cannot come back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+        self._before.clear()
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        # No output here: the interrupted thread may be in the middle of writing some.
+        self.received += 1
+        if self._running is None:
+            raise KeyboardInterrupt
+        self._running.request_stop()

@@ -1,0 +1,98 @@
+"""What the terminal can do, and writing to one that may go away."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN_WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminal:
+    """The abilities of an output stream.
+
+    Attributes:
+        is_live: A person watches and the cursor can be moved.
+        has_colour: Colours are wanted and understood.
+        width: Columns.
+    """
+
+    is_live: bool
+    has_colour: bool
+    width: int
+
+
+def detect(stream: TextIO, environ: Mapping[str, str] | None = None) -> Terminal:
+    """Find out what a stream can do; `NO_COLOR`, `CI` and `TERM=dumb` are honoured."""
+    env = os.environ if environ is None else environ
+    is_tty = stream.isatty() and env.get("TERM", "") not in ("dumb", "unknown")
+    is_ci = env.get("CI", "").lower() not in ("", "0", "false", "no")
+    if env.get("COLUMNS", "").isdigit() and int(env["COLUMNS"]) > 0:
+        width = int(env["COLUMNS"])
+    elif stream.isatty():
+        width = shutil.get_terminal_size().columns
+    else:
+        width = _PLAIN_WIDTH
+    return Terminal(
+        is_live=is_tty and not is_ci,
+        has_colour=is_tty and not env.get("NO_COLOR"),
+        width=max(40, width),
+    )
+
+
+def console(terminal: Terminal, stream: TextIO | None = None) -> "Console":
+    """A Rich console that does what `terminal` says, whatever Rich itself would guess."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        width=None if terminal.is_live else terminal.width,
+        force_terminal=terminal.is_live or terminal.has_colour,
+        no_color=not terminal.has_colour,
+        color_system="auto" if terminal.has_colour else None,
+        force_interactive=terminal.is_live,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+class Output:
+    """Lines to a stream that is flushed after each; silent once its reader is gone.
+
+    An update goes on when nobody reads its progress any more.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._is_broken = False
+
+    def line(self, text: str) -> None:
+        """Write one line. What the stream's encoding lacks is replaced."""
+        if self._is_broken:
+            return
+        stream = self._stream if self._stream is not None else sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except BrokenPipeError:
+            self._is_broken = True
+            silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Point a stream whose reader is gone at nothing, so that its last flush cannot fail."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -1,0 +1,60 @@
+"""Figures and durations as people read them; every width here is bounded."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock._observe.events import ErrorInfo
+
+_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"))
+
+
+def count(number: int | None) -> str:
+    """`1,234`; from ten million on `12.3M`; `-` when not known. At most 9 characters."""
+    if number is None:
+        return "-"
+    if abs(number) < 10_000_000:
+        return f"{number:,}"
+    for size, unit in _UNITS:
+        if abs(number) >= size:
+            return f"{number / size:,.1f}{unit}"
+    raise AssertionError("the smallest unit is below the bound")
+
+
+def rate(per_second: float | None) -> str:
+    """Rows per second: `3.4`, `1,234`, or `-` when not known."""
+    if per_second is None:
+        return "-"
+    return f"{per_second:.1f}" if 0 < per_second < 10 else count(round(per_second))
+
+
+def seconds(duration: float | None) -> str:
+    """`0.42s`, `3.2s`, `2m05s`, `1h02m`, or `-` when not known."""
+    if duration is None:
+        return "-"
+    if duration < 0.995:
+        return f"{duration:.2f}s"
+    if duration < 59.95:
+        return f"{duration:.1f}s"
+    whole = round(duration)
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def size(number: int) -> str:
+    """Bytes as `12.3 MB`, in powers of ten."""
+    if number < 1_000_000:
+        return f"{number / 1e3:.1f} kB"
+    return f"{number / 1e6:.1f} MB"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 table`, `2 tables`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def error_line(error: "ErrorInfo") -> str:
+    """The first line of an error with its condition: enough to know what happened."""
+    first = error.message.strip().partition("\n")[0]
+    return f"[{error.condition}] {first}"

@@ -1,0 +1,160 @@
+"""`run` and `dry-run`."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.options import LogFormat, OutputFormat
+from penstock._cli.terminal import Output
+
+if TYPE_CHECKING:
+    from penstock._cli.signals import Stoppable
+    from penstock._launch import UpdateOptions
+    from penstock._model.pipeline import PipelineSettings
+    from penstock._runtime.update import RunningUpdate, UpdateResult
+
+StopTimeout = Annotated[
+    float,
+    typer.Option(
+        "--stop-timeout", min=0, metavar="SECONDS", help="How long a graceful stop may take."
+    ),
+]
+Format = Annotated[
+    LogFormat, typer.Option("--log-format", help="Progress for people or as JSON lines.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors and the final line only.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("run")(run)
+    app.command("dry-run")(dry_run)
+
+
+def run(
+    path: options.ProjectPath = None,
+    spec: options.Spec = None,
+    refresh: options.Refresh = None,
+    full_refresh: options.FullRefresh = None,
+    full_refresh_all: options.FullRefreshAll = False,
+    continuous: options.Continuous = False,
+    storage: options.Storage = None,
+    conf: options.Conf = None,
+    log_format: Format = LogFormat.TEXT,
+    quiet: Quiet = False,
+    stop_timeout: StopTimeout = 60.0,
+) -> int:
+    """Run the pipeline: everything that is available, or --continuous until stopped."""
+    from penstock._launch import UpdateOptions
+
+    settings = options.settings_of(path, spec, storage, conf)
+    update_options = UpdateOptions(
+        refresh=options.names(refresh),
+        full_refresh=options.names(full_refresh),
+        full_refresh_all=full_refresh_all,
+        continuous=continuous,
+        stop_timeout_seconds=stop_timeout,
+    )
+    watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
+    if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
+        show_failures(watched.result)
+    return watched.exit_code
+
+
+def dry_run(
+    path: options.ProjectPath = None,
+    spec: options.Spec = None,
+    refresh: options.Refresh = None,
+    full_refresh: options.FullRefresh = None,
+    full_refresh_all: options.FullRefreshAll = False,
+    continuous: options.Continuous = False,
+    storage: options.Storage = None,
+    conf: options.Conf = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Check the pipeline and print what `run` with the same options would do; change nothing."""
+    from penstock._launch import UpdateOptions, plan_update
+    from penstock._plan.explain import explain_json, explain_text
+
+    settings = options.settings_of(path, spec, storage, conf)
+    update_options = UpdateOptions(
+        refresh=options.names(refresh),
+        full_refresh=options.names(full_refresh),
+        full_refresh_all=full_refresh_all,
+        continuous=continuous,
+    )
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        graph, plan = plan_update(settings, update_options)
+    if output is OutputFormat.JSON:
+        print(json.dumps(explain_json(graph, plan), indent=2, ensure_ascii=False))
+        return
+    for line in explain_text(graph, plan):
+        print(line)
+
+
+class WatchedUpdate(NamedTuple):
+    """An update that has ended, and whether a signal asked it to."""
+
+    result: "UpdateResult"
+    was_interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """A failure counts more than the signal; a stop that was asked for is no success."""
+        from penstock._observe.events import UpdateState
+
+        match self.result.state:
+            case UpdateState.FAILED:
+                return exit_codes.UPDATE_FAILED
+            case UpdateState.CANCELED:
+                return exit_codes.INTERRUPTED
+            case _:
+                return exit_codes.OK
+
+
+def watch_update(
+    settings: "PipelineSettings",
+    update_options: "UpdateOptions",
+    *,
+    log_format: LogFormat = LogFormat.TEXT,
+    quiet: bool = False,
+    on_running: "Callable[[Stoppable], Stoppable] | None" = None,
+) -> WatchedUpdate:
+    """Run an update, show it, and let signals stop it.
+
+    Args:
+        settings: Of the pipeline.
+        update_options: Of this update.
+        log_format: Form of the progress.
+        quiet: Errors and the final line only.
+        on_running: Told about the update once it can be stopped; what it returns gets the signals.
+    """
+    from penstock._cli.display import choose_display
+    from penstock._cli.signals import StopSignals
+    from penstock._launch import run_update
+    from penstock._observe.bus import EventBus
+    from penstock._observe.snapshot import Snapshot
+
+    bus, snapshot, signals = EventBus(), Snapshot(), StopSignals()
+    bus.subscribe(snapshot)
+
+    def running(update: "RunningUpdate") -> None:
+        signals.bind(update if on_running is None else on_running(update))
+
+    display = choose_display(bus, snapshot, log_format=log_format, quiet=quiet)
+    with signals, display:
+        result = run_update(settings, update_options, bus=bus, on_running=running)
+    return WatchedUpdate(result, signals.received > 0)
+
+
+def show_failures(result: "UpdateResult") -> None:
+    """Each failed flow's error in full, on stderr."""
+    lines = Output(sys.stderr)
+    for error in result.failures:
+        flow = getattr(error, "flow", "")
+        lines.line(f"Error in flow {flow}: {error}" if flow else f"Error: {error}")

@@ -1,0 +1,1 @@
+"""The embedded default: jars, Java, the Kafka broker, the demo."""

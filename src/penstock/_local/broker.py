@@ -1,0 +1,336 @@
+"""The embedded Kafka broker: one JVM in KRaft mode, started from jars, with a directory of its own.
+
+The directory holds everything: data, configuration, log, and `broker.json`, which remembers process
+and ports. Any process can find, use and stop the broker through it. The data outlive the process,
+also when it was killed.
+"""
+
+import fcntl
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock._local import process
+from penstock._local.broker_files import (
+    LOG_FILE,
+    BrokerState,
+    is_formatted,
+    new_state,
+    read_log,
+    read_state,
+    trim_log,
+    write_configuration,
+    write_state,
+)
+from penstock._local.jars import class_path
+from penstock._local.java import Java, require_java
+from penstock._local.topics import admin_client, answers, ensure_topic, import_admin
+from penstock.errors import SetupError
+
+__all__ = [
+    "BrokerHandle",
+    "BrokerStatus",
+    "broker_status",
+    "ensure_topic",
+    "start_broker",
+    "stop_broker",
+]
+
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 10.0
+_PORT_ATTEMPTS = 3
+_POLL_SECONDS = 0.05
+_SHOWN_LOG_LINES = 15
+_MARKER = "-Dpenstock.broker.directory="
+# The first compiler only: half the time to start, and enough speed for one machine.
+_JVM_OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_CLASHES = ("Address already in use", "BindException", "Socket server failed to bind")
+
+# Brokers that this process started: kept, so that they are reaped when they end.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerHandle:
+    """A broker that answers.
+
+    Attributes:
+        bootstrap_servers: What a Kafka client connects to.
+        pid: Its process.
+        directory: Where it lives.
+    """
+
+    bootstrap_servers: str
+    pid: int
+    directory: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerStatus:
+    """What is known about a directory's broker without connecting to it.
+
+    Attributes:
+        running: Whether its process lives.
+        bootstrap_servers: Of the running broker, else `None`.
+        pid: Of the running broker, else `None`.
+        directory: Where it lives.
+        log_file: What it wrote, now or the last time.
+    """
+
+    running: bool
+    bootstrap_servers: str | None
+    pid: int | None
+    directory: Path
+    log_file: Path
+
+
+def start_broker(
+    directory: Path,
+    *,
+    jars: Sequence[Path] | None = None,
+    java: Java | None = None,
+    properties: Mapping[str, str] | None = None,
+    own_group: bool = True,
+    timeout_seconds: float = _START_SECONDS,
+) -> BrokerHandle:
+    """Start the directory's broker, or find the one that runs, and return when it answers.
+
+    Args:
+        directory: Made when missing. An earlier broker's data and, when they are free, its ports
+            are used again.
+        jars: Instead of the jar set `kafka-broker`.
+        java: Instead of the Java that is found.
+        properties: Kafka's broker properties, over the defaults; for a new start only.
+        own_group: Put the broker into a session of its own, so that Ctrl-C and the end of the
+            caller do not touch it; otherwise it shares the caller's process group.
+        timeout_seconds: Until it must answer.
+
+    Raises:
+        SetupError: `BROKER_FAILED`, `BROKER_TIMEOUT`, `BROKER_DIRECTORY_UNUSABLE`,
+            `JARS_MISSING`, `JAVA_NOT_FOUND`, `JAVA_TOO_OLD`.
+        MissingExtraError: `MISSING_EXTRA`: the Kafka client is not installed.
+    """
+    import_admin()
+    directory = directory.absolute()
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _start_lock(directory, deadline):
+            state = _running(directory)
+            if state is not None:
+                _wait_ready(directory, state, offset=0, deadline=deadline)
+                return _handle(directory, state)
+            command = _java_command(directory, jars, java)
+            return _start(directory, command, properties, own_group, deadline)
+    except OSError as error:
+        raise SetupError(
+            "BROKER_DIRECTORY_UNUSABLE",
+            f"the broker cannot use {directory}: {error.strerror or error}",
+            hint="make it writable, free some disk space, or choose another folder",
+        ) from error
+
+
+def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bool:
+    """End the directory's broker and return when its process is gone. Its data stay.
+
+    Args:
+        directory: As given to `start_broker`.
+        grace_seconds: How long it may take to end by itself before it is killed.
+
+    Returns:
+        Whether a broker was running.
+    """
+    directory = directory.absolute()
+    state = _running(directory)
+    if state is None:
+        return False
+    process.end(state.pid, state.started, grace_seconds=grace_seconds)
+    _reap(state.pid)
+    with suppress(OSError):  # a record that cannot be written is recognised as stale
+        write_state(directory, replace(state, pid=0, started=""))
+    return True
+
+
+def broker_status(directory: Path) -> BrokerStatus:
+    """Whether the directory's broker runs, and where. Starts, connects and changes nothing."""
+    directory = directory.absolute()
+    state = _running(directory)
+    return BrokerStatus(
+        running=state is not None,
+        bootstrap_servers=state.bootstrap_servers if state else None,
+        pid=state.pid if state else None,
+        directory=directory,
+        log_file=directory / LOG_FILE,
+    )
+
+
+def _start(
+    directory: Path,
+    command: list[str],
+    properties: Mapping[str, str] | None,
+    own_group: bool,
+    deadline: float,
+) -> BrokerHandle:
+    earlier = read_state(directory)
+    for attempt in range(1, _PORT_ATTEMPTS + 1):
+        state = new_state(directory, earlier, keep_ports=attempt == 1)
+        write_configuration(directory, state, properties)
+        write_state(directory, state)
+        offset = trim_log(directory)
+        if not is_formatted(directory):
+            _format(directory, command, state, offset, deadline)
+        child = _spawn(directory, [*command, "kafka.Kafka", "server.properties"], own_group)
+        started = process.start_time(child.pid)
+        try:
+            state = replace(state, pid=child.pid, started=started or "")
+            write_state(directory, state)
+            _wait_ready(directory, state, offset=offset, deadline=deadline)
+        except BaseException as error:
+            process.end(state.pid, state.started, grace_seconds=_GRACE_SECONDS)
+            _reap(state.pid)
+            clash = any(text in read_log(directory, offset) for text in _CLASHES)
+            if isinstance(error, SetupError) and clash and attempt < _PORT_ATTEMPTS:
+                continue
+            raise
+        return _handle(directory, state)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _format(
+    directory: Path, command: list[str], state: BrokerState, offset: int, deadline: float
+) -> None:
+    """Let Kafka's own tool lay out the data: it writes the feature levels of a new cluster."""
+    arguments = ["--ignore-formatted", "--cluster-id", state.cluster_id]
+    tool = ["kafka.tools.StorageTool", "format", *arguments, "--config", "server.properties"]
+    child = _spawn(directory, [*command, *tool], own_group=False)
+    try:
+        status = child.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        raise _timeout(directory, offset, "the layout of its data") from error
+    finally:
+        child.kill()
+        child.wait()
+        _children.pop(child.pid, None)
+    if status != 0:
+        raise _failed(directory, offset, f"the storage tool ended with status {status}")
+
+
+def _spawn(directory: Path, command: list[str], own_group: bool) -> subprocess.Popen[bytes]:
+    with (directory / LOG_FILE).open("ab") as log:
+        child = subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=own_group,
+        )
+    _children[child.pid] = child
+    return child
+
+
+def _java_command(directory: Path, jars: Sequence[Path] | None, java: Java | None) -> list[str]:
+    chosen = java or require_java()
+    entries = list(jars) if jars is not None else class_path(["kafka-broker"])
+    return [
+        str(chosen.executable),
+        *_JVM_OPTIONS,
+        f"{_MARKER}{directory}",
+        "-Dlog4j2.configurationFile=log4j2.properties",
+        "-Dkafka.logs.dir=.",
+        "-cp",
+        ":".join(str(entry) for entry in entries),
+    ]
+
+
+def _running(directory: Path) -> BrokerState | None:
+    """The record of a broker whose process lives."""
+    state = read_state(directory)
+    if state is None:
+        return None
+    _reap(state.pid)
+    if state.pid and process.is_same(state.pid, state.started):
+        return state
+    # The starter may have been killed between starting the broker and recording it.
+    orphan = process.find_by_argument(f"{_MARKER}{directory}", "kafka.Kafka")
+    started = process.start_time(orphan) if orphan else None
+    return replace(state, pid=orphan, started=started) if orphan and started else None
+
+
+def _reap(pid: int) -> None:
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
+
+
+def _handle(directory: Path, state: BrokerState) -> BrokerHandle:
+    return BrokerHandle(
+        bootstrap_servers=state.bootstrap_servers, pid=state.pid, directory=directory
+    )
+
+
+def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: float) -> None:
+    """Return when the broker of this directory, and no other one, answers a client."""
+    pause = threading.Event()
+    admin: Any = None
+    while time.monotonic() < deadline:
+        _reap(state.pid)
+        if not process.is_same(state.pid, state.started):
+            raise _failed(directory, offset, "its process ended")
+        if admin is None and _accepts(state.port):
+            admin = admin_client(state.bootstrap_servers)
+        if admin is not None and answers(admin, state.cluster_id):
+            return
+        pause.wait(_POLL_SECONDS)
+    raise _timeout(directory, offset, "a first answer")
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _failed(directory: Path, offset: int, reason: str) -> SetupError:
+    return SetupError(
+        "BROKER_FAILED",
+        f"the Kafka broker in {directory} did not start: {reason}{_log_tail(directory, offset)}",
+        hint=f"the whole log is {directory / LOG_FILE}",
+    )
+
+
+def _timeout(directory: Path, offset: int, what: str) -> SetupError:
+    return SetupError(
+        "BROKER_TIMEOUT",
+        f"the Kafka broker in {directory} took too long for {what}{_log_tail(directory, offset)}",
+        hint=f"the whole log is {directory / LOG_FILE}; is the machine very busy?",
+    )
+
+
+def _log_tail(directory: Path, offset: int) -> str:
+    lines = read_log(directory, offset).splitlines()[-_SHOWN_LOG_LINES:]
+    return "".join(f"\n    {line}" for line in lines)
+
+
+@contextmanager
+def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
+    """Let one process at a time start this directory's broker."""
+    pause = threading.Event()
+    with (directory / "start.lock").open("a") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise _timeout(directory, 0, "another process to start it") from None
+                pause.wait(_POLL_SECONDS)
+        yield

@@ -1,0 +1,199 @@
+"""The files of one embedded broker: its configuration, and the record of its running process."""
+
+import base64
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+LOG_FILE = "broker.log"
+_STATE_FILE = "broker.json"
+_OLD_LOG_FILE = "broker.log.1"
+_LOG_LIMIT_BYTES = 8 * 1024 * 1024
+_HOST = "127.0.0.1"
+
+# Paths are relative to the broker's directory, which is its working directory: a comma or a letter
+# outside of Latin-1 in an absolute path would break a properties file.
+_PROPERTIES = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAIN:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "PLAIN",
+    "log.dirs": "data",
+    "auto.create.topics.enable": "false",
+    # One broker holds every internal topic.
+    "num.partitions": "1",
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # Small and quiet: one machine shares its cores with Spark.
+    "num.network.threads": "2",
+    "num.io.threads": "2",
+    "background.threads": "2",
+    "log.segment.bytes": "16777216",
+    "log.cleaner.dedupe.buffer.size": "4194304",
+    "metadata.max.idle.interval.ms": "0",
+    # After a kill the controller waits this long before it lets the broker register again.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    # Retention goes by the records' own timestamps: one from the past would delete its segment.
+    "log.retention.ms": "-1",
+}
+_LOG4J = """\
+appender.console.type=Console
+appender.console.name=Console
+appender.console.layout.type=PatternLayout
+appender.console.layout.pattern=%d{yyyy-MM-dd HH:mm:ss,SSS} %p %c{1}: %m%n
+rootLogger.level=WARN
+rootLogger.appenderRef.console.ref=Console
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerState:
+    """What `broker.json` remembers.
+
+    Attributes:
+        cluster_id: Kafka's id of the cluster, made once.
+        port: Of the clients' listener.
+        controller_port: Of the controller's listener.
+        pid: Process of the broker; 0 when it was stopped.
+        started: Start time of that process, as `process.start_time` gives it.
+    """
+
+    cluster_id: str
+    port: int
+    controller_port: int
+    pid: int = 0
+    started: str = ""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What a Kafka client connects to."""
+        return f"{_HOST}:{self.port}"
+
+
+def read_state(directory: Path) -> BrokerState | None:
+    """The record, or `None` when there is none that can be read."""
+    try:
+        return BrokerState(**json.loads((directory / _STATE_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_state(directory: Path, state: BrokerState) -> None:
+    """Replace the record; a reader sees the old one or the new one."""
+    _replace(directory / _STATE_FILE, json.dumps(asdict(state), indent=2) + "\n")
+
+
+def new_state(directory: Path, earlier: BrokerState | None, *, keep_ports: bool) -> BrokerState:
+    """Cluster id and ports for the next start.
+
+    The id is the one that the data carry. The ports are those of the last time when they are free
+    and wanted, else free ones.
+    """
+    cluster_id = _formatted_cluster_id(directory) or (earlier.cluster_id if earlier else None)
+    if earlier and keep_ports and are_free(earlier.port, earlier.controller_port):
+        port, controller_port = earlier.port, earlier.controller_port
+    else:
+        port, controller_port = free_ports()
+    return BrokerState(
+        cluster_id=cluster_id or _new_cluster_id(), port=port, controller_port=controller_port
+    )
+
+
+def is_formatted(directory: Path) -> bool:
+    """Whether the storage tool has finished its work here."""
+    return _formatted_cluster_id(directory) is not None
+
+
+def write_configuration(
+    directory: Path, state: BrokerState, properties: Mapping[str, str] | None
+) -> None:
+    """Write `server.properties` and `log4j2.properties`."""
+    settings = {
+        **_PROPERTIES,
+        "controller.quorum.voters": f"1@{_HOST}:{state.controller_port}",
+        "listeners": f"PLAIN://{_HOST}:{state.port},CONTROLLER://{_HOST}:{state.controller_port}",
+        "advertised.listeners": f"PLAIN://{_HOST}:{state.port}",
+        **(properties or {}),
+    }
+    text = "".join(f"{key}={value}\n" for key, value in settings.items())
+    _replace(directory / "server.properties", text)
+    _replace(directory / "log4j2.properties", _LOG4J)
+
+
+def trim_log(directory: Path) -> int:
+    """Put a log that has grown large aside; return where the next lines will begin."""
+    log = directory / LOG_FILE
+    try:
+        size = log.stat().st_size
+    except FileNotFoundError:
+        return 0
+    if size <= _LOG_LIMIT_BYTES:
+        return size
+    log.replace(directory / _OLD_LOG_FILE)
+    return 0
+
+
+def read_log(directory: Path, offset: int) -> str:
+    """What the broker has logged since `offset`."""
+    with suppress(OSError), (directory / LOG_FILE).open("rb") as log:
+        log.seek(offset)
+        return log.read().decode("utf-8", errors="replace")
+    return ""
+
+
+def are_free(*ports: int) -> bool:
+    """Whether all ports could be bound on the loopback address now."""
+    for port in ports:
+        with socket.socket() as probe:
+            # As Kafka binds: connections of an earlier broker that linger are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+            except OSError:
+                return False
+    return True
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports of the loopback address that were free a moment ago."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind((_HOST, 0))
+        second.bind((_HOST, 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def _formatted_cluster_id(directory: Path) -> str | None:
+    try:
+        text = (directory / "data" / "meta.properties").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = [line.partition("=")[2] for line in text.splitlines() if line.startswith("cluster.id=")]
+    return found[0].strip() if found else None
+
+
+def _new_cluster_id() -> str:
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # The storage tool would take a leading dash for an option.
+        if not text.startswith("-"):
+            return text
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

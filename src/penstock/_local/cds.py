@@ -1,0 +1,146 @@
+"""A class-data archive for Spark's JVM: classes parsed once, mapped at every start.
+
+Java writes the archive at the end of a training run (`-XX:ArchiveClassesAtExit`) and refuses it by
+itself when Java or the class path is another one. It is only ever an acceleration: without it, or
+with one that does not fit, Spark starts as usual.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock._local.java import Java, require_java
+from penstock._local.lock import cache_directory
+from penstock._local.repository import spark_jars_directory
+from penstock.errors import SetupError
+
+_TRAINING_VARIABLE = "PENSTOCK_CDS_TRAINING"
+_BUILD_SECONDS = 300.0
+_SHOWN_OUTPUT_LINES = 15
+# An archive that does not fit is no news for the user.
+_QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+
+
+def archive_path(
+    class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
+) -> Path:
+    """Where the archive for this Java, PySpark and extra class path belongs.
+
+    Args:
+        class_path: The jars that `spark.driver.extraClassPath` names, in that order.
+        java: Instead of the Java that is found.
+        cache_root: Instead of the user's cache.
+    """
+    chosen = java or require_java()
+    digest = hashlib.sha256(f"{chosen.executable}\n{chosen.version}\n".encode())
+    spark = spark_jars_directory()
+    for jar in [*class_path, *(sorted(spark.glob("*.jar")) if spark else [])]:
+        # As Java does: it refuses the archive when a jar's place, size or time changed.
+        try:
+            status = jar.stat()
+        except OSError:
+            continue
+        digest.update(f"{jar}\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
+    root = cache_root or cache_directory()
+    return root / "cds" / f"spark-java{chosen.feature}-{digest.hexdigest()[:20]}.jsa"
+
+
+def is_ready(
+    class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
+) -> bool:
+    """Whether an archive is there that fits."""
+    return archive_path(class_path, java=java, cache_root=cache_root).is_file()
+
+
+def java_options(
+    class_path: Sequence[Path],
+    *,
+    java: Java | None = None,
+    cache_root: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> list[str]:
+    """What to add to `spark.driver.extraJavaOptions`; nothing when there is no archive.
+
+    Inside of a training run these are the options that make the archive.
+    """
+    env = os.environ if environ is None else environ
+    training = env.get(_TRAINING_VARIABLE)
+    if training:
+        return [f"-XX:ArchiveClassesAtExit={training}", *_QUIET]
+    archive = archive_path(class_path, java=java, cache_root=cache_root)
+    # Java would read a colon as the seam between two archives.
+    if os.pathsep in str(archive) or not archive.is_file():
+        return []
+    return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]
+
+
+def build(
+    command: Sequence[str],
+    class_path: Sequence[Path],
+    *,
+    java: Java | None = None,
+    cache_root: Path | None = None,
+    timeout_seconds: float = _BUILD_SECONDS,
+) -> Path:
+    """Make the archive by a training run, unless it is there. Takes as long as the run.
+
+    Args:
+        command: Starts Spark with what `java_options` gives, uses what pipelines use, and ends
+            Spark's JVM normally. Run with this process's environment.
+        class_path: As for `archive_path`.
+        java: Instead of the Java that is found.
+        cache_root: Instead of the user's cache.
+        timeout_seconds: For the training run.
+
+    Raises:
+        SetupError: `CLASS_ARCHIVE_FAILED`: nothing depends on it; Spark only starts more slowly.
+    """
+    target = archive_path(class_path, java=java, cache_root=cache_root)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_file():
+                _train(command, target, timeout_seconds)
+    except OSError as error:
+        raise _failure(f"{target.parent} cannot be used: {error}") from error
+    return target
+
+
+def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None:
+    fresh = target.with_name(f"{target.stem}.{os.getpid()}.tmp")
+    try:
+        result = subprocess.run(  # noqa: S603 - our caller's own command
+            list(command),
+            env={**os.environ, _TRAINING_VARIABLE: str(fresh)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            check=False,
+        )
+        if result.returncode != 0 or not fresh.is_file():
+            tail = result.stdout.splitlines()[-_SHOWN_OUTPUT_LINES:]
+            raise _failure(
+                f"the training run ended with status {result.returncode}"
+                f"{'' if fresh.is_file() else ' and left no archive'}"
+                + "".join(f"\n    {line}" for line in tail)
+            )
+        fresh.replace(target)
+    except subprocess.TimeoutExpired as error:
+        raise _failure(f"the training run took longer than {timeout_seconds:g} s") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _failure(reason: str) -> SetupError:
+    return SetupError(
+        "CLASS_ARCHIVE_FAILED",
+        f"no class-data archive was made: {reason}",
+        hint="pipelines run without it; each start of Spark takes a few seconds longer",
+    )

@@ -1,0 +1,198 @@
+"""The account of the demo: every message of the Kafka log is in exactly one place.
+
+`read = silver + quarantined + duplicates + pending`, where each figure is counted by itself: `read`
+from the broker's offsets, rows from the files of the tables, duplicates from the messages. Nothing
+is a difference of two others, so a lost or a doubled message shows.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._local.demo.delta_log import DataFile, read_rows, read_snapshot
+from penstock._local.demo.kafka_log import Ranges
+from penstock._local.demo.places import DemoPlaces
+
+_OFFSET_BITS = 48
+_SHOWN = 10
+_COORDINATES = ("partition", "offset")
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Coordinates of a message in the topic."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Where the messages are.
+
+    Attributes:
+        read: Messages in the Kafka log.
+        silver: Rows of the silver table.
+        quarantined: Rows in its quarantine.
+        duplicates: Messages that repeat an order which is in one of the two.
+        pending: Messages that the flows have not got to.
+        lost: Messages that the flows are past, but which are nowhere.
+        doubled: Messages or orders with more than one row, in bronze or behind it.
+        foreign: Rows that come from no message of the log.
+    """
+
+    read: int
+    silver: int
+    quarantined: int
+    duplicates: int
+    pending: int
+    lost: tuple[Place, ...] = ()
+    doubled: tuple[Place, ...] = ()
+    foreign: tuple[Place, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every message is in exactly one place."""
+        accounted = self.silver + self.quarantined + self.duplicates + self.pending
+        return self.read == accounted and not (self.lost or self.doubled or self.foreign)
+
+    def findings(self) -> list[str]:
+        """What is wrong, one line per kind, with the coordinates of the first messages."""
+        kinds = (("lost", self.lost), ("doubled", self.doubled), ("not from Kafka", self.foreign))
+        lines = []
+        for kind, places in kinds:
+            if places:
+                shown = ", ".join(map(str, places[:_SHOWN]))
+                more = ", ..." if len(places) > _SHOWN else ""
+                lines.append(f"{len(places)} {kind} (partition:offset): {shown}{more}")
+        return lines
+
+
+def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
+    """Count the messages of the log in the demo's tables.
+
+    Safe while the pipeline runs: a message that is on its way counts as pending.
+
+    Args:
+        places: Where the tables lie.
+        ranges: What the broker says about the log, asked for right before.
+    """
+    # What a flow has committed is read before the tables: they can only be ahead of it.
+    consumed = places.consumed_version("orders")
+    silver = _rows(places.table("orders"), (*_COORDINATES, "order_id"))
+    quarantine = _rows(places.quarantine("orders"), (*_COORDINATES, "order_id"))
+    bronze_files = _files(places.table("orders_bronze"))
+    old = read_rows([f for f in bronze_files if f.version < consumed], (*_COORDINATES, "value"))
+    new = read_rows([f for f in bronze_files if f.version >= consumed], _COORDINATES)
+
+    log = _all_codes(ranges)
+    bronze = np.concatenate([_codes(old), _codes(new)])
+    settled = np.concatenate([_codes(silver), _codes(quarantine)])
+    orders = (
+        pa.concat_arrays(
+            [*_texts(silver, "order_id").chunks, *_texts(quarantine, "order_id").chunks]
+        )
+        if silver.num_rows + quarantine.num_rows
+        else pa.array([], pa.string())
+    )
+
+    unsettled = old.filter(pa.array(~np.isin(_codes(old), settled)))
+    is_repeat = np.array(
+        _are_repeats(unsettled.column("value").to_pylist(), set(orders.to_pylist())), dtype=bool
+    )
+    left = _codes(unsettled)
+    foreign = np.setdiff1d(np.concatenate([bronze, settled]), log)
+    # Messages that came after `ranges` was asked for are no strangers.
+    foreign = foreign[~_beyond(foreign, ranges)]
+    waiting = np.concatenate([np.setdiff1d(log, bronze), _codes(new)])
+    in_log = np.isin(settled, log)
+    silver_rows = int(in_log[: silver.num_rows].sum())
+    return Account(
+        read=len(log),
+        silver=silver_rows,
+        quarantined=int(in_log.sum()) - silver_rows,
+        duplicates=int(np.isin(left[is_repeat], log).sum()),
+        pending=int((~np.isin(np.intersect1d(waiting, log), settled)).sum()),
+        lost=_places(np.intersect1d(left[~is_repeat], log)),
+        doubled=_places(
+            np.concatenate([_repeated(bronze), _repeated(settled), _same_order(orders, settled)])
+        ),
+        foreign=_places(foreign),
+    )
+
+
+def order_id(value: bytes | None) -> str | None:
+    """The order id that a message carries; `None` when it is no JSON object or has none."""
+    try:
+        content: Any = json.loads((value or b"").decode("utf-8", errors="replace"))
+    except ValueError:
+        return None
+    found = content.get("order_id") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _are_repeats(values: Sequence[bytes | None], accepted: set[str | None]) -> list[bool]:
+    found = (order_id(value) for value in values)
+    return [repeated is not None and repeated in accepted for repeated in found]
+
+
+def _files(table: Any) -> tuple[DataFile, ...]:
+    snapshot = read_snapshot(table)
+    return () if snapshot is None else snapshot.files
+
+
+def _rows(table: Any, columns: Sequence[str]) -> pa.Table:
+    return read_rows(_files(table), columns)
+
+
+def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
+    return rows.column(column).cast(pa.string())
+
+
+def _codes(rows: pa.Table) -> Any:
+    """Coordinates as one number per row."""
+    partition, offset = (rows.column(name).cast(pa.int64()).to_numpy() for name in _COORDINATES)
+    return (partition << _OFFSET_BITS) | offset
+
+
+def _all_codes(ranges: Ranges) -> Any:
+    parts = [
+        (partition << _OFFSET_BITS) + np.arange(begin, end, dtype=np.int64)
+        for partition, (begin, end) in ranges.items()
+    ]
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _beyond(codes: Any, ranges: Ranges) -> Any:
+    late = np.zeros(len(codes), dtype=bool)
+    for partition, (_, end) in ranges.items():
+        late |= (codes >> _OFFSET_BITS == partition) & (codes & ((1 << _OFFSET_BITS) - 1) >= end)
+    return late
+
+
+def _repeated(codes: Any) -> Any:
+    values, counts = np.unique(codes, return_counts=True)
+    return values[counts > 1]
+
+
+def _same_order(orders: pa.Array, codes: Any) -> Any:
+    """Coordinates of the rows whose order id has a row already."""
+    seen: set[str] = set()
+    again = []
+    for order, code in zip(orders.to_pylist(), codes, strict=True):
+        if order is not None and order in seen:
+            again.append(code)
+        seen.add(order)
+    return np.array(again, dtype=np.int64)
+
+
+def _places(codes: Any) -> tuple[Place, ...]:
+    mask = (1 << _OFFSET_BITS) - 1
+    return tuple(Place(int(code) >> _OFFSET_BITS, int(code) & mask) for code in np.unique(codes))

@@ -1,0 +1,109 @@
+"""Brings the generator and a continuous update to a common end."""
+
+import threading
+import time
+from typing import Protocol
+
+from penstock._local.demo.kafka_log import read_ranges
+from penstock._local.demo.places import TOPIC, DemoPlaces
+from penstock._local.demo.producer import OrderProducer
+from penstock.errors import SetupError
+
+_POLL_SECONDS = 0.5
+STALL_SECONDS = 120.0
+
+
+class Stoppable(Protocol):
+    """The running update."""
+
+    def request_stop(self) -> None:
+        """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
+
+
+class Conductor:
+    """Starts the generator when the update runs, and ends the update when all is processed.
+
+    Stands in for the update towards signals: the first request stops the generator and lets what
+    is on its way drain, the next one ends the update after the batches in flight, one more
+    interrupts them.
+
+    Args:
+        places: Of the demo.
+        bootstrap_servers: Of the broker.
+        producer: Not started yet.
+        stall_seconds: The update is ended when no flow commits anything for so long.
+    """
+
+    def __init__(
+        self,
+        places: DemoPlaces,
+        bootstrap_servers: str,
+        producer: OrderProducer,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        self._places = places
+        self._bootstrap_servers = bootstrap_servers
+        self._producer = producer
+        self._stall_seconds = stall_seconds
+        self._update: Stoppable | None = None
+        self._requests = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="penstock-demo", daemon=True)
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether someone did not want to wait until everything was processed."""
+        return self._requests > 1
+
+    def begin(self, update: Stoppable) -> Stoppable:
+        """The update runs: send orders, and watch.
+
+        Returns:
+            What signals must be sent to instead of the update.
+        """
+        self._update = update
+        self._producer.start()
+        self._thread.start()
+        return self
+
+    def request_stop(self) -> None:
+        """See the class. Signal-safe."""
+        self._requests += 1
+        if self._requests == 1:
+            self._producer.request_stop()
+        elif self._update is not None:
+            self._update.request_stop()
+
+    def end(self, timeout_seconds: float = 60.0) -> None:
+        """The update has ended, for whatever reason: end the generator, too.
+
+        Raises:
+            SetupError: `DEMO_PRODUCER_FAILED`.
+        """
+        self._over.set()
+        self._producer.request_stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+            self._producer.join(timeout_seconds)
+
+    def _watch(self) -> None:
+        before: object = None
+        moved_at = time.monotonic()
+        while not self._over.wait(_POLL_SECONDS):
+            progress = self._places.progress()
+            now = time.monotonic()
+            if progress != before or not self._producer.finished:
+                before, moved_at = progress, now
+                if not self._producer.finished:
+                    continue
+            if self._is_done() or now - moved_at > self._stall_seconds:
+                break
+        if self._update is not None and not self._over.is_set():
+            self._update.request_stop()
+
+    def _is_done(self) -> bool:
+        try:
+            return self._places.is_caught_up(read_ranges(self._bootstrap_servers, TOPIC))
+        except SetupError:
+            return False  # the broker is gone; if it stays so, no flow commits anything either

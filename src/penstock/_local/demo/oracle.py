@@ -1,0 +1,289 @@
+"""A second pipeline in plain Python: what the demo's tables must hold, computed from the Kafka log.
+
+It knows nothing of Spark, of micro-batches or of watermarks: it looks at all messages at once. Of
+several messages with one order it leaves open which one became the row, because that depends on how
+the messages met in a micro-batch; all else must be equal to the last bit.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.kafka_log import Record
+from penstock._local.demo.places import TOPIC, DemoPlaces
+
+Row = dict[str, Any]
+Place = tuple[int, int]
+
+_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+_TEXTS = ("order_id", "customer_id", "product", "currency")
+_CENT = Decimal("0.01")
+_BRONZE = ("key", "value", "topic", "partition", "offset", "timestamp", "ingest_time", "date")
+_SILVER = (
+    *("order_id", "customer_id", "product", "quantity", "unit_price", "amount", "currency"),
+    *("event_time", "_corrupt_record", "topic", "partition", "offset", "timestamp"),
+)
+_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What becomes of a message if it is not a duplicate.
+
+    Attributes:
+        row: Its row in silver or in quarantine.
+        broken: Names of the drop rules that it breaks, in the order of their declaration.
+        order: What makes it a duplicate of another one.
+    """
+
+    row: Row
+    broken: tuple[str, ...]
+    order: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoTables:
+    """Rows of the demo's tables, as read from their files."""
+
+    bronze: Sequence[Row] = ()
+    silver: Sequence[Row] = ()
+    quarantine: Sequence[Row] = ()
+    revenue: Sequence[Row] = ()
+    customers: Sequence[Row] = ()
+
+
+@dataclass
+class _Report:
+    lines: list[str] = field(default_factory=list)
+
+    def expect(self, holds: bool, line: str) -> None:
+        if not holds:
+            self.lines.append(line)
+
+
+def read_tables(places: DemoPlaces) -> DemoTables:
+    """All rows of the demo's tables, without Spark."""
+    return DemoTables(
+        bronze=_read(places.table("orders_bronze"), _BRONZE),
+        silver=_read(places.table("orders"), _SILVER),
+        quarantine=_read(
+            places.quarantine("orders"), (*_SILVER, "_failed_rules", "_row", "_source")
+        ),
+        revenue=_read(places.table("revenue_5m"), ("start", "end", "product", "orders", "revenue")),
+        customers=_read(
+            places.table("customer_totals"), ("customer_id", "orders", "revenue", "last_order")
+        ),
+    )
+
+
+def differences(records: Iterable[Record], tables: DemoTables, *, gold: bool = True) -> list[str]:
+    """Compare the tables with the log, row by row.
+
+    Args:
+        records: The whole log; all of it has been processed.
+        tables: What the pipeline made of it.
+        gold: Compare the gold tables, too.
+
+    Returns:
+        One line per difference, at most some of each kind; empty when all is as it must be.
+    """
+    log = {(record.partition, record.offset): record for record in records}
+    report = _Report()
+    _compare_bronze(log, tables.bronze, report)
+    judged = {place: judge(record) for place, record in log.items()}
+    _compare_outcomes(judged, tables, report)
+    if gold:
+        expected = [judged[_place(row)].row for row in tables.silver if _place(row) in judged]
+        _compare_rows("revenue_5m", _revenue(expected), tables.revenue, report)
+        _compare_rows("customer_totals", _customers(expected), tables.customers, report)
+    return report.lines
+
+
+def judge(record: Record) -> Judged:
+    """What the pipeline has to make of a message."""
+    text = (record.value or b"").decode("utf-8", errors="replace")
+    content, corrupt = _parse(text)
+    arrived = _moment(record.timestamp_ms)
+    price, amount = _money(content.get("unit_price")), _money(content.get("amount"))
+    quantity = content.get("quantity")
+    row: Row = {
+        **{name: content.get(name) for name in _TEXTS},
+        "quantity": quantity,
+        "unit_price": price,
+        "amount": amount,
+        "event_time": _event_time(content.get("event_time"), arrived),
+        "_corrupt_record": corrupt,
+        "topic": TOPIC,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": arrived,
+    }
+    passed = {
+        "valid_json": row["order_id"] is not None and corrupt is None,
+        "amount_positive": amount is not None and amount > 0,
+        "amount_matches": (
+            amount is not None
+            and price is not None
+            and quantity is not None
+            and amount == quantity * price
+        ),
+        "not_too_late": row["event_time"] >= arrived - timedelta(minutes=9),
+    }
+    return Judged(
+        row=row,
+        broken=tuple(rule for rule, holds in passed.items() if not holds),
+        order=row["order_id"] or f"{TOPIC}-{record.partition}-{record.offset}",
+    )
+
+
+def _parse(text: str) -> tuple[Mapping[str, Any], str | None]:
+    if not text.strip():
+        return {}, None
+    try:
+        content = json.loads(text, parse_float=Decimal)
+    except ValueError:
+        return {}, text
+    return (content, None) if isinstance(content, dict) else ({}, text)
+
+
+def _money(value: Any) -> Decimal | None:
+    return None if value is None else Decimal(value).quantize(_CENT)
+
+
+def _event_time(claimed: Any, arrived: datetime) -> datetime:
+    if isinstance(claimed, str) and _ISO.fullmatch(claimed):
+        try:
+            moment = datetime.fromisoformat(claimed)
+        except ValueError:
+            return arrived
+        if moment <= arrived + timedelta(minutes=1):
+            return moment
+    return arrived
+
+
+def _compare_bronze(log: Mapping[Place, Record], rows: Sequence[Row], report: _Report) -> None:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        found[_bronze_row(row)] += 1
+        report.expect(row["ingest_time"] is not None, f"bronze {_place(row)}: no ingest time")
+    expected = Counter(
+        (
+            *(record.key, record.value or b"", TOPIC, record.partition, record.offset),
+            _moment(record.timestamp_ms),
+            _moment(record.timestamp_ms).date().isoformat(),
+        )
+        for record in log.values()
+    )
+    _compare_counts("orders_bronze", expected, found, report)
+
+
+def _bronze_row(row: Row) -> tuple[Any, ...]:
+    value = row["value"] or b""
+    names = ("topic", "partition", "offset", "timestamp")
+    return (row["key"], value, *(row[name] for name in names), str(row["date"]))
+
+
+def _compare_outcomes(judged: Mapping[Place, Judged], tables: DemoTables, report: _Report) -> None:
+    outcomes: dict[str, list[Place]] = defaultdict(list)
+    for table, rows in (("orders", tables.silver), ("orders_quarantine", tables.quarantine)):
+        for row in rows:
+            place = _place(row)
+            if place not in judged:
+                report.expect(False, f"{table} {place}: comes from no message")
+                continue
+            verdict = judged[place]
+            outcomes[verdict.order].append(place)
+            plain = {name: row[name] for name in _SILVER}
+            report.expect(
+                plain == verdict.row, f"{table} {place}: {plain} instead of {verdict.row}"
+            )
+            broken = tuple(row.get("_failed_rules") or ())
+            report.expect(
+                broken == verdict.broken,
+                f"{table} {place}: broken rules {broken} instead of {verdict.broken}",
+            )
+            if table == "orders_quarantine":
+                source = {"topic": TOPIC, "partition": place[0], "offset": place[1]}
+                report.expect(
+                    json.loads(row["_source"]) == source, f"{table} {place}: wrong source"
+                )
+    for order in {verdict.order for verdict in judged.values()}:
+        places = outcomes.get(order, [])
+        report.expect(len(places) == 1, f"order {order} has {len(places)} rows: {places}")
+
+
+def _revenue(rows: Sequence[Row]) -> list[Row]:
+    groups: dict[tuple[Any, ...], list[Decimal]] = defaultdict(list)
+    for row in rows:
+        moment = row["event_time"]
+        start = moment.replace(minute=moment.minute // 5 * 5, second=0, microsecond=0)
+        groups[start, row["product"]].append(row["amount"])
+    return [
+        {
+            "start": start,
+            "end": start + timedelta(minutes=5),
+            "product": product,
+            "orders": len(amounts),
+            "revenue": sum(amounts),
+        }
+        for (start, product), amounts in groups.items()
+    ]
+
+
+def _customers(rows: Sequence[Row]) -> list[Row]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["customer_id"]].append(row)
+    return [
+        {
+            "customer_id": customer,
+            "orders": len(own),
+            "revenue": sum(row["amount"] for row in own),
+            "last_order": max(row["event_time"] for row in own),
+        }
+        for customer, own in groups.items()
+    ]
+
+
+def _compare_rows(
+    table: str, expected: Sequence[Row], found: Sequence[Row], report: _Report
+) -> None:
+    _compare_counts(
+        table,
+        Counter(tuple(sorted(row.items())) for row in expected),
+        Counter(tuple(sorted(row.items())) for row in found),
+        report,
+    )
+
+
+def _compare_counts(
+    table: str,
+    expected: Counter[tuple[Any, ...]],
+    found: Counter[tuple[Any, ...]],
+    report: _Report,
+) -> None:
+    """Both ways, with multiplicity."""
+    for what, rows in (("missing", expected - found), ("too much", found - expected)):
+        for row, count in list(rows.items())[:_SHOWN]:
+            report.expect(False, f"{table}: {count} time(s) {what}: {row}")
+        report.expect(len(rows) <= _SHOWN, f"{table}: {len(rows)} different rows {what} in all")
+
+
+def _place(row: Row) -> Place:
+    return row["partition"], row["offset"]
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
+
+
+def _read(table: Any, columns: Sequence[str]) -> list[Row]:
+    snapshot = read_snapshot(table)
+    rows: list[Row] = read_rows(snapshot.files, columns).to_pylist() if snapshot else []
+    return rows

@@ -1,0 +1,149 @@
+"""The generator at work: sends the messages of an `OrderStream` to Kafka when they are due."""
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from penstock._local.demo.orders import OrderStream
+from penstock.errors import MissingExtraError, SetupError
+
+_TICK_SECONDS = 0.01
+_FLUSH_SECONDS = 30.0
+# Never more than this much of the schedule, and so many messages, are unacknowledged. When a broker
+# that was away comes back, one partition is served before the others; this bounds by how much, and
+# with it how late an order can look to the watermark.
+_UNACKNOWLEDGED_MS = 5_000
+_UNACKNOWLEDGED = 5_000
+
+
+class OrderProducer:
+    """Sends orders on a thread of its own, open loop: a delay does not lower the rate.
+
+    Args:
+        bootstrap_servers: Of the broker.
+        topic: Must exist.
+        stream: What to send; when it starts is decided by `start`.
+        total: How many messages; `None` means until `request_stop`.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        stream: OrderStream,
+        *,
+        total: int | None,
+    ) -> None:
+        self._topic = topic
+        self._stream = stream
+        self._total = total
+        self._stop = threading.Event()
+        self._failure: str | None = None
+        self._acknowledged = 0
+        self._client = _client(bootstrap_servers)
+        self._thread = threading.Thread(target=self._run, name="penstock-demo-orders", daemon=True)
+
+    @property
+    def acknowledged(self) -> int:
+        """Messages that the broker has confirmed."""
+        return self._acknowledged
+
+    @property
+    def finished(self) -> bool:
+        """Whether the thread has ended: all sent, stopped or failed."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to send: the schedule of the stream starts now."""
+        self._stream = replace(self._stream, start_ms=int(time.time() * 1000))
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        """Send nothing more; what is on its way is still acknowledged. Returns at once."""
+        self._stop.set()
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait for the end.
+
+        Returns:
+            Whether it came in time.
+
+        Raises:
+            SetupError: `DEMO_PRODUCER_FAILED`.
+        """
+        self._thread.join(timeout_seconds)
+        if self._failure is not None:
+            raise SetupError(
+                "DEMO_PRODUCER_FAILED",
+                f"orders could not be sent to Kafka: {self._failure}",
+                hint="see whether the broker runs, then start the demo again: it continues",
+            )
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._send_all()
+        except Exception as error:  # told by `join`
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
+
+    def _send_all(self) -> None:
+        stream, index, flushed = self._stream, 0, 0
+        while not self._stop.is_set() and self._failure is None:
+            if self._total is not None and index >= self._total:
+                break
+            due = stream.due_ms(index)
+            behind_flush = due - stream.due_ms(flushed) > _UNACKNOWLEDGED_MS
+            if index - flushed >= _UNACKNOWLEDGED or (behind_flush and index > flushed):
+                self._flush()
+                flushed = index
+            wait = due / 1000 - time.time()
+            if wait > 0:
+                self._client.poll(0)
+                self._stop.wait(min(wait, _TICK_SECONDS) if wait < 1 else 1.0)
+                continue
+            self._send(index)
+            index += 1
+        self._flush()
+
+    def _send(self, index: int) -> None:
+        message = self._stream.message(index)
+        self._client.produce(
+            self._topic,
+            key=message.key,
+            value=message.value,
+            timestamp=message.timestamp_ms,
+            on_delivery=self._delivered,
+        )
+        self._client.poll(0)
+
+    def _flush(self) -> None:
+        left = self._client.flush(_FLUSH_SECONDS)
+        if left:
+            raise TimeoutError(f"{left} messages were not acknowledged in {_FLUSH_SECONDS:g} s")
+
+    def _delivered(self, error: Any, _message: Any) -> None:
+        if error is None:
+            self._acknowledged += 1
+        else:
+            self._failure = str(error)
+
+
+def _client(bootstrap_servers: str) -> Any:
+    try:
+        from confluent_kafka import Producer
+    except ImportError as error:
+        raise MissingExtraError(
+            "MISSING_EXTRA",
+            "the Kafka client for Python is not installed",
+            hint="pip install 'penstock[demo]'",
+        ) from error
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 4 * _UNACKNOWLEDGED,
+            "log_level": 0,
+        }
+    )

@@ -1,0 +1,282 @@
+"""Is this machine ready? Every check says what it found and, when that is not good, what to do."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from penstock._local.broker_files import free_ports
+from penstock._local.jars import JarState, verify
+from penstock._local.java import MINIMUM_JAVA, require_java
+from penstock._local.lock import JarLock, cache_directory, load_lock
+from penstock.errors import SetupError
+
+_MINIMUM_PYTHON = (3, 11)
+_PINNED = ("pyspark", "delta-spark", "pandas")
+_OPTIONAL_JAR_SETS = frozenset({"postgresql"})
+_LOW_DISK_BYTES = 2 * 1024**3
+_LOW_MEMORY_BYTES = 3 * 1024**3
+_CLOCK_SLACK_SECONDS = 24 * 3600
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
+_CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
+
+
+class CheckState(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: What was looked at, in a word or two.
+        state: `fail` means that pipelines cannot run.
+        detail: What was found.
+        fix: What to do about it; empty when all is well.
+    """
+
+    name: str
+    state: CheckState
+    detail: str
+    fix: str = ""
+
+
+def run_checks(
+    storage: Path | None = None,
+    *,
+    sets: Iterable[str] | None = None,
+    lock: JarLock | None = None,
+    cache_root: Path | None = None,
+) -> list[Check]:
+    """Look at everything that a pipeline needs of this machine. Starts no JVM, uses no network.
+
+    Args:
+        storage: Folder of the pipeline's storage; made by a run when missing.
+        sets: Jar sets that must be there; by default all but the optional ones.
+        lock: Another jar lock than the one of this release.
+        cache_root: Another cache than the user's.
+    """
+    locked = lock or load_lock()
+    required = frozenset(locked.sets) - _OPTIONAL_JAR_SETS if sets is None else frozenset(sets)
+    checks = [check_python(), check_java()]
+    checks += [check_package(name) for name in _PINNED]
+    checks += [
+        check_jars(name, locked, cache_root, required=name in required) for name in locked.sets
+    ]
+    checks += [check_ports(), check_clock(_newest_jar(locked, cache_root)), check_memory()]
+    if storage is not None:
+        checks.append(check_storage(storage))
+    return checks
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
+    """Whether this Python is new enough."""
+    text = ".".join(str(part) for part in version)
+    if version >= _MINIMUM_PYTHON:
+        return _ok("Python", text)
+    wanted = ".".join(str(part) for part in _MINIMUM_PYTHON)
+    return _fail("Python", text, f"use Python {wanted} or newer")
+
+
+def check_java() -> Check:
+    """Whether the Java that Spark would use is there and new enough."""
+    try:
+        java = require_java(MINIMUM_JAVA)
+    except SetupError as error:
+        return _from_error("Java", error)
+    return _ok("Java", f"{java.version} ({java.executable})")
+
+
+def check_package(name: str, installed: str | None = None) -> Check:
+    """Whether a Python package has the version that Penstock was built for.
+
+    Args:
+        name: Of the distribution.
+        installed: Instead of the version that is installed.
+    """
+    try:
+        found = installed or importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return _fail(name, "not installed", "install Penstock again: pip install penstock")
+    wanted = _requirement(name)
+    if wanted is None:
+        return _warn(name, found, "Penstock itself is not installed: pip install penstock")
+    if satisfies(found, wanted):
+        return _ok(name, found)
+    return _fail(name, f"{found}, but Penstock needs {wanted}", f"pip install '{name}{wanted}'")
+
+
+def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: bool) -> Check:
+    """Whether the jars of a set are there, to the last bit."""
+    label = f"jars: {name}"
+    statuses = verify([name], lock=lock, cache_root=cache_root)
+    fix = f"penstock jars sync --set {name}"
+    wrong = [status.path.name for status in statuses if status.state is JarState.WRONG]
+    if wrong:
+        return _fail(label, f"damaged: {', '.join(wrong)}", fix)
+    missing = sum(status.state is JarState.MISSING for status in statuses)
+    if missing:
+        detail = f"{missing} of {len(statuses)} missing"
+        return _fail(label, detail, fix) if required else _warn(label, detail + ", optional", fix)
+    megabytes = sum(status.jar.size for status in statuses) / 1e6
+    return _ok(label, f"{len(statuses)} jars, {megabytes:.1f} MB")
+
+
+def check_ports() -> Check:
+    """Whether programs may listen on the loopback address."""
+    try:
+        free_ports()
+    except OSError as error:
+        return _fail(
+            "loopback ports",
+            f"none on 127.0.0.1: {error.strerror or error}",
+            "allow programs to listen on 127.0.0.1: Spark and the broker need it",
+        )
+    return _ok("loopback ports", "free ports on 127.0.0.1")
+
+
+def check_storage(storage: Path) -> Check:
+    """Whether tables can be written where the pipeline wants them. Leaves nothing behind."""
+    existing = storage.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(b"penstock")
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return _fail(
+            "storage",
+            f"{storage} cannot be written: {error.strerror or error}",
+            "make the folder writable, or name another one with --storage",
+        )
+    detail = f"{storage}, {free / 1e9:.1f} GB free"
+    if free < _LOW_DISK_BYTES:
+        return _warn("storage", detail, "free some disk space")
+    return _ok("storage", detail)
+
+
+def check_clock(
+    not_before: float,
+    *,
+    now: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Check:
+    """Whether the clock can be right: leases, watermarks and table versions go by it.
+
+    Args:
+        not_before: A moment that is certainly past, in seconds since 1970.
+        now: The wall clock.
+        monotonic: The clock for durations.
+    """
+    moment = now()
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
+    if moment < not_before - _CLOCK_SLACK_SECONDS:
+        past = time.strftime("%Y-%m-%d", time.gmtime(not_before))
+        return _fail("clock", f"{shown}, but files here are from {past}", "set the system's clock")
+    first = monotonic()
+    if monotonic() < first:
+        return _fail("clock", "the monotonic clock runs backwards", "restart the machine")
+    return _ok("clock", shown)
+
+
+def check_memory(available: int | None = None) -> Check:
+    """Whether there is memory for Spark and the broker."""
+    found = available if available is not None else _available_memory()
+    if found is None:
+        return _ok("memory", "unknown on this system")
+    detail = f"{found / 1024**3:.1f} GiB available"
+    if found < _LOW_MEMORY_BYTES:
+        return _warn("memory", detail, "close other programs: Spark and the broker want 3 GiB")
+    return _ok("memory", detail)
+
+
+def satisfies(version: str, specifier: str) -> bool:
+    """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
+    found = _numbers(version)
+    for operator, text in _CLAUSE.findall(specifier):
+        wanted = _numbers(text)
+        width = max(len(found), len(wanted))
+        left = found + (0,) * (width - len(found))
+        right = wanted + (0,) * (width - len(wanted))
+        holds = {
+            "==": left == right,
+            "!=": left != right,
+            ">=": left >= right,
+            "<=": left <= right,
+            ">": left > right,
+            "<": left < right,
+        }[operator]
+        if not holds:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def _requirement(name: str) -> str | None:
+    """What our own metadata demand of a package: one source for installer and doctor."""
+    try:
+        requirements = importlib.metadata.requires("penstock") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for line in requirements:
+        match = _REQUIREMENT.match(line)
+        if match and match.group(1).lower() == name.lower():
+            return match.group(2).strip()
+    return None
+
+
+def _newest_jar(lock: JarLock, cache_root: Path | None) -> float:
+    """The newest moment that this installation proves to be past."""
+    root = cache_root or cache_directory()
+    moments = [Path(__file__).stat().st_mtime]
+    for jar_set in lock.sets.values():
+        for jar in jar_set.jars:
+            path = jar.path(root)
+            if path.exists():
+                moments.append(path.stat().st_mtime)
+    return max(moments)
+
+
+def _available_memory() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (ValueError, OSError):
+            return None
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
+
+
+def _from_error(name: str, error: SetupError) -> Check:
+    return _fail(name, error.message, error.hint or "")
+
+
+def _ok(name: str, detail: str) -> Check:
+    return Check(name=name, state=CheckState.OK, detail=detail)
+
+
+def _warn(name: str, detail: str, fix: str) -> Check:
+    return Check(name=name, state=CheckState.WARN, detail=detail, fix=fix)
+
+
+def _fail(name: str, detail: str, fix: str) -> Check:
+    return Check(name=name, state=CheckState.FAIL, detail=detail, fix=fix)

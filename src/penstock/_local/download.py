@@ -1,0 +1,344 @@
+"""One jar into the cache: resumable, checked against the lock, atomic, safe between processes.
+
+A jar grows as `<file>.part`, which one process at a time holds locked. It gets its real name only
+when size and SHA-256 are those of the jar lock: a file under its real name is always whole.
+"""
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedRandom
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from penstock._local.lock import Jar
+from penstock._local.repository import Repository
+from penstock.errors import SetupError
+
+_ATTEMPTS = 3
+_BACKOFF_SECONDS = 0.2
+_CHUNK_BYTES = 256 * 1024
+_SOCKET_TIMEOUT_SECONDS = 30.0
+_LOCK_POLL_SECONDS = 0.05
+_SURPLUS_BYTES = 16 * 1024 * 1024
+_RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_HINT_OTHER_SOURCE = (
+    "give another repository with `penstock jars sync --repo URL`, "
+    "or a folder of jars with `--from DIR`"
+)
+
+
+class SyncStoppedError(Exception):
+    """Another jar failed or the user interrupted: this one was given up, resumable."""
+
+
+class _TransientError(Exception):
+    """The transfer broke, but what arrived so far is good: ask for the rest."""
+
+    def __init__(self, reason: str, *, reached: bool) -> None:
+        self.reason = reason
+        self.reached = reached
+        super().__init__(reason)
+
+
+class _Readable(Protocol):
+    def read(self, amount: int, /) -> bytes: ...
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def has_size(jar: Jar, target: Path) -> bool:
+    """Whether the file is there with the size of the lock: cheap, done before every use."""
+    try:
+        return target.stat().st_size == jar.size
+    except OSError:
+        return False
+
+
+def is_intact(jar: Jar, target: Path) -> bool:
+    """Whether the file is there with the size and the SHA-256 of the lock."""
+    try:
+        return has_size(jar, target) and sha256_of(target) == jar.sha256
+    except OSError:
+        return False
+
+
+def copy_jar(jar: Jar, target: Path, source: Path, *, stop: threading.Event) -> None:
+    """Bring a jar from a local file into the cache.
+
+    Raises:
+        SetupError: `JAR_CHECKSUM_MISMATCH`, `JAR_DOWNLOAD_FAILED`, `DISK_FULL`,
+            `CACHE_NOT_WRITABLE`.
+        SyncStoppedError: `stop` was set.
+    """
+    try:
+        stream = source.open("rb")
+    except OSError as error:
+        raise _unreadable(source, error) from error
+    with stream, _disk_errors(target), _part_file(jar, target, stop) as part:
+        if part is None:
+            return
+        part.truncate(0)
+        try:
+            _append(part, stream, jar, stop, lambda _: None)
+        except _TransientError as error:
+            raise _unreadable(source, error) from error
+        _publish(jar, target, part, str(source))
+
+
+def _unreadable(source: Path, error: Exception) -> SetupError:
+    return SetupError(
+        "JAR_DOWNLOAD_FAILED", f"{source} cannot be read: {error}", hint=_HINT_OTHER_SOURCE
+    )
+
+
+def download_jar(
+    jar: Jar,
+    target: Path,
+    repository: Repository,
+    *,
+    stop: threading.Event,
+    report: Callable[[int], None],
+) -> None:
+    """Bring a jar from a repository into the cache, continuing where an earlier try ended.
+
+    Args:
+        jar: What to fetch.
+        target: Where it goes; its folder exists.
+        repository: Where it comes from.
+        stop: Set to give up soon; what arrived is kept for the next time.
+        report: Told how many bytes of this jar are there, whenever that changes.
+
+    Raises:
+        SetupError: `JARS_UNREACHABLE`, `JAR_NOT_FOUND`, `JAR_DOWNLOAD_FAILED`,
+            `JAR_CHECKSUM_MISMATCH`, `DISK_FULL`, `CACHE_NOT_WRITABLE`.
+        SyncStoppedError: `stop` was set.
+    """
+    with _disk_errors(target), _part_file(jar, target, stop) as part:
+        if part is None:
+            return
+        resumed = _prefix(part, jar)
+        _transfer(jar, part, repository, stop, report)
+        if resumed and _digest(part) != jar.sha256:
+            # The piece that was there before may be the bad one: once more, from the start.
+            part.truncate(0)
+            _transfer(jar, part, repository, stop, report)
+        _publish(jar, target, part, repository.url + jar.repository_path)
+
+
+def _transfer(
+    jar: Jar,
+    part: BufferedRandom,
+    repository: Repository,
+    stop: threading.Event,
+    report: Callable[[int], None],
+) -> None:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            _receive(jar, part, repository, stop, report)
+            return
+        except _TransientError as error:
+            if attempt == _ATTEMPTS:
+                _give_up(jar, repository, error)
+        if stop.wait(_BACKOFF_SECONDS * 2 ** (attempt - 1)):
+            raise SyncStoppedError
+
+
+def _give_up(jar: Jar, repository: Repository, error: _TransientError) -> NoReturn:
+    if error.reached:
+        raise SetupError(
+            "JAR_DOWNLOAD_FAILED",
+            f"{jar.file_name} could not be fetched from {repository.url}: {error.reason}",
+            hint="run `penstock jars sync` again: it continues where this one ended",
+        ) from error
+    raise SetupError(
+        "JARS_UNREACHABLE",
+        f"the repository {repository.url} cannot be reached: {error.reason}",
+        hint=f"check the network and the proxy settings; {_HINT_OTHER_SOURCE}",
+    ) from error
+
+
+def _receive(
+    jar: Jar,
+    part: BufferedRandom,
+    repository: Repository,
+    stop: threading.Event,
+    report: Callable[[int], None],
+) -> None:
+    """Make one request for what is missing and append the answer."""
+    offset = _prefix(part, jar)
+    if offset == jar.size:
+        return
+    try:
+        response = urllib.request.urlopen(  # noqa: S310 - the scheme was checked
+            repository.request(jar.repository_path, offset), timeout=_SOCKET_TIMEOUT_SECONDS
+        )
+    except urllib.error.HTTPError as error:
+        with error:
+            _refused(jar, part, repository, error.code)
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise _TransientError(str(reason) or type(error).__name__, reached=False) from error
+    with response:
+        if offset and not _continues(response, offset):
+            part.truncate(0)
+            offset = 0
+        announced = response.headers.get("Content-Length")
+        report(offset)
+        received = _append(part, response, jar, stop, lambda count: report(offset + count))
+    if announced is not None and received < int(announced):
+        raise _TransientError(
+            f"the answer ended after {received} of {announced} bytes", reached=True
+        )
+
+
+def _refused(jar: Jar, part: BufferedRandom, repository: Repository, status: int) -> NoReturn:
+    if status == 416:
+        part.truncate(0)
+        raise _TransientError("the repository refused to continue a transfer", reached=True)
+    if status in _RETRYABLE_STATUS:
+        raise _TransientError(f"HTTP status {status}", reached=True)
+    if status in (404, 410):
+        raise SetupError(
+            "JAR_NOT_FOUND",
+            f"the repository {repository.url} has no {jar.repository_path} (HTTP status {status})",
+            hint=_HINT_OTHER_SOURCE,
+        )
+    raise SetupError(
+        "JAR_DOWNLOAD_FAILED",
+        f"{jar.file_name} could not be fetched from {repository.url}: HTTP status {status}",
+        hint=_HINT_OTHER_SOURCE,
+    )
+
+
+def _continues(response: http.client.HTTPResponse, offset: int) -> bool:
+    content_range = response.headers.get("Content-Range", "")
+    return response.status == 206 and content_range.startswith(f"bytes {offset}-")
+
+
+def _append(
+    part: BufferedRandom,
+    stream: _Readable,
+    jar: Jar,
+    stop: threading.Event,
+    report: Callable[[int], None],
+) -> int:
+    """Append all of the stream; stop early at a file that is far too long to be the right one."""
+    received = 0
+    while received <= jar.size + _SURPLUS_BYTES:
+        if stop.is_set():
+            raise SyncStoppedError
+        try:
+            chunk = stream.read(_CHUNK_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            raise _TransientError(str(error) or type(error).__name__, reached=True) from error
+        if not chunk:
+            break
+        part.write(chunk)
+        received += len(chunk)
+        report(received)
+    part.flush()
+    return received
+
+
+def _prefix(part: BufferedRandom, jar: Jar) -> int:
+    """How many bytes are there already; a piece longer than the jar is worthless."""
+    size = os.fstat(part.fileno()).st_size
+    if size > jar.size:
+        part.truncate(0)
+        return 0
+    return size
+
+
+def _digest(part: BufferedRandom) -> str:
+    part.seek(0)
+    return hashlib.file_digest(part, "sha256").hexdigest()
+
+
+def _publish(jar: Jar, target: Path, part: BufferedRandom, source: str) -> None:
+    """Give the finished file its name, or throw it away."""
+    actual, size = _digest(part), os.fstat(part.fileno()).st_size
+    part_path = _part_path(target)
+    if actual != jar.sha256:
+        part_path.unlink()
+        raise SetupError(
+            "JAR_CHECKSUM_MISMATCH",
+            f"{source} has SHA-256 {actual} ({size} bytes), "
+            f"but the lock wants {jar.sha256} ({jar.size} bytes); it was not used",
+            hint=f"the source is damaged or not genuine; {_HINT_OTHER_SOURCE}",
+        )
+    os.fsync(part.fileno())
+    part_path.replace(target)
+
+
+def _part_path(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+@contextmanager
+def _part_file(jar: Jar, target: Path, stop: threading.Event) -> Iterator[BufferedRandom | None]:
+    """The locked part file, or `None` when another process finished the jar meanwhile."""
+    path = _part_path(target)
+    while True:
+        with path.open("a+b") as part:
+            while not _try_lock(part):
+                if stop.wait(_LOCK_POLL_SECONDS):
+                    raise SyncStoppedError
+            if not _is_still(part, path):
+                continue  # the process that held the lock renamed or removed the file
+            if is_intact(jar, target):
+                path.unlink()
+                yield None
+            else:
+                yield part
+            return
+
+
+def _try_lock(part: BufferedRandom) -> bool:
+    try:
+        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(part: BufferedRandom, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(part.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """Turn what the file system says about the cache into errors with a way out."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, target.parent) from error
+
+
+def disk_error(error: OSError, folder: Path) -> SetupError:
+    """The setup error for a file-system error below `folder`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SetupError(
+            "DISK_FULL",
+            f"there is no space left for {folder}: {error.strerror}",
+            hint="free some space, or put the cache elsewhere with PENSTOCK_CACHE",
+        )
+    return SetupError(
+        "CACHE_NOT_WRITABLE",
+        f"the jar cache {folder} cannot be written: {error.strerror or error}",
+        hint="make it writable, or put the cache elsewhere with PENSTOCK_CACHE",
+    )

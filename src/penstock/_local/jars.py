@@ -1,0 +1,321 @@
+"""The jars that Spark and the broker load: fetch, verify, and name them.
+
+The lock says which (`lock`), a repository or a folder gives them (`repository`, `download`), and
+one cache per user keeps them for all projects. Nothing here touches the network when the jars are
+there.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from penstock._local.download import (
+    SyncStoppedError,
+    copy_jar,
+    disk_error,
+    download_jar,
+    has_size,
+    is_intact,
+    sha256_of,
+)
+from penstock._local.lock import Jar, JarLock, cache_directory, load_lock
+from penstock._local.repository import Repository, find_repository
+from penstock.errors import SetupError
+
+__all__ = [
+    "JarLock",
+    "JarState",
+    "JarStatus",
+    "SyncProgress",
+    "SyncResult",
+    "cache_directory",
+    "class_path",
+    "load_lock",
+    "sync",
+    "verify",
+]
+
+_THREADS = 6
+
+
+class JarState(StrEnum):
+    """What `verify` found."""
+
+    OK = "ok"
+    MISSING = "missing"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JarStatus:
+    """One jar of the lock against the file in the cache.
+
+    Attributes:
+        jar: As locked.
+        path: Where it is, or should be.
+        state: What was found.
+        actual_sha256: Of the file that is there.
+    """
+
+    jar: Jar
+    path: Path
+    state: JarState
+    actual_sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncProgress:
+    """A moment of a running sync. Calls come from several threads, one at a time.
+
+    Attributes:
+        file_name: The jar that moved.
+        file_bytes: How much of it is there.
+        file_size: All of it.
+        done_bytes: Over all jars that were missing.
+        total_bytes: All of them.
+        done_files: Jars that are finished.
+        total_files: Jars that were missing.
+    """
+
+    file_name: str
+    file_bytes: int
+    file_size: int
+    done_bytes: int
+    total_bytes: int
+    done_files: int
+    total_files: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncResult:
+    """What a sync did.
+
+    Attributes:
+        paths: Every jar that was asked for, in the order of the lock.
+        fetched: Those that were missing or damaged before.
+        fetched_bytes: Their size.
+    """
+
+    paths: tuple[Path, ...]
+    fetched: tuple[Path, ...]
+    fetched_bytes: int
+
+
+def class_path(
+    sets: Iterable[str], *, lock: JarLock | None = None, cache_root: Path | None = None
+) -> list[Path]:
+    """The jars of some sets, in the order of the lock, after a look at their sizes.
+
+    Raises:
+        SetupError: `JARS_MISSING`: at least one is not there, or cut short.
+        SpecError: `UNKNOWN_JAR_SET`.
+        ValueError: The sets belong to different class paths (Spark's and the broker's).
+    """
+    root = cache_root or cache_directory()
+    selected = (lock or load_lock()).select(sets)
+    if len({jar_set.folder for jar_set in selected}) > 1:
+        raise ValueError("the broker's jars must not stand on one class path with Spark's")
+    missing = [
+        jar_set
+        for jar_set in selected
+        if not all(has_size(jar, jar.path(root)) for jar in jar_set.jars)
+    ]
+    if missing:
+        names = [jar_set.name for jar_set in missing]
+        flags = " ".join(f"--set {name}" for name in names)
+        raise SetupError(
+            "JARS_MISSING",
+            f"jars of {', '.join(names)} are not in {root}",
+            hint=f"run `penstock jars sync {flags}`",
+        )
+    return [jar.path(root) for jar_set in selected for jar in jar_set.jars]
+
+
+def verify(
+    sets: Iterable[str] | None = None,
+    *,
+    lock: JarLock | None = None,
+    cache_root: Path | None = None,
+) -> list[JarStatus]:
+    """Compare the SHA-256 of every jar with the lock. Changes nothing, reads no network.
+
+    Raises:
+        SpecError: `UNKNOWN_JAR_SET`.
+    """
+    root = cache_root or cache_directory()
+    found = []
+    for jar_set in (lock or load_lock()).select(sets):
+        for jar in jar_set.jars:
+            path = jar.path(root)
+            try:
+                actual = sha256_of(path)
+            except OSError:
+                found.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
+                continue
+            state = JarState.OK if actual == jar.sha256 else JarState.WRONG
+            found.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
+    return found
+
+
+def sync(
+    sets: Iterable[str] | None = None,
+    *,
+    repository: str | None = None,
+    from_dir: Path | None = None,
+    progress: Callable[[SyncProgress], None] | None = None,
+    lock: JarLock | None = None,
+    cache_root: Path | None = None,
+    local_repository: Path | None = None,
+) -> SyncResult:
+    """Bring the cache to what the lock says: fetch what is missing, replace what is damaged.
+
+    Parallel, resumable, atomic per file; several processes may do it at once. When everything is
+    there, nothing is written and no network is used. A jar that Maven has fetched on this machine
+    before is copied from there, if it is the right one.
+
+    Args:
+        sets: Names of sets; `None` for all.
+        repository: URL of a Maven repository; see `find_repository` for the default.
+        from_dir: Take everything from this folder (flat, or laid out like a repository) and
+            nothing from the network.
+        progress: Told about every piece that arrives.
+        lock: Another lock than the one of this release.
+        cache_root: Another cache than the user's.
+        local_repository: Maven's own cache; `~/.m2/repository` by default.
+
+    Raises:
+        SetupError: `JARS_UNREACHABLE`, `JARS_REPOSITORY_UNKNOWN`, `JAR_NOT_FOUND`,
+            `JAR_DOWNLOAD_FAILED`, `JAR_CHECKSUM_MISMATCH`, `DISK_FULL`, `CACHE_NOT_WRITABLE`.
+        SpecError: `UNKNOWN_JAR_SET`, `INVALID_JARS_REPOSITORY`.
+    """
+    root = cache_root or cache_directory()
+    jars = [jar for jar_set in (lock or load_lock()).select(sets) for jar in jar_set.jars]
+    missing = [jar for jar in jars if not is_intact(jar, jar.path(root))]
+    if missing:
+        _prepare(root, missing)
+        maven = local_repository or Path.home() / ".m2" / "repository"
+        _Sync(root, missing, repository, from_dir, maven, progress).run()
+    return SyncResult(
+        paths=tuple(jar.path(root) for jar in jars),
+        fetched=tuple(jar.path(root) for jar in missing),
+        fetched_bytes=sum(jar.size for jar in missing),
+    )
+
+
+def _prepare(root: Path, missing: list[Jar]) -> None:
+    """Make the folders, and refuse early when the disk cannot hold what is to come."""
+    try:
+        for folder in {jar.folder for jar in missing}:
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise disk_error(error, root) from error
+    needed = sum(jar.size for jar in missing)
+    if free < needed:
+        raise SetupError(
+            "DISK_FULL",
+            f"the jars need {needed / 1e6:.1f} MB, but {root} has {free / 1e6:.1f} MB left",
+            hint="free some space, or put the cache elsewhere with PENSTOCK_CACHE",
+        )
+
+
+class _Sync:
+    """One running sync: the threads, the first error, and the sum of what arrived."""
+
+    def __init__(
+        self,
+        root: Path,
+        missing: list[Jar],
+        repository: str | None,
+        from_dir: Path | None,
+        maven: Path,
+        progress: Callable[[SyncProgress], None] | None,
+    ) -> None:
+        self._root = root
+        self._missing = missing
+        self._argument = repository
+        self._from_dir = from_dir
+        self._maven = maven
+        self._progress = progress
+        self._stop = threading.Event()
+        self._mutex = threading.Lock()
+        self._arrived = dict.fromkeys(missing, 0)
+        self._done: set[Jar] = set()
+        self._repository: Repository | None = None
+
+    def run(self) -> None:
+        # The largest first, so that no thread ends alone with a long one.
+        ordered = sorted(self._missing, key=lambda jar: -jar.size)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="jars") as pool:
+            futures = [pool.submit(self._fetch, jar) for jar in ordered]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                # Also after Ctrl-C: the threads see it at their next piece and keep what they have.
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+        for future in futures:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not isinstance(error, SyncStoppedError):
+                raise error
+
+    def _fetch(self, jar: Jar) -> None:
+        target = jar.path(self._root)
+        if self._from_dir is not None:
+            copy_jar(jar, target, self._find(self._from_dir, jar), stop=self._stop)
+        else:
+            local = self._maven / jar.repository_path
+            if is_intact(jar, local):
+                copy_jar(jar, target, local, stop=self._stop)
+            else:
+                download_jar(
+                    jar,
+                    target,
+                    self._remote(),
+                    stop=self._stop,
+                    report=lambda count: self._report(jar, count),
+                )
+        self._report(jar, jar.size, finished=True)
+
+    def _find(self, folder: Path, jar: Jar) -> Path:
+        for candidate in (
+            folder / jar.file_name,
+            folder / jar.folder / jar.file_name,
+            folder / jar.repository_path,
+        ):
+            if candidate.is_file():
+                return candidate
+        raise SetupError(
+            "JAR_NOT_FOUND",
+            f"the folder {folder} has no {jar.file_name}",
+            hint="copy the jar into the folder, or leave out `--from` to use the network",
+        )
+
+    def _remote(self) -> Repository:
+        with self._mutex:
+            if self._repository is None:
+                self._repository = find_repository(self._argument)
+            return self._repository
+
+    def _report(self, jar: Jar, count: int, *, finished: bool = False) -> None:
+        if self._progress is None:
+            return
+        with self._mutex:
+            self._arrived[jar] = min(count, jar.size)
+            if finished:
+                self._done.add(jar)
+            self._progress(
+                SyncProgress(
+                    file_name=jar.file_name,
+                    file_bytes=self._arrived[jar],
+                    file_size=jar.size,
+                    done_bytes=sum(self._arrived.values()),
+                    total_bytes=sum(j.size for j in self._missing),
+                    done_files=len(self._done),
+                    total_files=len(self._missing),
+                )
+            )

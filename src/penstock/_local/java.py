@@ -1,0 +1,133 @@
+"""Find the Java that Spark will use, and say clearly when there is none or it is too old."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import SetupError
+
+MINIMUM_JAVA = 17
+
+_RUN_SECONDS = 20
+_QUOTED_VERSION = re.compile(r'version "([^"]+)"')
+_RELEASE_VERSION = re.compile(r'^JAVA_VERSION="([^"]+)"', re.MULTILINE)
+_INSTALL_HINT = (
+    f"install a JDK or JRE of version {MINIMUM_JAVA} or newer (for example your system's "
+    f"OpenJDK {MINIMUM_JAVA} package) and set JAVA_HOME to its folder, or put `java` on PATH"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Java:
+    """One Java runtime.
+
+    Attributes:
+        executable: The `java` command, symbolic links resolved.
+        version: As Java says it, such as `17.0.15` or `1.8.0_392`.
+        feature: The feature release: 17, 8.
+    """
+
+    executable: Path
+    version: str
+    feature: int
+
+
+def parse_feature(version: str) -> int:
+    """The feature release of a version text: `17.0.15` gives 17, `1.8.0_392` gives 8.
+
+    Raises:
+        ValueError: The text does not begin with a number.
+    """
+    match = re.match(r"(?:1\.)?(\d+)", version)
+    if match is None:
+        raise ValueError(f"not a Java version: {version!r}")
+    return int(match.group(1))
+
+
+def parse_version_output(text: str) -> str | None:
+    """The version in what `java -version` prints, or `None`."""
+    match = _QUOTED_VERSION.search(text)
+    return match.group(1) if match else None
+
+
+def find_java(environ: Mapping[str, str] | None = None) -> Java:
+    """The Java that Spark would start: `JAVA_HOME`, then `java` on PATH.
+
+    A `JAVA_HOME` without Java is an error even when PATH has one, because Spark would not look
+    there.
+
+    Raises:
+        SetupError: `JAVA_NOT_FOUND`.
+    """
+    env = os.environ if environ is None else environ
+    home = env.get("JAVA_HOME")
+    if home:
+        executable = Path(home) / "bin" / "java"
+        if not os.access(executable, os.X_OK):
+            raise SetupError(
+                "JAVA_NOT_FOUND",
+                f"JAVA_HOME is {home}, but there is no {executable}",
+                hint=f"correct or unset JAVA_HOME; or {_INSTALL_HINT}",
+            )
+    else:
+        found = shutil.which("java", path=env.get("PATH"))
+        if found is None:
+            raise SetupError("JAVA_NOT_FOUND", "there is no Java on PATH", hint=_INSTALL_HINT)
+        executable = Path(found)
+    executable = executable.resolve()
+    version = _release_version(executable) or _run_version(executable, env)
+    return Java(executable=executable, version=version, feature=parse_feature(version))
+
+
+def require_java(minimum: int = MINIMUM_JAVA, *, environ: Mapping[str, str] | None = None) -> Java:
+    """Find Java and refuse one that is too old.
+
+    Raises:
+        SetupError: `JAVA_NOT_FOUND`, `JAVA_TOO_OLD`.
+    """
+    java = find_java(environ)
+    if java.feature < minimum:
+        raise SetupError(
+            "JAVA_TOO_OLD",
+            f"{java.executable} is Java {java.version}, but Spark needs {minimum} or newer",
+            hint=_INSTALL_HINT,
+        )
+    return java
+
+
+def _release_version(executable: Path) -> str | None:
+    """The version in the `release` file of a Java home: saves starting a JVM to ask."""
+    try:
+        text = (executable.parent.parent / "release").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    match = _RELEASE_VERSION.search(text)
+    return match.group(1) if match else None
+
+
+def _run_version(executable: Path, environ: Mapping[str, str]) -> str:
+    try:
+        result = subprocess.run(  # noqa: S603 - the command is the user's own Java
+            [str(executable), "-version"],
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=_RUN_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(
+            "JAVA_NOT_FOUND", f"{executable} does not run: {error}", hint=_INSTALL_HINT
+        ) from error
+    version = parse_version_output(result.stderr + result.stdout)
+    if version is None:
+        raise SetupError(
+            "JAVA_NOT_FOUND",
+            f"{executable} -version ended with status {result.returncode} and names no version",
+            hint=_INSTALL_HINT,
+        )
+    return version

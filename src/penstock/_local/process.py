@@ -1,0 +1,91 @@
+"""Other processes: whether a recorded one is still the same one, and how to end it."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+_POLL_SECONDS = 0.02
+
+
+def start_time(pid: int) -> str | None:
+    """A text that tells this process from a later one with the same pid; `None` when it is gone.
+
+    A zombie, which runs no more, counts as gone.
+    """
+    if pid <= 0:
+        return None
+    proc = Path("/proc")
+    if (proc / "self" / "stat").exists():
+        try:
+            # The command in parentheses may itself contain spaces and parentheses.
+            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        state, ticks = fields[0], fields[19]
+        return None if state in "ZX" else f"{boot}/{ticks}"
+    result = subprocess.run(  # noqa: S603
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - `ps` of the system
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    state, _, started = result.stdout.strip().partition(" ")
+    return started.strip() if started and not state.startswith("Z") else None
+
+
+def is_same(pid: int, started: str) -> bool:
+    """Whether the process with this pid is the one that was recorded."""
+    return start_time(pid) == started
+
+
+def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
+    """Wait until the process has ended; `False` when the deadline came first."""
+    deadline = time.monotonic() + timeout_seconds
+    pause = threading.Event()
+    while is_same(pid, started):
+        if time.monotonic() >= deadline:
+            return False
+        pause.wait(_POLL_SECONDS)
+    return True
+
+
+def end(pid: int, started: str, *, grace_seconds: float) -> bool:
+    """Ask the recorded process to end, and kill it when it does not in time.
+
+    Returns:
+        Whether it ended by itself.
+    """
+    if not _signal(pid, started, signal.SIGTERM):
+        return True
+    if wait_gone(pid, started, grace_seconds):
+        return True
+    _signal(pid, started, signal.SIGKILL)
+    wait_gone(pid, started, grace_seconds)
+    return False
+
+
+def _signal(pid: int, started: str, number: signal.Signals) -> bool:
+    if not is_same(pid, started):
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def find_by_argument(*arguments: str) -> int | None:
+    """The pid of a process whose command line has all these arguments; looks in `/proc` only."""
+    wanted = {argument.encode() for argument in arguments}
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found = set(entry.read_bytes().split(b"\0"))
+        except OSError:
+            continue
+        if wanted <= found:
+            return int(entry.parent.name)
+    return None

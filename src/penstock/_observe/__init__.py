@@ -1,0 +1,1 @@
+"""What happened: frozen events, the bus, the event log."""

@@ -1,0 +1,38 @@
+"""The bus: events from any thread to every subscriber, in order."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock._observe.events import Event
+
+Subscriber = Callable[[Event], None]
+
+_logger = logging.getLogger(__name__)
+
+
+class EventBus:
+    """Hands each event to all subscribers, one event at a time.
+
+    `emit` may be called on any thread; subscribers run on that thread, under a lock, in the order
+    of subscription, and must not block for long. A subscriber that raises never harms the update:
+    the error is logged and the others still see the event.
+    """
+
+    def __init__(self) -> None:
+        self._subscribers: list[Subscriber] = []
+        self._lock = threading.RLock()
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Add a subscriber for all later events."""
+        with self._lock:
+            self._subscribers.append(subscriber)
+
+    def emit(self, event: Event) -> None:
+        """Deliver an event to every subscriber before returning."""
+        with self._lock:
+            for subscriber in self._subscribers:
+                try:
+                    subscriber(event)
+                except Exception:
+                    _logger.exception("an event subscriber failed")

@@ -1,0 +1,242 @@
+"""Events: what happened, as frozen data in the shape of the Lakeflow event log.
+
+An event is made by the room where the thing happened, goes over the bus (`_observe.bus`) and ends
+in the event log (`_observe.log`), on the terminal and, later, on the dashboard. Whoever makes an
+event redacts it: no secret enters here.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+Details = Mapping[str, Any]
+
+
+class Level(StrEnum):
+    """Severity; METRICS events are for machines only."""
+
+    INFO = "INFO"
+    WARN = "WARN"
+    ERROR = "ERROR"
+    METRICS = "METRICS"
+
+
+class UpdateState(StrEnum):
+    """States of an update, in Lakeflow's words."""
+
+    CREATED = "CREATED"
+    INITIALIZING = "INITIALIZING"
+    RESETTING = "RESETTING"
+    SETTING_UP_TABLES = "SETTING_UP_TABLES"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+
+
+class FlowStatus(StrEnum):
+    """States of a flow within an update."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+    STOPPED = "STOPPED"
+    IDLE = "IDLE"
+    EXCLUDED = "EXCLUDED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventOrigin:
+    """What an event is about. Empty fields are left out of the JSON form."""
+
+    pipeline_name: str = ""
+    update_id: str = ""
+    dataset_name: str = ""
+    flow_name: str = ""
+    sink_name: str = ""
+    batch_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorInfo:
+    """An error, redacted and ready for JSON."""
+
+    condition: str
+    class_name: str
+    message: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One event.
+
+    Attributes:
+        event_type: Lakeflow's name: `update_progress`, `flow_progress`, ...
+        message: One line for people.
+        details: JSON-ready; its single top-level key is the event type.
+        timestamp: Wall clock, UTC.
+    """
+
+    event_type: str
+    message: str
+    origin: EventOrigin
+    details: Details
+    level: Level = Level.INFO
+    maturity_level: str = "STABLE"
+    error: ErrorInfo | None = None
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    timestamp: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectationCounts:
+    """Passed and failed rows of one rule in one micro-batch."""
+
+    name: str
+    dataset: str
+    passed_records: int
+    failed_records: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowMetrics:
+    """Figures of one micro-batch or one refresh; `None` = not known.
+
+    Attributes:
+        num_output_rows: Rows written to the target.
+        num_upserted_rows: Rows merged into the target by an update-mode flow.
+        num_input_rows: Rows that came in.
+        batch_duration_ms: Wall time of the whole micro-batch.
+        backlog_records: Rows (Kafka: offsets) that wait at the sources.
+        dropped_records: Rows that broke a drop rule.
+        quarantined_records: Those of them that are kept in quarantine.
+    """
+
+    num_output_rows: int | None = None
+    num_upserted_rows: int | None = None
+    num_input_rows: int | None = None
+    batch_duration_ms: int | None = None
+    backlog_records: int | None = None
+    dropped_records: int | None = None
+    quarantined_records: int | None = None
+
+
+def update_progress(
+    origin: EventOrigin, state: UpdateState, message: str, *, error: ErrorInfo | None = None
+) -> Event:
+    """The update entered a state."""
+    return Event(
+        event_type="update_progress",
+        message=message,
+        origin=origin,
+        details={"update_progress": {"state": state.value}},
+        level=Level.ERROR if state is UpdateState.FAILED else Level.INFO,
+        error=error,
+    )
+
+
+def flow_progress(
+    origin: EventOrigin,
+    status: FlowStatus,
+    message: str,
+    *,
+    metrics: FlowMetrics | None = None,
+    expectations: Sequence[ExpectationCounts] = (),
+    table_version: int | None = None,
+    error: ErrorInfo | None = None,
+) -> Event:
+    """A flow entered a state, or finished a micro-batch (`RUNNING` with metrics).
+
+    Args:
+        origin: Carries flow, dataset and, for a micro-batch, the batch id.
+        status: The state.
+        message: One line for people.
+        metrics: Figures of the micro-batch.
+        expectations: Counts per rule of the micro-batch: sum them over events.
+        table_version: Delta version that the micro-batch made in the target.
+        error: Why the flow failed.
+    """
+    body: dict[str, Any] = {"status": status.value}
+    if metrics is not None:
+        body["metrics"] = {
+            key: value
+            for key in (
+                "num_output_rows",
+                "num_upserted_rows",
+                "num_input_rows",
+                "batch_duration_ms",
+                "backlog_records",
+            )
+            if (value := getattr(metrics, key)) is not None
+        }
+        quality: dict[str, Any] = {}
+        if metrics.dropped_records is not None:
+            quality["dropped_records"] = metrics.dropped_records
+        if metrics.quarantined_records is not None:
+            quality["quarantined_records"] = metrics.quarantined_records
+        if expectations:
+            quality["expectations"] = [
+                {
+                    "name": counts.name,
+                    "dataset": counts.dataset,
+                    "passed_records": counts.passed_records,
+                    "failed_records": counts.failed_records,
+                }
+                for counts in expectations
+            ]
+        if quality:
+            body["data_quality"] = quality
+    if table_version is not None:
+        body["table_version"] = table_version
+    return Event(
+        event_type="flow_progress",
+        message=message,
+        origin=origin,
+        details={"flow_progress": body},
+        level=Level.ERROR if status is FlowStatus.FAILED else Level.INFO,
+        error=error,
+    )
+
+
+def definition(event_type: str, origin: EventOrigin, message: str, body: Details) -> Event:
+    """A `create_update`, `dataset_definition`, `sink_definition` or `flow_definition` event."""
+    return Event(
+        event_type=event_type, message=message, origin=origin, details={event_type: dict(body)}
+    )
+
+
+def stream_progress(origin: EventOrigin, progress_json: Details) -> Event:
+    """Spark's own StreamingQueryProgress of one micro-batch."""
+    return Event(
+        event_type="stream_progress",
+        message="",
+        origin=origin,
+        details={"stream_progress": {"progress_json": dict(progress_json)}},
+        level=Level.METRICS,
+        maturity_level="EVOLVING",
+    )
+
+
+def planning_information(origin: EventOrigin, technique: str, reason: str) -> Event:
+    """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
+    return Event(
+        event_type="planning_information",
+        message=f"{origin.dataset_name}: {technique} ({reason})",
+        origin=origin,
+        details={
+            "planning_information": {
+                "technique_information": [
+                    {"maintenance_type": f"MAINTENANCE_TYPE_{technique}", "is_chosen": True}
+                ],
+                "reason": reason,
+            }
+        },
+    )

@@ -1,0 +1,385 @@
+"""The event log: every event as one line of JSON, one file per update, and its readers.
+
+Only the local file system is touched. Where the tables live in an object store, the log stays on
+the machine that runs the driver; `event_directory` decides.
+"""
+
+import json
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import Event, Level, UpdateState
+
+LATEST = "latest"
+TERMINAL_STATES = frozenset({UpdateState.COMPLETED, UpdateState.FAILED, UpdateState.CANCELED})
+
+_SUFFIX = ".jsonl"
+_STARTED = "%Y%m%dT%H%M%S%fZ"
+_POLL_SECONDS = 0.25
+_BLOCK = 1 << 20
+_SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
+
+
+def event_directory(settings: PipelineSettings) -> Path:
+    """Where the events of a pipeline are written and read.
+
+    `events` below the storage root when that is on this machine, else `.penstock/events` below
+    the project.
+    """
+    scheme, colon, rest = settings.storage.partition(":")
+    if not colon or "/" in scheme:
+        return Path(settings.storage) / "events"
+    if scheme.lower() == "file":
+        # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
+        return Path("/" + rest.lstrip("/")) / "events"
+    return Path(settings.root) / ".penstock" / "events"
+
+
+def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
+    """An event in the shape of Lakeflow's event log; empty fields of the origin are left out.
+
+    Args:
+        event: The event.
+        instance: Id of the writer; `seq_no` counts within it.
+        seq_no: Position of the event among those of its writer.
+    """
+    origin = {
+        key: value
+        for key in ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")
+        if (value := getattr(event.origin, key))
+    }
+    if event.origin.batch_id is not None:
+        origin["batch_id"] = event.origin.batch_id
+    error = None
+    if event.error is not None:
+        error = {
+            "fatal": event.error.fatal,
+            "exceptions": [
+                {
+                    "class_name": event.error.class_name,
+                    "message": event.error.message,
+                    "condition": event.error.condition,
+                }
+            ],
+        }
+    return {
+        "id": event.id,
+        "sequence": {"data_plane_id": {"instance": instance, "seq_no": seq_no}},
+        "origin": origin,
+        "timestamp": _timestamp(event.timestamp),
+        "message": event.message,
+        "level": event.level.value,
+        "maturity_level": event.maturity_level,
+        "error": error,
+        "details": event.details,
+        "event_type": event.event_type,
+    }
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """One line of JSON, without the line break.
+
+    What JSON does not know (dates, decimals) becomes text and NaN becomes null: an event is never
+    lost because of a value in it.
+    """
+    try:
+        text = _dumps(body)
+    except ValueError:
+        text = _dumps(json.loads(json.dumps(body, default=str), parse_constant=lambda _: None))
+    # A lone surrogate becomes \udcXX, which is also how JSON spells it.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _dumps(body: Any) -> str:
+    return json.dumps(body, default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _timestamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class EventLog:
+    """Appends the events of one update to a file of its own. Subscribe it to the bus.
+
+    The file `<UTC start time>-<update_id>.jsonl` is made by the first event. Each event is with
+    the operating system before the call returns, so it can be read at once and survives a
+    `kill -9` of this process; the loss of power may take the newest ones. A line that could be
+    written only in part (a full disk) does not spoil the next one. Any thread may call.
+
+    Attributes:
+        directory: The folder of the pipeline's event log; made when it is missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._instance = str(uuid.uuid4())
+        self._seq_no = 0
+        self._file: BinaryIO | None = None
+        self._path: Path | None = None
+        self._closed = False
+        self._torn = False
+        self._lock = threading.Lock()
+
+    @property
+    def path(self) -> Path | None:
+        """The file, once there was an event."""
+        return self._path
+
+    def __call__(self, event: Event) -> None:
+        """Append one event.
+
+        Raises:
+            OSError: The event could not be written; later ones are tried again.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            file = self._file or self._open(event)
+            line = encode(event_json(event, instance=self._instance, seq_no=self._seq_no)) + b"\n"
+            if self._torn:
+                line = b"\n" + line
+            self._torn = True
+            written = file.write(line)
+            if written != len(line):
+                raise OSError(f"the event log {self._path} took only {written} bytes of a line")
+            self._torn = False
+            self._seq_no += 1
+
+    def close(self) -> None:
+        """Close the file; later events are ignored. May be called again."""
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _open(self, event: Event) -> BinaryIO:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        started = event.timestamp.astimezone(UTC).strftime(_STARTED)
+        update_id = event.origin.update_id or self._instance
+        self._path = self.directory / f"{started}-{update_id}{_SUFFIX}"
+        self._file = self._path.open("ab", buffering=0)
+        return self._file
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateFile:
+    """The recorded events of one update."""
+
+    update_id: str
+    started: datetime
+    path: Path
+
+
+class RecordedBatch(NamedTuple):
+    """A micro-batch in the event log, and the version of the table that it made."""
+
+    batch_id: int
+    table_version: int
+
+
+def updates(directory: Path) -> list[UpdateFile]:
+    """All recorded updates, oldest first. A missing folder has none."""
+    found = []
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        started, _, update_id = path.name.removesuffix(_SUFFIX).partition("-")
+        try:
+            moment = datetime.strptime(started, _STARTED).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+        found.append(UpdateFile(update_id=update_id, started=moment, path=path))
+    return found
+
+
+def select_updates(directory: Path, update: str | None) -> list[UpdateFile]:
+    """The recorded updates that an id, the beginning of one, `latest` or `None` (all) means."""
+    found = updates(directory)
+    if update is None:
+        return found
+    if update == LATEST:
+        return found[-1:]
+    exact = [file for file in found if file.update_id == update]
+    return exact or [file for file in found if file.update_id.startswith(update)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventFilter:
+    """Which events a reader wants; an unset field wants all.
+
+    Attributes:
+        event_type: `flow_progress`, ...
+        dataset: Name of a dataset or sink, any case; a bare name fits any catalog and schema.
+        level: INFO, WARN and ERROR include what is more severe; METRICS means METRICS only.
+    """
+
+    event_type: str | None = None
+    dataset: str | None = None
+    level: str | None = None
+
+    def accepts(self, event: dict[str, Any]) -> bool:
+        """Whether the event is wanted."""
+        if self.event_type is not None and event.get("event_type") != self.event_type:
+            return False
+        if self.dataset is not None:
+            wanted = self.dataset.lower()
+            origin = event.get("origin", {})
+            names = [origin.get(key, "").lower() for key in ("dataset_name", "sink_name")]
+            if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
+                return False
+        if self.level is not None:
+            wanted_level = self.level.upper()
+            level = event.get("level", "")
+            if wanted_level not in _SEVERITY:
+                return bool(level == wanted_level)
+            return _SEVERITY.get(level, -1) >= _SEVERITY[wanted_level]
+        return True
+
+
+def read_events(
+    directory: Path,
+    *,
+    update: str | None = None,
+    event_type: str | None = None,
+    dataset: str | None = None,
+    level: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Recorded events in the order in which they happened; may be read while an update runs.
+
+    A line that a crash cut short is left out.
+
+    Args:
+        directory: The folder of the event log.
+        update: Id of an update or its beginning, or `latest`; all updates when `None`.
+        event_type: See `EventFilter`.
+        dataset: See `EventFilter`.
+        level: See `EventFilter`.
+    """
+    wanted = EventFilter(event_type=event_type, dataset=dataset, level=level)
+    for file in select_updates(directory, update):
+        with file.path.open("rb") as lines:
+            for line in lines:
+                event = _decode(line)
+                if event is not None and wanted.accepts(event):
+                    yield event
+
+
+def follow(
+    directory: Path,
+    *,
+    update: str | None = None,
+    event_type: str | None = None,
+    dataset: str | None = None,
+    level: str | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Recorded events, then new ones as they are written.
+
+    With the id of an update it ends after the update's last event; otherwise it begins with the
+    newest update, goes on to later ones and ends only when stopped.
+
+    Args:
+        directory: The folder of the event log; it need not be there yet.
+        update: Id of an update or its beginning; `latest` and `None` follow the newest ones.
+        event_type: See `EventFilter`.
+        dataset: See `EventFilter`.
+        level: See `EventFilter`.
+        stop: Set it, on any thread, to end within a quarter of a second.
+    """
+    wanted = EventFilter(event_type=event_type, dataset=dataset, level=level)
+    stop = stop if stop is not None else threading.Event()
+    endless = update is None or update == LATEST
+    last_path: Path | None = None
+    while not stop.is_set():
+        files = select_updates(directory, LATEST if endless and last_path is None else update)
+        if endless and last_path is not None:
+            files = [file for file in updates(directory) if file.path > last_path]
+        if not files:
+            stop.wait(_POLL_SECONDS)
+            continue
+        last_path = files[0].path
+        for event in _tail(directory, last_path, stop, endless=endless):
+            if wanted.accepts(event):
+                yield event
+        if not endless:
+            return
+
+
+def _tail(
+    directory: Path, path: Path, stop: threading.Event, *, endless: bool
+) -> Iterator[dict[str, Any]]:
+    """Events of a file until its update has ended, or a newer one began (`endless`)."""
+    rest = b""
+    with path.open("rb") as file:
+        while True:
+            # Asked before the read: whatever was written until then is still read below.
+            superseded = endless and any(newer.path > path for newer in updates(directory))
+            *lines, rest = (rest + file.read()).split(b"\n")
+            for line in lines:
+                event = _decode(line)
+                if event is None:
+                    continue
+                yield event
+                progress = event.get("details", {}).get("update_progress", {})
+                if progress.get("state") in TERMINAL_STATES:
+                    return
+            if superseded or stop.wait(_POLL_SECONDS):
+                return
+
+
+def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
+    """The newest recorded micro-batch of a flow that made a table version, or `None`.
+
+    A full refresh starts batch ids over and makes another table; what was recorded before it is
+    still found here until the first batch after it.
+
+    Reads from the end of the newest file backwards, so that the size of the log does not matter
+    for a flow that ran lately.
+    """
+    needle = f'"flow_name":{_dumps(flow)}'.encode("utf-8", "backslashreplace")
+    for file in reversed(updates(directory)):
+        for line in _lines_backwards(file.path):
+            if needle not in line or b'"table_version"' not in line:
+                continue
+            event = _decode(line)
+            if event is None or event.get("event_type") != "flow_progress":
+                continue
+            origin, body = event.get("origin", {}), event["details"]["flow_progress"]
+            is_commit = "batch_id" in origin and "table_version" in body
+            if is_commit and origin.get("flow_name") == flow:
+                return RecordedBatch(origin["batch_id"], body["table_version"])
+    return None
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, last one first."""
+    with path.open("rb") as file:
+        position = file.seek(0, 2)
+        pieces: deque[bytes] = deque()  # the beginning-less line that continues to the left
+        while position > 0:
+            size = min(_BLOCK, position)
+            position -= size
+            file.seek(position)
+            first, *lines = file.read(size).split(b"\n")
+            if lines:
+                pieces.appendleft(lines.pop())
+                yield b"".join(pieces)
+                pieces.clear()
+                yield from reversed(lines)
+            pieces.appendleft(first)
+        yield b"".join(pieces)
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; `None` for an empty or torn one."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

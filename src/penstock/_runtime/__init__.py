@@ -1,0 +1,1 @@
+"""Who watches over an update: state machine, restart policy, leases. No Spark."""

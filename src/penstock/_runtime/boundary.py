@@ -1,0 +1,33 @@
+"""The boundary to the engine: whatever it raises becomes one of our errors."""
+
+import logging
+import traceback
+from pathlib import Path
+
+from penstock.errors import InternalError, PenstockError
+
+_logger = logging.getLogger(__name__)
+
+
+def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
+    """Return an exception of the engine as it is, or wrapped as our bug.
+
+    The text of a foreign exception stays out of the message, because nobody redacted it; it is in
+    the log and in `__cause__`.
+
+    Args:
+        raised: What was raised.
+        doing: What was being done, for the message.
+    """
+    if isinstance(raised, PenstockError):
+        return raised
+    _logger.error("unexpected error while %s", doing, exc_info=raised)
+    frames = traceback.extract_tb(raised.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    error = InternalError(
+        "UNEXPECTED_ERROR",
+        f"unexpected {type(raised).__name__}{where} while {doing}",
+        hint="this is a bug in Penstock: please report it with the traceback from the log",
+    )
+    error.__cause__ = raised
+    return error

@@ -1,0 +1,328 @@
+"""Leases: one driver per pipeline and per table, by an OS lock on a file.
+
+The lock belongs to the open file, not to the process: whoever inherits the descriptor holds it
+too. The Spark JVM must inherit it (`subprocess`'s `pass_fds`), because a JVM can outlive its
+Python driver for a second and still commit a micro-batch; so the lock frees only when both are
+gone. What the file says (who, since when) is for messages only; what counts is the lock.
+"""
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock._runtime.ports import Clock, ProcessTable
+from penstock._runtime.system import SystemProcesses, SystemScheduler
+from penstock.errors import SetupError
+
+LEFTOVER_TIMEOUT_SECONDS = 15.0
+_RETRY_SECONDS = 0.05
+_DYING_SECONDS = 0.3
+"""A process that was just killed is still in the process table for a moment."""
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseSurroundings:
+    """The machine, so that a test can replace it.
+
+    Attributes:
+        clock: For deadlines.
+        processes: Tells whether a holder lives.
+        wait: Waits some seconds: the system does not tell when a lock frees.
+        leftover_timeout_seconds: How long to wait for what a dead holder left behind.
+    """
+
+    clock: Clock = field(default_factory=SystemScheduler)
+    processes: ProcessTable = field(default_factory=SystemProcesses)
+    wait: Callable[[float], None] = _wait
+    leftover_timeout_seconds: float = LEFTOVER_TIMEOUT_SECONDS
+
+
+class Lease:
+    """A lock on a file that this process holds. Make one with `acquire`.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: Path, fd: int, record: Mapping[str, Any]) -> None:
+        self.path = path
+        self._fd: int | None = fd
+        self._record = dict(record)
+
+    @property
+    def fd(self) -> int:
+        """The open, inheritable descriptor; a child that inherits it holds the lease as well."""
+        if self._fd is None:
+            raise ValueError("the lease was released")
+        return self._fd
+
+    @classmethod
+    def acquire(
+        cls,
+        path: Path,
+        *,
+        holder: Mapping[str, str],
+        surroundings: LeaseSurroundings | None = None,
+    ) -> Self:
+        """Take the lease, or fail within 0.5 s if a living process holds it.
+
+        If the recorded holder is dead but the lock is still held, its JVM is about to end: wait
+        for that up to the leftover timeout.
+
+        Args:
+            path: The file; made if it is missing, with its folders. Never removed.
+            holder: What else to write into the file, such as the pipeline's name. No secrets. A
+                `command` replaces the program and subcommand that are recorded otherwise.
+            surroundings: The machine.
+
+        Raises:
+            SetupError: LEASE_HELD, LEASE_LEFTOVER or LEASE_UNAVAILABLE.
+        """
+        machine = surroundings or LeaseSurroundings()
+        began = machine.clock.monotonic()
+        while True:
+            fd = _open(path)
+            try:
+                if _try_lock(fd, path):
+                    if _is_still(fd, path):
+                        record = _own_record(holder, machine.processes)
+                        _write_record(fd, path, record)
+                        os.set_inheritable(fd, True)
+                        return cls(path, fd, record)
+                else:
+                    found = _read_record(fd)
+                    waited = machine.clock.monotonic() - began
+                    if _holder_lives(found, machine.processes):
+                        if waited >= _DYING_SECONDS:
+                            raise _held(path, found)
+                    elif waited >= machine.leftover_timeout_seconds:
+                        raise _leftover(path, found, machine.leftover_timeout_seconds)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            # Held by something that is about to end, or the file was removed in between.
+            machine.wait(_RETRY_SECONDS)
+
+    def release(self) -> None:
+        """Give this process's hold up; a child that inherited the descriptor keeps its own.
+
+        Idempotent.
+        """
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        try:
+            # The next one must wait for our JVM instead of taking this process for the holder. On
+            # a full disk that is lost, which is no reason to fail at the end of an update.
+            with suppress(SetupError):
+                _write_record(fd, self.path, {**self._record, "released": True})
+        finally:
+            # No LOCK_UN: that would free the lock for the child as well.
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class LeaseSet:
+    """The leases of an update: that of its pipeline and one per table. Make one with `acquire`.
+
+    Attributes:
+        leases: In the order of taking them.
+    """
+
+    def __init__(self, leases: Iterable[Lease]) -> None:
+        self.leases = tuple(leases)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that the Spark JVM has to inherit."""
+        return tuple(lease.fd for lease in self.leases)
+
+    @classmethod
+    def acquire(
+        cls,
+        pipeline: Path,
+        tables: Iterable[Path] = (),
+        *,
+        holder: Mapping[str, str],
+        surroundings: LeaseSurroundings | None = None,
+    ) -> Self:
+        """Take all leases or none: the pipeline's first, then the tables' in sorted order.
+
+        Args:
+            pipeline: File of the pipeline's lease.
+            tables: Files of the tables' leases; repeated ones count once.
+            holder: See `Lease.acquire`.
+            surroundings: The machine.
+
+        Raises:
+            SetupError: As `Lease.acquire`; what was taken before is released.
+        """
+        paths = [pipeline, *sorted(set(tables) - {pipeline})]
+        with ExitStack() as taken:
+            leases = [
+                taken.enter_context(Lease.acquire(path, holder=holder, surroundings=surroundings))
+                for path in paths
+            ]
+            taken.pop_all()
+        return cls(leases)
+
+    def release(self) -> None:
+        """Give all up, the last taken first. Idempotent."""
+        with ExitStack() as stack:
+            for lease in self.leases:
+                stack.callback(lease.release)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+# The file
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as raised:
+        raise _unavailable(path, raised) from raised
+
+
+def _try_lock(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as raised:
+        raise _unavailable(path, raised) from raised
+    return True
+
+
+def _is_still(fd: int, path: Path) -> bool:
+    """Whether the path still leads to the open file; if not, somebody removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
+
+
+def _write_record(fd: int, path: Path, record: Mapping[str, Any]) -> None:
+    data = (json.dumps(record) + "\n").encode()
+    try:
+        os.pwrite(fd, data, 0)
+        os.ftruncate(fd, len(data))
+    except OSError as raised:
+        raise _unavailable(path, raised) from raised
+
+
+def _read_record(fd: int) -> dict[str, Any]:
+    """What the holder wrote; empty while it is still about to write."""
+    try:
+        record = json.loads(os.pread(fd, 65536, 0))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+# The holder
+
+
+def _own_record(holder: Mapping[str, str], processes: ProcessTable) -> dict[str, Any]:
+    pid = os.getpid()
+    info = processes.look_up(pid)
+    return {
+        # Only the program and the subcommand: options may hold secrets.
+        "command": shlex.join(
+            [Path(sys.argv[0]).name, *(word for word in sys.argv[1:2] if word[:1] != "-")]
+        ),
+        **holder,
+        "pid": pid,
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "process_started": None if info is None else info.started,
+    }
+
+
+def _holder_lives(record: Mapping[str, Any], processes: ProcessTable) -> bool:
+    pid = record.get("pid")
+    if not isinstance(pid, int) or record.get("released"):
+        return False
+    if record.get("host") != socket.gethostname():
+        # Nothing can be known about a process of another machine, except that it holds the lock.
+        return True
+    info = processes.look_up(pid)
+    if info is None:
+        return False
+    started = record.get("process_started")
+    # Another start time: the holder is dead and its pid belongs to somebody else now.
+    return info.started is None or started is None or info.started == started
+
+
+def _describe(record: Mapping[str, Any]) -> str:
+    pid = record.get("pid")
+    if pid is None:
+        return "an unknown process"
+    host = record.get("host")
+    place = "" if host == socket.gethostname() else f" on {host}"
+    command = f" ({record['command']})" if record.get("command") else ""
+    return f"process {pid}{place}{command}, since {record.get('since', 'an unknown time')}"
+
+
+def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
+    host = record.get("host")
+    elsewhere = "" if host == socket.gethostname() else f" on {host}"
+    return SetupError(
+        "LEASE_HELD",
+        f"another update writes here: {_describe(record)} holds {path}",
+        hint=f"wait for it to end, or stop it: kill {record.get('pid')}{elsewhere}",
+    )
+
+
+def _leftover(path: Path, record: Mapping[str, Any], waited: float) -> SetupError:
+    return SetupError(
+        "LEASE_LEFTOVER",
+        f"the last update, by {_describe(record)}, is gone, but a process that it started, most "
+        f"likely its Spark JVM, still holds {path} after {waited:g} s",
+        hint=f"find it with 'lsof {shlex.quote(str(path))}' or 'jps -l', end it and try again",
+    )
+
+
+def _unavailable(path: Path, raised: OSError) -> SetupError:
+    return SetupError(
+        "LEASE_UNAVAILABLE",
+        f"cannot take the lock file {path}: {raised.strerror or raised}",
+        hint="the folder must be writable and its file system must support locks (flock)",
+    )

@@ -1,0 +1,77 @@
+"""Where the lock files of leases are.
+
+A local storage root keeps them beside the data, so everybody who writes there meets the same
+lock. Anything else (s3a, abfss, hdfs, ...) has no locks: the files are then in the user's state
+folder, and **guard against a second driver of this user on this host only**.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from penstock.errors import SetupError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_SAME_SYSTEM = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
+
+
+def local_path(uri: str) -> Path | None:
+    """The local path that a storage URI means; `None` if it is not a local one.
+
+    `/a/b`, `file:/a/b` and `file:///a/b` are the same. Percent signs mean themselves, as for
+    Hadoop. Symbolic links are followed, so that one folder has one path.
+    """
+    match = _SCHEME.fullmatch(uri)
+    if match is None:
+        return Path(uri).resolve()
+    scheme, rest = match.groups()
+    if scheme.lower() != "file":
+        return None
+    return Path("/" + rest.lstrip("/")).resolve()
+
+
+def _key(uri: str) -> str:
+    """A short name for a URI; spellings of the same place give the same name."""
+    scheme, _, rest = uri.partition(":")
+    scheme = _SAME_SYSTEM.get(scheme.lower(), scheme.lower())
+    canonical = f"{scheme}://{re.sub('/+', '/', rest).strip('/')}"
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _state_home() -> Path:
+    configured = os.environ.get("XDG_STATE_HOME", "")
+    if configured.startswith("/"):
+        return Path(configured)
+    try:
+        return Path.home() / ".local" / "state"
+    except RuntimeError as raised:
+        raise SetupError(
+            "LEASE_UNAVAILABLE",
+            "there is no home folder to keep lock files in",
+            hint="set HOME or XDG_STATE_HOME to a writable folder",
+        ) from raised
+
+
+def lease_directory(storage_uri: str) -> Path:
+    """Folder of the lock files for a storage root: its `state/`, or one in the state folder."""
+    local = local_path(storage_uri)
+    if local is not None:
+        return local / "state"
+    return _state_home() / "penstock" / _key(storage_uri)
+
+
+def pipeline_lease_path(storage_uri: str) -> Path:
+    """Lock file for everything below a storage root: checkpoints, events, state."""
+    return lease_directory(storage_uri) / "pipeline.lock"
+
+
+def table_lease_path(table_uri: str) -> Path:
+    """Lock file for one table: a hidden file beside a local table's folder.
+
+    Depends on the table's place only, so that two pipelines that write to the same path meet.
+    """
+    local = local_path(table_uri)
+    if local is not None:
+        return local.parent / f".{local.name}.lock"
+    return _state_home() / "penstock" / "tables" / f"{_key(table_uri)}.lock"

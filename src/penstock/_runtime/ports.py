@@ -1,0 +1,120 @@
+"""What `_runtime` needs from others, as Protocols: an engine, running flows, time, processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
+from penstock.errors import PenstockError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowEnded:
+    """A streaming flow ended: by itself, because it was stopped, or with an error."""
+
+    flow: str
+    error: PenstockError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What a batch step did.
+
+    Attributes:
+        changed: Whether a new table version was written.
+        reason: Why it was or was not, one short sentence.
+        rows: Rows written, if known.
+    """
+
+    changed: bool
+    reason: str
+    rows: int | None = None
+
+
+class RunningFlow(Protocol):
+    """A started streaming flow."""
+
+    def request_stop(self) -> None:
+        """Ask it to end after the micro-batch in flight. Returns at once; any thread."""
+
+    def interrupt(self) -> None:
+        """End it now; the micro-batch in flight is repeated by the next start. May block 10 s."""
+
+
+class Engine(Protocol):
+    """Carries out single steps. Decides nothing.
+
+    All methods are called on threads of `_runtime`, never on the main thread, which stays free for
+    signals: `reset` and `prepare` one after the other, the others concurrently, one thread per
+    step. They raise `PenstockError`s only; a `FlowError` says by `retryable` whether another try
+    can help.
+    """
+
+    def reset(self, step: ResetTable) -> None:
+        """Remove the table's rows and quarantine, give its flows new checkpoints. Idempotent."""
+
+    def prepare(self, step: PrepareTable) -> None:
+        """Create or alter the table. Idempotent."""
+
+    def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningFlow:
+        """Start a streaming flow and return.
+
+        Args:
+            step: What to start.
+            on_end: Called exactly once, on a thread of the engine, when the flow has ended and all
+                its events are out; never called when `start_flow` itself raises.
+        """
+
+    def run_once(self, step: RunOnceFlow) -> RunOutcome:
+        """Run a batch flow to its end, or find that it already ran."""
+
+    def refresh(self, step: RefreshView) -> RunOutcome:
+        """Refresh a materialized view, or find that nothing changed."""
+
+    def cancel(self) -> None:
+        """Cancel the batch steps that are running; they raise. Any thread."""
+
+
+class Clock(Protocol):
+    """Monotonic time in seconds."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards."""
+
+
+class Scheduler(Clock, Protocol):
+    """Time, waiting and threads, so that a test can replace all three by virtual time."""
+
+    def receive(
+        self, inbox: "SimpleQueue[Callable[[], None]]", deadline: float | None
+    ) -> Callable[[], None] | None:
+        """Take the next message, waiting for it until `deadline` (of `monotonic`).
+
+        Returns:
+            The message, or `None` when the deadline passed first.
+        """
+
+    def start_thread(self, target: Callable[[], None], name: str) -> None:
+        """Run `target`, which never raises, on a daemon thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessInfo:
+    """A process that is alive.
+
+    Attributes:
+        pid: Its id.
+        started: When it started, in any unit that never changes for one process; `None` = the
+            system does not tell. Tells a process from a later one with the same id.
+    """
+
+    pid: int
+    started: int | None = None
+
+
+class ProcessTable(Protocol):
+    """The processes of this machine."""
+
+    def look_up(self, pid: int) -> ProcessInfo | None:
+        """The process with this id; `None` if there is none or it is a zombie."""

@@ -1,0 +1,98 @@
+"""Puts what an update does on the bus."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from penstock._observe.bus import EventBus
+from penstock._observe.events import (
+    ErrorInfo,
+    EventOrigin,
+    FlowStatus,
+    Level,
+    UpdateState,
+    flow_progress,
+    update_progress,
+)
+from penstock._plan.steps import Plan, RefreshView
+from penstock._runtime.tasks import Task
+from penstock.errors import PenstockError
+
+
+def error_info(error: PenstockError, *, fatal: bool = True) -> ErrorInfo:
+    """An error for an event: its text with origin and hint, without the condition in front."""
+    return ErrorInfo(
+        condition=error.condition,
+        class_name=type(error).__name__,
+        message=str(error).removeprefix(f"[{error.condition}] "),
+        fatal=fatal,
+    )
+
+
+class UpdateReporter:
+    """Emits the `update_progress` and `flow_progress` events of one update.
+
+    Args:
+        bus: Where events go.
+        pipeline_name: For their origin.
+        update_id: For their origin.
+        plan: Tells datasets from sinks.
+        dataset_names: What a dataset (key) is called in events; the others go by their key.
+    """
+
+    def __init__(
+        self,
+        bus: EventBus,
+        *,
+        pipeline_name: str,
+        update_id: str,
+        plan: Plan,
+        dataset_names: Mapping[str, str],
+    ) -> None:
+        self._bus = bus
+        self._names = dataset_names
+        self._origin = EventOrigin(pipeline_name=pipeline_name, update_id=update_id)
+        self._datasets = {step.dataset for step in plan.tables}
+        self._datasets.update(step.dataset for step in plan.resets)
+        for run in plan.runs:
+            self._datasets.update(run.upstream)
+
+    def update(
+        self, state: UpdateState, message: str, *, error: PenstockError | None = None
+    ) -> None:
+        """The update entered a state."""
+        info = None if error is None else error_info(error)
+        self._bus.emit(update_progress(self._origin, state, message, error=info))
+
+    def excluded(self, datasets: Iterable[str]) -> None:
+        """The selection leaves these datasets out."""
+        for key in datasets:
+            name = self.name_of(key)
+            origin = replace(self._origin, dataset_name=name)
+            self._bus.emit(flow_progress(origin, FlowStatus.EXCLUDED, f"{name} is not selected"))
+
+    def name_of(self, dataset: str) -> str:
+        """What a dataset (key) is called in events."""
+        return self._names.get(dataset, dataset)
+
+    def flow(
+        self,
+        task: Task,
+        status: FlowStatus,
+        message: str,
+        *,
+        error: PenstockError | None = None,
+    ) -> None:
+        """A flow entered a status; an error with any status but FAILED is a warning."""
+        task.status = status
+        fatal = status is FlowStatus.FAILED
+        info = None if error is None else error_info(error, fatal=fatal)
+        event = flow_progress(self._origin_of(task), status, message, error=info)
+        if error is not None and not fatal:
+            event = replace(event, level=Level.WARN)
+        self._bus.emit(event)
+
+    def _origin_of(self, task: Task) -> EventOrigin:
+        is_view = isinstance(task.step, RefreshView)
+        if not is_view and task.target not in self._datasets:
+            return replace(self._origin, flow_name=task.name, sink_name=task.target)
+        return replace(self._origin, flow_name=task.name, dataset_name=self.name_of(task.target))

@@ -1,0 +1,112 @@
+"""Restart policy: whether a flow that failed runs again, and when. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import CheckpointError, ExpectationFailedError, FlowError, PenstockError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """What the policy has to know about the runs of a flow.
+
+    Attributes:
+        started_at: When the run that just failed was started, in seconds of the clock.
+        retries: How many retries without a healthy run in between led to it; 0 = a first run.
+    """
+
+    started_at: float
+    retries: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartAfter:
+    """Run again.
+
+    Attributes:
+        seconds: How long to wait first.
+        retry: Number of this retry, counted from 1; the `retries` of the next history.
+    """
+
+    seconds: float
+    retry: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """Do not run again.
+
+    Attributes:
+        reason: Why not, a short clause for people.
+    """
+
+    reason: str
+
+
+Decision = RestartAfter | GiveUp
+
+
+def is_transient(error: PenstockError) -> bool:
+    """Whether another run can help. Broken expectations and checkpoints never get better."""
+    if isinstance(error, ExpectationFailedError | CheckpointError):
+        return False
+    return isinstance(error, FlowError) and error.retryable
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """When a flow that failed runs again.
+
+    Attributes:
+        max_retries: Retries in a row before the flow is given up; runs are one more.
+        initial_backoff_seconds: Wait before the first retry; each further wait is twice as long.
+        max_backoff_seconds: Longest wait.
+        jitter: Part by which a wait is made longer or shorter at random, so that flows that failed
+            together do not come back together: 0.2 = up to 20 %.
+        healthy_after_seconds: A run that lasted this long gives all retries back; `None` = never.
+    """
+
+    max_retries: int = 2
+    initial_backoff_seconds: float = 5.0
+    max_backoff_seconds: float = 300.0
+    jitter: float = 0.2
+    healthy_after_seconds: float | None = None
+
+    def decide(
+        self,
+        error: PenstockError,
+        history: RunHistory,
+        now: float,
+        random: Callable[[], float],
+    ) -> Decision:
+        """Decide about a run that failed.
+
+        Args:
+            error: Why it failed.
+            history: The run and what led to it.
+            now: When it failed, in seconds of the same clock.
+            random: Gives numbers from 0 to 1.
+        """
+        if not is_transient(error):
+            return GiveUp(reason="another try cannot help")
+        healthy = (
+            self.healthy_after_seconds is not None
+            and now - history.started_at >= self.healthy_after_seconds
+        )
+        retries = 0 if healthy else history.retries
+        if retries >= self.max_retries:
+            runs = retries + 1
+            return GiveUp(reason=f"gave up after {runs} run{'s' if runs != 1 else ''}")
+        # The exponent is bounded so that a large budget cannot overflow a float.
+        wait = self.initial_backoff_seconds * 2.0 ** min(retries, 60)
+        spread = 1.0 + self.jitter * (2.0 * random() - 1.0)
+        return RestartAfter(
+            seconds=max(0.0, min(wait * spread, self.max_backoff_seconds)), retry=retries + 1
+        )
+
+
+TRIGGERED = RestartPolicy()
+"""2 retries, never given back: a crash loop ends with the third run."""
+
+CONTINUOUS = RestartPolicy(max_retries=10, healthy_after_seconds=600.0)
+"""10 retries (about 25 minutes of trying), given back by 10 minutes without a failure."""

@@ -1,0 +1,22 @@
+"""What the parts of an update share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock._runtime.calls import EngineCalls
+from penstock._runtime.ports import Clock
+from penstock._runtime.reporter import UpdateReporter
+from penstock._runtime.restart import RestartPolicy
+from penstock._runtime.timers import Timers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The engine, time, the restart policy with its random numbers, and the way to the bus."""
+
+    calls: EngineCalls
+    timers: Timers
+    clock: Clock
+    policy: RestartPolicy
+    jitter: Callable[[], float]
+    report: UpdateReporter

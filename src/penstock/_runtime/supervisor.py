@@ -1,0 +1,271 @@
+"""Looks after every task of an update, from its start to its final status."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+
+from penstock._observe.events import FlowStatus
+from penstock._plan.steps import RefreshView, StartFlow
+from penstock._runtime.boundary import as_penstock_error
+from penstock._runtime.ports import RunningFlow, RunOutcome
+from penstock._runtime.restart import RestartAfter, RunHistory, is_transient
+from penstock._runtime.services import Services
+from penstock._runtime.tasks import SETTLED, Phase, Task, TaskBoard
+from penstock.errors import InternalError, PenstockError
+
+_logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Starts tasks, hears how they end, tries again, gives up, stops.
+
+    All methods are called on the update's thread.
+
+    Args:
+        board: The tasks.
+        services: What it works with.
+        max_streaming_flows: Streaming flows at a time.
+        max_batch_steps: Batch steps at a time.
+
+    Attributes:
+        failures: Errors of what failed for good.
+    """
+
+    def __init__(
+        self,
+        board: TaskBoard,
+        services: Services,
+        *,
+        max_streaming_flows: int,
+        max_batch_steps: int,
+    ) -> None:
+        self._board = board
+        self._services = services
+        self._max_streams = max_streaming_flows
+        self._max_batches = max_batch_steps
+        self._stopping = False
+        self._interrupted = False
+        self.failures: list[PenstockError] = []
+
+    def _now(self) -> float:
+        return self._services.clock.monotonic()
+
+    # What the update asks for
+
+    def start_ready(self) -> None:
+        """Start every waiting task that is ready and finds a free slot."""
+        for task in self._board.ready():
+            limit = self._max_streams if task.is_stream else self._max_batches
+            if self._board.busy(streams=task.is_stream) < limit:
+                self._start(task)
+        self._fail_if_stalled()
+
+    def fail_table(self, dataset: str, error: PenstockError) -> None:
+        """Fail the flows into a table that could not be set up, skip those below."""
+        self.failures.append(error)
+        name = self._services.report.name_of(dataset)
+        message = f"{name} could not be set up: {error.message}"
+        for task in self._board.into(dataset):
+            if not task.has_ended:
+                self._end(task, FlowStatus.FAILED, f"{task.name} failed: {message}", error=error)
+        self._give_up_downstream(dataset, cause=name)
+
+    def request_stop(self) -> None:
+        """Start nothing more; ask streaming flows to end; let batch steps finish."""
+        self._stopping = True
+        for task in self._board:
+            if task.is_busy:
+                if task.halted_by is None:
+                    self._ask_to_stop(task)
+            elif not task.has_ended:
+                self._end_stopped(task)
+
+    def interrupt(self) -> None:
+        """End everything now."""
+        self._stopping = self._interrupted = True
+        for task in self._board:
+            if task.running is not None:
+                self._services.calls.interrupt(task.name, task.running)
+        self._services.calls.cancel()
+
+    def abandon(self) -> None:
+        """Wait no longer for what ignores the interrupt; it ends with its JVM."""
+        for task in self._board:
+            if not task.has_ended:
+                self._end_stopped(task, ", but did not end in time")
+
+    # Starting
+
+    def _start(self, task: Task) -> None:
+        task.attempt += 1
+        task.ended_early = None
+        task.last_error = None
+        task.history = replace(task.history, started_at=self._now())
+        looks_again = task.status in SETTLED
+        if not looks_again:
+            self._services.report.flow(task, FlowStatus.STARTING, f"{task.name} is starting")
+        attempt = task.attempt
+        if isinstance(task.step, StartFlow):
+            task.phase = Phase.STARTING
+            self._services.calls.start_flow(
+                task.step,
+                on_started=partial(self._on_started, task, attempt),
+                on_not_started=partial(self._on_not_started, task, attempt),
+                on_end=partial(self._on_ended, task, attempt),
+            )
+            return
+        task.phase = Phase.RUNNING
+        # A view that only looks again whether something changed says nothing until it did.
+        if not looks_again:
+            self._services.report.flow(task, FlowStatus.RUNNING, f"{task.name} is running")
+        self._services.calls.run_batch(
+            task.step,
+            on_outcome=partial(self._on_outcome, task, attempt),
+            on_error=partial(self._on_ended, task, attempt),
+        )
+
+    def _fail_if_stalled(self) -> None:
+        """End tasks that wait for each other. The planner never makes such a plan."""
+        if any(task.is_busy or task.phase is Phase.PAUSED for task in self._board):
+            return
+        waiting = [task for task in self._board if not task.has_ended]
+        if not waiting:
+            return
+        names = ", ".join(task.name for task in waiting)
+        error = InternalError(
+            "PLAN_STALLED",
+            f"these flows wait for each other and can never start: {names}",
+            hint="this is a bug in Penstock: please report it with the output of dry-run",
+        )
+        self.failures.append(error)
+        for task in waiting:
+            self._end(task, FlowStatus.FAILED, f"{task.name} can never start", error=error)
+
+    # What happened to a task
+
+    def _on_started(self, task: Task, attempt: int, running: RunningFlow) -> None:
+        if task.attempt != attempt or task.phase is not Phase.STARTING:
+            return
+        task.phase = Phase.RUNNING
+        task.running = running
+        self._services.report.flow(task, FlowStatus.RUNNING, f"{task.name} is running")
+        if task.ended_early is not None:
+            self._on_ended(task, attempt, task.ended_early[0])
+        elif self._interrupted:
+            self._services.calls.interrupt(task.name, running)
+        elif self._stopping or task.halted_by is not None:
+            self._services.calls.request_stop(task.name, running)
+
+    def _on_not_started(self, task: Task, attempt: int, error: PenstockError) -> None:
+        if task.attempt == attempt and task.phase is Phase.STARTING:
+            self._fail(task, error)
+
+    def _on_ended(self, task: Task, attempt: int, error: PenstockError | None) -> None:
+        if task.attempt != attempt or not task.is_busy:
+            return
+        if task.phase is Phase.STARTING:
+            # The end overtook the start; it counts once the start is known to have succeeded.
+            task.ended_early = (error,)
+        elif error is not None:
+            self._fail(task, as_penstock_error(error, f"running {task.name}"))
+        elif self._stopping or task.halted_by is not None:
+            self._end_stopped(task)
+        else:
+            self._end(task, FlowStatus.COMPLETED, f"{task.name} completed")
+
+    def _on_outcome(self, task: Task, attempt: int, outcome: RunOutcome) -> None:
+        if task.attempt != attempt or task.phase is not Phase.RUNNING:
+            return
+        started_at = task.history.started_at
+        task.passed = True
+        task.history = RunHistory(started_at=started_at)
+        is_view = isinstance(task.step, RefreshView)
+        status = FlowStatus.IDLE if is_view and not outcome.changed else FlowStatus.COMPLETED
+        message = f"{task.name}: {outcome.reason}"
+        interval = task.step.interval_seconds if isinstance(task.step, RefreshView) else None
+        if interval is None:
+            self._end(task, status, message)
+            return
+        if status is not FlowStatus.IDLE or task.status is not FlowStatus.IDLE:
+            self._services.report.flow(task, status, message)
+        if self._stopping or task.halted_by is not None:
+            self._end_stopped(task)
+        else:
+            self._pause(task, max(self._now(), started_at + interval))
+
+    def _pause(self, task: Task, until: float) -> None:
+        task.phase = Phase.PAUSED
+        task.running = None
+        self._services.timers.add(until, partial(self._wake, task, task.attempt))
+
+    def _wake(self, task: Task, attempt: int) -> None:
+        # Back to the queue rather than straight to a start: there may be no free slot.
+        if task.attempt == attempt and task.phase is Phase.PAUSED:
+            task.phase = Phase.WAITING
+
+    def _fail(self, task: Task, error: PenstockError) -> None:
+        """A run failed: try again, give up, or let the stop that is going on have its way."""
+        if self._interrupted:
+            # Most likely the interrupt itself, however Spark words it.
+            _logger.info("%s ended during the interrupt: %s", task.name, error)
+            self._end_stopped(task)
+            return
+        task.last_error = error
+        if self._stopping or task.halted_by is not None:
+            if is_transient(error):
+                self._end_stopped(task)
+                return
+            reason = "another try cannot help"
+        else:
+            decision = self._services.policy.decide(
+                error, task.history, self._now(), self._services.jitter
+            )
+            if isinstance(decision, RestartAfter):
+                task.history = replace(task.history, retries=decision.retry)
+                self._pause(task, self._now() + decision.seconds)
+                message = (
+                    f"{task.name} failed, retry {decision.retry} in {decision.seconds:.1f} s: "
+                    f"{error.message}"
+                )
+                self._services.report.flow(task, FlowStatus.QUEUED, message, error=error)
+                return
+            reason = decision.reason
+        self.failures.append(error)
+        message = f"{task.name} failed ({reason}): {error.message}"
+        self._end(task, FlowStatus.FAILED, message, error=error)
+        if not self._stopping:
+            self._give_up_downstream(task.target, cause=task.name)
+
+    def _give_up_downstream(self, dataset: str, *, cause: str) -> None:
+        """Skip what waits for a dataset that will not be done; stop what reads it already."""
+        for task in self._board.downstream(dataset):
+            if task.has_ended or task.halted_by is not None:
+                continue
+            if task.attempt == 0:
+                self._end(task, FlowStatus.SKIPPED, f"{task.name} skipped because {cause} failed")
+                continue
+            task.halted_by = cause
+            if task.is_busy:
+                self._ask_to_stop(task)
+            else:
+                self._end_stopped(task)
+
+    def _end(
+        self, task: Task, status: FlowStatus, message: str, *, error: PenstockError | None = None
+    ) -> None:
+        task.phase = Phase.ENDED
+        task.running = None
+        self._services.report.flow(task, status, message, error=error)
+
+    def _end_stopped(self, task: Task, why: str = "") -> None:
+        if not why and task.halted_by is not None:
+            why = f" because {task.halted_by} failed"
+        elif not why and task.attempt == 0:
+            why = " before it started"
+        message = f"{task.name} stopped{why}"
+        self._end(task, FlowStatus.STOPPED, message, error=task.last_error)
+
+    def _ask_to_stop(self, task: Task) -> None:
+        # A flow that is still starting is asked when it has started; a batch step just finishes.
+        if task.running is not None:
+            self._services.calls.request_stop(task.name, task.running)

@@ -1,0 +1,170 @@
+"""The run steps of an update and where each of them is: readiness, dependents, what is left.
+
+Plain bookkeeping on one thread; nothing here starts, waits or reports.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from penstock._observe.events import FlowStatus
+from penstock._plan.steps import Plan, RefreshView, RunStep, StartFlow
+from penstock._runtime.ports import RunningFlow
+from penstock._runtime.restart import RunHistory
+from penstock.errors import PenstockError
+
+SETTLED = (FlowStatus.COMPLETED, FlowStatus.IDLE)
+"""A task with one of these did what it had to do."""
+
+_NEVER_RAN = RunHistory(started_at=0.0)
+
+
+class Phase(Enum):
+    """Where a task is."""
+
+    WAITING = auto()
+    """Not started yet, or waiting for a free slot."""
+    STARTING = auto()
+    """A thread is about to start the flow."""
+    RUNNING = auto()
+    """The flow, or the batch step, runs."""
+    PAUSED = auto()
+    """A timer will run it again: after a failure, or at the next interval of a view."""
+    ENDED = auto()
+    """Has its final status."""
+
+
+@dataclass(eq=False)
+class Task:
+    """One run step on its way.
+
+    Attributes:
+        step: What to do.
+        phase: Where it is.
+        status: The last status that was reported.
+        attempt: Counts starts, so that a late message of an earlier start is recognised.
+        history: Of the current run, for the restart policy.
+        passed: A batch step ended well at least once.
+        running: The started streaming flow.
+        ended_early: Its end, when that was reported before its start; wrapped in a tuple because
+            the end may carry no error.
+        halted_by: The failed upstream flow because of which it is being stopped.
+        last_error: Why the last run failed, while another one is to come.
+    """
+
+    step: RunStep
+    phase: Phase = Phase.WAITING
+    status: FlowStatus = FlowStatus.QUEUED
+    attempt: int = 0
+    history: RunHistory = _NEVER_RAN
+    passed: bool = False
+    running: RunningFlow | None = None
+    ended_early: tuple[PenstockError | None] | None = None
+    halted_by: str | None = None
+    last_error: PenstockError | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the flow."""
+        return self.step.flow
+
+    @property
+    def target(self) -> str:
+        """Key of the dataset, or name of the sink, that it writes to."""
+        return self.step.dataset if isinstance(self.step, RefreshView) else self.step.target
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a streaming flow; otherwise it is a batch step."""
+        return isinstance(self.step, StartFlow)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread or a flow of the engine works on it."""
+        return self.phase in {Phase.STARTING, Phase.RUNNING}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has its final status."""
+        return self.phase is Phase.ENDED
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it did all that it had to do."""
+        return self.has_ended and self.status in SETTLED
+
+
+class TaskBoard:
+    """All tasks of one update, in the order of the plan.
+
+    Args:
+        plan: Its `runs` become tasks.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.tasks = [Task(step) for step in plan.runs]
+        self._continuous = plan.continuous
+        self._by_target: dict[str, list[Task]] = {}
+        for task in self.tasks:
+            self._by_target.setdefault(task.target, []).append(task)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def into(self, dataset: str) -> list[Task]:
+        """The tasks that write to a dataset."""
+        return self._by_target.get(dataset, [])
+
+    def busy(self, *, streams: bool) -> int:
+        """How many streaming flows, or batch steps, are busy."""
+        return sum(task.is_busy and task.is_stream is streams for task in self.tasks)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every task has its final status."""
+        return all(task.has_ended for task in self.tasks)
+
+    def ready(self) -> list[Task]:
+        """Waiting tasks whose upstream datasets are done, in the order to start them.
+
+        Triggered: every task into every upstream dataset is done. Continuous: a streaming flow
+        waits only for the first refresh of the views that it reads (a join with a view that is
+        still empty would lose rows for good); a batch step also for the run-once flows.
+        """
+        ready = [
+            task for task in self.tasks if task.phase is Phase.WAITING and self._is_ready(task)
+        ]
+        if self._continuous:
+            ready.sort(key=lambda task: task.is_stream or isinstance(task.step, RefreshView))
+        return ready
+
+    def _is_ready(self, task: Task) -> bool:
+        return all(
+            self._counts_as_done(upstream, for_stream=task.is_stream)
+            for dataset in task.step.upstream
+            if dataset != task.target
+            for upstream in self.into(dataset)
+        )
+
+    def _counts_as_done(self, upstream: Task, *, for_stream: bool) -> bool:
+        if not self._continuous:
+            return upstream.is_done
+        if for_stream:
+            return upstream.passed or not isinstance(upstream.step, RefreshView)
+        return upstream.passed or upstream.is_stream
+
+    def downstream(self, dataset: str) -> list[Task]:
+        """The tasks that read a dataset, directly or through others; those into it excepted."""
+        reached = {dataset}
+        found: set[str] = set()
+        grown = True
+        while grown:
+            grown = False
+            for task in self.tasks:
+                if task.name in found or task.target == dataset:
+                    continue
+                if not reached.isdisjoint(task.step.upstream):
+                    found.add(task.name)
+                    reached.add(task.target)
+                    grown = True
+        return [task for task in self.tasks if task.name in found]

@@ -1,0 +1,29 @@
+"""What must happen later."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class Timers:
+    """Callbacks in the order of their time. Cannot be cancelled: a callback checks for itself."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def add(self, when: float, callback: Callable[[], None]) -> None:
+        """Call `callback` at `when`; at equal times in the order of adding."""
+        heapq.heappush(self._heap, (when, next(self._count), callback))
+
+    @property
+    def next_at(self) -> float | None:
+        """Time of the earliest callback."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now: float) -> list[Callable[[], None]]:
+        """Remove and return the callbacks whose time has come."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            due.append(heapq.heappop(self._heap)[2])
+        return due

@@ -1,0 +1,281 @@
+"""An update: carries a plan out through the engine, step by step, until nothing is left.
+
+One thread, the caller's, makes every decision. All that happens elsewhere (a step's thread, an end
+that the engine reports, a signal) arrives as a message in the inbox; all that must happen later is
+a timer. The loop waits for whichever comes first, so nothing is polled and no lock is needed.
+"""
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+from penstock._observe.bus import EventBus
+from penstock._observe.events import FlowStatus, UpdateState
+from penstock._plan.steps import Plan, ResetTable
+from penstock._runtime.calls import EngineCalls
+from penstock._runtime.ports import Engine, Scheduler
+from penstock._runtime.reporter import UpdateReporter
+from penstock._runtime.restart import CONTINUOUS, TRIGGERED, RestartPolicy
+from penstock._runtime.services import Services
+from penstock._runtime.setup import SetupStep, TableSetup
+from penstock._runtime.supervisor import Supervisor
+from penstock._runtime.system import SystemScheduler
+from penstock._runtime.tasks import SETTLED, TaskBoard
+from penstock._runtime.timers import Timers
+from penstock.errors import PenstockError, UpdateFailedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """How an update ended.
+
+    Attributes:
+        update_id: Its id.
+        state: COMPLETED, FAILED (also when it was stopped after a failure) or CANCELED.
+        failures: One per failed flow; a table that could not be prepared counts once.
+        skipped: Flows that never ran because an upstream failed.
+        completed: Flows that did all they had to do.
+        stopped: Flows that were stopped, or not started any more.
+        interrupted: Whether the stop had to be forced; a micro-batch may be repeated.
+    """
+
+    update_id: str
+    state: UpdateState
+    failures: tuple[PenstockError, ...] = ()
+    skipped: tuple[str, ...] = ()
+    completed: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+    interrupted: bool = False
+
+
+class RunningUpdate(Protocol):
+    """What others may do with an update that runs."""
+
+    @property
+    def update_id(self) -> str:
+        """Its id."""
+
+    def request_stop(self) -> None:
+        """First call: stop gracefully. Second: interrupt. Any thread, also a signal handler."""
+
+
+class Update:
+    """One execution of a plan. Runs one time.
+
+    Args:
+        plan: What to do.
+        engine: Does it.
+        bus: Gets `update_progress` and `flow_progress` events.
+        pipeline_name: For the origin of events.
+        update_id: For the origin of events and the result.
+        dataset_names: What a dataset (key) is called in events; by default its key.
+        policy: When a failed flow runs again; `None` chooses by the plan's mode.
+        scheduler: Time, waiting and threads.
+        jitter: Gives numbers from 0 to 1 for the restart policy.
+        stop_timeout_seconds: From the first `request_stop` to the interrupt.
+        interrupt_timeout_seconds: From the interrupt to the end of the update, whatever still
+            hangs.
+        max_streaming_flows: Streaming flows at a time in a triggered update; a continuous one
+            needs all of them.
+        max_batch_steps: Batch steps at a time; `None` = one per core, at least two.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        bus: EventBus,
+        *,
+        pipeline_name: str,
+        update_id: str,
+        dataset_names: Mapping[str, str] | None = None,
+        policy: RestartPolicy | None = None,
+        scheduler: Scheduler | None = None,
+        jitter: Callable[[], float] = random.random,
+        stop_timeout_seconds: float = 60.0,
+        interrupt_timeout_seconds: float = 15.0,
+        max_streaming_flows: int = 16,
+        max_batch_steps: int | None = None,
+    ) -> None:
+        self._plan = plan
+        self._update_id = update_id
+        self._scheduler: Scheduler = scheduler or SystemScheduler()
+        self._stop_timeout_seconds = stop_timeout_seconds
+        self._interrupt_timeout_seconds = interrupt_timeout_seconds
+        self._report = UpdateReporter(
+            bus,
+            pipeline_name=pipeline_name,
+            update_id=update_id,
+            plan=plan,
+            dataset_names=dataset_names or {},
+        )
+        # Put by any thread and by signal handlers: SimpleQueue.put is reentrant.
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._timers = Timers()
+        services = Services(
+            calls=EngineCalls(engine, self._scheduler, self._inbox),
+            timers=self._timers,
+            clock=self._scheduler,
+            policy=policy or (CONTINUOUS if plan.continuous else TRIGGERED),
+            jitter=jitter,
+            report=self._report,
+        )
+        self._board = TaskBoard(plan)
+        self._setup = TableSetup(plan, self, services)
+        streams = len(plan.runs) if plan.continuous else max_streaming_flows
+        self._supervisor = Supervisor(
+            self._board,
+            services,
+            max_streaming_flows=max(1, streams),
+            max_batch_steps=max(1, max_batch_steps or max(2, os.cpu_count() or 1)),
+        )
+        self._state = UpdateState.CREATED
+        self._stopping = False
+        self._interrupted = False
+
+    @property
+    def update_id(self) -> str:
+        """Its id."""
+        return self._update_id
+
+    def request_stop(self) -> None:
+        """Stop.
+
+        The first call ends gracefully: nothing new starts, streaming flows finish their
+        micro-batch, batch steps finish. The second call, or the stop timeout, interrupts. Returns
+        at once; any thread, also a signal handler; also before `run`.
+        """
+        self._inbox.put(self._on_stop_request)
+
+    def run(self) -> UpdateResult:
+        """Carry the plan out; return when every flow has its final status.
+
+        Never raises because of a flow. An exception that does come out (a bug, or an interrupt
+        of the calling thread) leaves after the engine was told to stop everything.
+        """
+        try:
+            self._report.excluded(self._plan.excluded)
+            for task in self._board:
+                self._report.flow(task, FlowStatus.QUEUED, f"{task.name} is queued")
+            self._loop()
+        except BaseException:
+            self._supervisor.interrupt()
+            raise
+        return self._conclude()
+
+    # The loop
+
+    def _loop(self) -> None:
+        # A stop that came before the start must win.
+        while (early := self._scheduler.receive(self._inbox, self._now())) is not None:
+            early()
+        while True:
+            self._advance()
+            if self._is_finished():
+                return
+            message = self._scheduler.receive(self._inbox, self._timers.next_at)
+            if message is not None:
+                message()
+            for callback in self._timers.pop_due(self._now()):
+                callback()
+
+    def _now(self) -> float:
+        return self._scheduler.monotonic()
+
+    def _is_finished(self) -> bool:
+        return self._board.all_ended and self._setup.has_ended
+
+    def _advance(self) -> None:
+        """Start everything that may start now."""
+        if self._stopping or not self._setup.advance() or self._board.all_ended:
+            return
+        self._enter(UpdateState.RUNNING, "running flows")
+        self._supervisor.start_ready()
+
+    def _enter(self, state: UpdateState, message: str) -> None:
+        if self._state is not state:
+            self._state = state
+            self._report.update(state, message)
+
+    # Tables: what the setup tells
+
+    def needs_table(self, dataset: str) -> bool:
+        """Whether any flow into it is left; a table without flows is wanted for itself."""
+        tasks = self._board.into(dataset)
+        return not tasks or not all(task.has_ended for task in tasks)
+
+    def setup_started(self, step: SetupStep) -> None:
+        """Report the state."""
+        if isinstance(step, ResetTable):
+            self._enter(UpdateState.RESETTING, "resetting tables for a full refresh")
+        else:
+            self._enter(UpdateState.SETTING_UP_TABLES, "setting up tables")
+
+    def setup_retries(self, step: SetupStep, error: PenstockError, seconds: float) -> None:
+        """Report the wait on every flow that waits for the table."""
+        name = self._report.name_of(step.dataset)
+        message = f"setting up {name} failed, next try in {seconds:.1f} s: {error.message}"
+        for task in self._board.into(step.dataset):
+            self._report.flow(task, FlowStatus.QUEUED, message, error=error)
+
+    def setup_failed(self, step: SetupStep, error: PenstockError) -> None:
+        """Fail the flows into the table, skip those below."""
+        self._supervisor.fail_table(step.dataset, error)
+
+    # Stopping
+
+    def _on_stop_request(self) -> None:
+        if self._stopping:
+            self._interrupt("interrupting: asked a second time")
+            return
+        self._stopping = True
+        self._enter(UpdateState.STOPPING, "stopping: what runs finishes its micro-batch")
+        self._setup.stop()
+        self._supervisor.request_stop()
+        timeout = self._stop_timeout_seconds
+        late = partial(self._interrupt, f"interrupting: not stopped within {timeout:g} s")
+        self._timers.add(self._now() + timeout, late)
+
+    def _interrupt(self, message: str) -> None:
+        if self._interrupted:
+            return
+        self._interrupted = True
+        self._report.update(UpdateState.STOPPING, message)
+        self._supervisor.interrupt()
+        self._timers.add(self._now() + self._interrupt_timeout_seconds, self._abandon)
+
+    def _abandon(self) -> None:
+        self._setup.abandon()
+        self._supervisor.abandon()
+
+    # The end
+
+    def _conclude(self) -> UpdateResult:
+        def named(*statuses: FlowStatus) -> tuple[str, ...]:
+            return tuple(task.name for task in self._board if task.status in statuses)
+
+        skipped, stopped = named(FlowStatus.SKIPPED), named(FlowStatus.STOPPED)
+        failures = tuple(dict.fromkeys(self._supervisor.failures))
+        if failures:
+            state = UpdateState.FAILED
+            message = f"update failed: {len(failures)} failed, {len(skipped)} skipped"
+            self._report.update(state, message, error=UpdateFailedError(failures))
+        elif stopped or self._setup.was_cut:
+            state = UpdateState.CANCELED
+            self._report.update(state, "update stopped")
+        else:
+            state = UpdateState.COMPLETED
+            self._report.update(state, "update completed")
+        return UpdateResult(
+            update_id=self._update_id,
+            state=state,
+            failures=failures,
+            skipped=skipped,
+            completed=named(*SETTLED),
+            stopped=stopped,
+            interrupted=self._interrupted,
+        )

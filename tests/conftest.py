@@ -1,0 +1,35 @@
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def spark_jars() -> tuple[str, ...]:
+    """The jars of Spark's sets in the cache that `penstock jars sync` fills."""
+    folder = os.environ.get("PENSTOCK_CACHE", str(Path.home() / ".cache" / "penstock"))
+    return tuple(sorted(glob.glob(f"{folder}/jars/*.jar")))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """One session for all Spark tests, built as a pipeline builds its own."""
+    from penstock._engine.session import SessionOptions, build_session, stop_session
+
+    root = tmp_path_factory.mktemp("spark")
+    session = build_session(
+        SessionOptions(
+            app_name="penstock-tests",
+            storage_root=root.as_uri(),
+            master="local[2]",
+            jars=spark_jars(),
+            log_file=str(root / "spark.log"),
+        )
+    )
+    yield session
+    stop_session(session)

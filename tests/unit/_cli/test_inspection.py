@@ -1,0 +1,81 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock._cli.inspection import print_table
+from penstock._cli.main import main
+from penstock._observe.events import Event
+from penstock._observe.log import EventLog
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: list[Event]) -> Path:
+    """A folder in which an update has run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_STORAGE", raising=False)
+    log = EventLog(tmp_path / ".penstock" / "events")
+    for event in recording:
+        log(event)
+    log.close()
+    return tmp_path
+
+
+@pytest.mark.usefixtures("project")
+def test_errors_are_printed_with_their_place_when_events_are_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["events", "--dataset", "customers", "--level", "error"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-03-04T14:47:43.220Z ERROR flow_progress customers failed (another try cannot help): "
+        "a row breaks the rule",
+        "    ExpectationFailedError: a row of batch 0 breaks the rule known_customer: "
+        "customer_id = NULL",
+        "      declared at transformations/customers.py:12",
+    ]
+
+
+@pytest.mark.usefixtures("project")
+def test_events_are_json_lines_when_asked_for(
+    recording: list[Event], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["events", "--output", "json", "--update", "8c1f2d3e"]) == 0
+    bodies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [body["id"] for body in bodies] == [event.id for event in recording]
+    assert main(["events", "-o", "json", "--type", "planning_information"]) == 0
+    (body,) = capsys.readouterr().out.splitlines()
+    assert json.loads(body)["origin"]["dataset_name"].endswith("revenue_per_product_and_day")
+
+
+@pytest.mark.usefixtures("project")
+def test_follow_prints_and_ends_when_the_named_update_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["events", "--update", "8c1f", "--follow", "--type", "update_progress"]) == 0
+    assert [
+        re.sub(r".*update_progress ", "", line).strip()
+        for line in capsys.readouterr().out.splitlines()
+    ] == [
+        "starting Spark",
+        "running",
+        "1 flow(s) failed; the others finished",
+        "UpdateFailedError: 1 flow(s) failed",
+    ]
+
+
+@pytest.mark.usefixtures("project")
+def test_silence_is_explained_when_no_event_matches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", "--dataset", "nowhere"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("no events match in ")
+
+
+def test_no_cell_is_cut_when_a_table_goes_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    print_table(("key", "[value]"), [("1", long), ("2", "[red]not markup[/red]")])
+    lines = capsys.readouterr().out.splitlines()
+    assert "[value]" in lines[0]
+    assert long in lines[2]
+    assert "[red]not markup[/red]" in lines[3]

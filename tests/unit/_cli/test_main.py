@@ -1,0 +1,281 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from penstock._cli import exit_codes, options
+from penstock._cli.failure import report
+from penstock._cli.main import app, main
+from penstock._cli.signals import StopSignals
+from penstock._cli.terminal import Output
+from penstock._cli.update import WatchedUpdate
+from penstock._observe.events import UpdateState
+from penstock._runtime.update import UpdateResult
+from penstock.errors import (
+    DefinitionErrors,
+    FlowError,
+    InternalError,
+    MissingExtraError,
+    PlanError,
+    SetupError,
+    SpecError,
+    UpdateFailedError,
+)
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
+
+
+def penstock(*arguments: str, **kwargs) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **kwargs,
+    )
+
+
+def test_nothing_heavy_is_imported_when_help_is_shown() -> None:
+    program = """
+import sys, time
+begin = time.perf_counter()
+from penstock._cli.main import main
+code = main(["--help"])
+heavy = {"pyspark", "py4j", "delta", "pydantic", "yaml", "pandas", "pyarrow", "rich", "asyncio"}
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(code, time.perf_counter() - begin, sorted(heavy & loaded))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    code, spent, found = done.stdout.splitlines()[-1].split(maxsplit=2)
+    assert (code, found) == ("0", "[]")
+    print(f"--help took {float(spent):.2f} s")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        "dry-run",
+        "init",
+        "preview",
+        "quarantine list",
+        "quarantine show",
+        "events",
+        "jars sync",
+        "jars verify",
+        "jars list",
+        "doctor",
+        "broker start",
+        "broker stop",
+        "broker status",
+        "demo",
+    ],
+)
+def test_every_command_explains_itself_when_asked(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert f"penstock {command}" in result.output.replace("root", "penstock")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (SpecError("BAD", "wrong", hint="right"), 2, "Error: [BAD] wrong\n  hint: right\n"),
+        (
+            DefinitionErrors([PlanError("A", "a"), PlanError("B", "b")]),
+            2,
+            "Error: [A] a\nError: [B] b\n",
+        ),
+        (MissingExtraError("MISSING_EXTRA", "no kafka"), 2, "Error: [MISSING_EXTRA] no kafka\n"),
+        (FlowError("X", "died", flow="f"), 1, "Error: [X] died\n"),
+        (
+            UpdateFailedError([]),
+            1,
+            "Error: [UPDATE_FAILED] 0 flow(s) failed; the others finished\n",
+        ),
+        (SetupError("NO_JAVA", "no Java"), 3, "Error: [NO_JAVA] no Java\n"),
+        (typer.BadParameter("no"), 2, "Error: Invalid value: no\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_an_error_has_its_exit_code_and_text_when_it_ends_a_command(
+    error: BaseException, code: int, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error, debug=False) == code
+    assert capfd.readouterr().err == text
+
+
+@pytest.mark.parametrize("error", [ValueError("oops"), InternalError("LOST", "lost a flow")])
+def test_a_report_is_asked_for_when_the_error_is_ours(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        assert report(raised, debug=False) == 70
+    text = capsys.readouterr().err
+    assert "please report it" in text
+    assert "Traceback" not in text
+    log = Path(next(line for line in text.splitlines() if "with the log" in line).split()[3])
+    try:
+        assert "raise error" in log.read_text()
+        assert str(error) in log.read_text()
+        assert log.stat().st_mode & 0o077 == 0
+    finally:
+        log.unlink()
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (UpdateState.COMPLETED, exit_codes.OK),
+        (UpdateState.FAILED, exit_codes.UPDATE_FAILED),
+        (UpdateState.CANCELED, exit_codes.INTERRUPTED),
+    ],
+)
+def test_the_exit_code_follows_the_update_when_it_has_ended(state: UpdateState, code: int) -> None:
+    assert WatchedUpdate(UpdateResult(update_id="u", state=state), True).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "Usage: penstock"),
+        (["rnu"], 2, "Did you mean"),
+        (["run", "--nonsense"], 2, "No such option: --nonsense"),
+        (["run", "--conf", "novalue"], 2, "'novalue' is not KEY=VALUE"),
+        (["dry-run", "nowhere.py"], 2, "[SOURCE_NOT_FOUND]"),
+        (["events", "--level", "LOUD"], 2, "'LOUD' is none of INFO, WARN, ERROR, METRICS"),
+        (["events", "--update", "abc"], 2, "[UNKNOWN_UPDATE]"),
+        (["jars", "list", "--set", "nonsense"], 2, "[UNKNOWN_JAR_SET]"),
+        (["init", "../out"], 2, "[INVALID_PROJECT_NAME]"),
+        (["broker", "status", "--dir", "b"], 3, "not running"),
+        (["broker", "stop", "--dir", "b"], 0, "no broker is running"),
+        (["--version"], 0, "penstock 0."),
+    ],
+)
+def test_a_command_ends_with_its_exit_code_when_it_is_run(
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("arguments", [["--debug"], []])
+def test_a_traceback_is_shown_when_debug_is_on(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not arguments:
+        monkeypatch.setenv("PENSTOCK_DEBUG", "1")
+    assert main(["dry-run", "nowhere.py", *arguments]) == 2
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert "Error: [SOURCE_NOT_FOUND]" in text
+
+
+def test_a_command_is_quiet_when_nobody_reads_its_output(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "jars", "list"],
+            env=ENVIRONMENT,
+            cwd=tmp_path,
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_progress_goes_on_in_silence_when_nobody_reads_it() -> None:
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "w") as stream:
+        output = Output(stream)
+        output.line("one")
+        os.close(read_end)
+        output.line("two")
+        output.line("three")
+
+
+def test_the_exit_code_reaches_the_shell_when_run_as_a_module(tmp_path: Path) -> None:
+    done = penstock("broker", "status", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == f"not running ({tmp_path / '.penstock' / 'broker'})\n"
+
+
+def test_options_are_split_when_they_hold_lists() -> None:
+    assert options.names(["a, b", "c", "a,,"]) == ("a", "b", "c")
+    assert options.names(None) == ()
+    assert options.assignments(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+
+
+class Stoppable:
+    """Counts the requests to stop."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def request_stop(self) -> None:
+        self.requests += 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_ask_to_stop_when_an_update_runs(number: signal.Signals) -> None:
+    update, before = Stoppable(), signal.getsignal(number)
+    with StopSignals() as signals:
+        signals.bind(update)
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert (signals.received, update.requests) == (2, 2)
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_interrupts_when_no_update_runs_yet() -> None:
+    with pytest.raises(KeyboardInterrupt), StopSignals():
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def ignored_hangup() -> "Callable[[], None]":
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("ignored_hangup")
+def test_a_hangup_stays_ignored_when_started_with_nohup() -> None:
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.received == 0

@@ -1,0 +1,274 @@
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from penstock._cli.display import LineDisplay, LiveDisplay, choose_display
+from penstock._cli.lines import JsonPrinter, LinePrinter
+from penstock._cli.options import LogFormat
+from penstock._cli.render import WIDE, final_line, live_view, summary_lines, summary_table
+from penstock._cli.terminal import Output, Terminal, console, detect
+from penstock._cli.text import count, rate, seconds
+from penstock._observe.bus import EventBus
+from penstock._observe.events import ErrorInfo, Event, FlowStatus
+from penstock._observe.snapshot import Snapshot, UpdateView
+
+
+class Screen(io.StringIO):
+    """Text that was written; a terminal if asked to be."""
+
+    def __init__(self, *, is_tty: bool = False) -> None:
+        super().__init__()
+        self._is_tty = is_tty
+
+    def isatty(self) -> bool:
+        return self._is_tty
+
+
+def view_of(events: list[Event]) -> UpdateView:
+    snapshot = Snapshot()
+    for event in events:
+        snapshot(event)
+    return snapshot.view(events[-1].timestamp)
+
+
+def drawn(renderable, width: int) -> list[str]:
+    drawing = Console(file=io.StringIO(), width=width, color_system=None)
+    with drawing.capture() as captured:
+        drawing.print(renderable)
+    return captured.get().splitlines()
+
+
+def printed(events: list[Event], *, quiet: bool = False) -> list[str]:
+    screen = Screen()
+    printer = LinePrinter(Output(screen), quiet=quiet)
+    for event in events:
+        printer(event)
+    lines = screen.getvalue().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d \| ", line) for line in lines)
+    return [line[11:] for line in lines]
+
+
+def test_lines_tell_each_start_and_end_when_an_update_is_printed(recording: list[Event]) -> None:
+    assert printed(recording) == [
+        "INITIALIZING starting Spark",
+        "RUNNING running",
+        "1 of 5 START streaming table bronze",
+        "4 of 5 START streaming table customers",
+        "1 of 5 OK streaming table bronze 1,246 rows in 2.4s",
+        "4 of 5 ERROR streaming table customers",
+        "  [EXPECTATION_FAILED] a row of batch 0 breaks the rule known_customer: "
+        "customer_id = NULL",
+        "    declared at transformations/customers.py:12",
+        "5 of 5 SKIP materialized view customer_totals: customer_totals skipped: customers failed",
+        "2 of 5 START streaming table silver",
+        "2 of 5 OK streaming table silver 1,234 rows in 3.4s, 12 quarantined",
+        "3 of 5 START materialized view revenue_per_product_and_day",
+        "3 of 5 OK materialized view revenue_per_product_and_day unchanged (no source changed)",
+        "ERROR 1 flow(s) failed; the others finished",
+    ]
+
+
+def test_only_errors_are_printed_when_quiet(recording: list[Event]) -> None:
+    assert [line.split()[0] for line in printed(recording, quiet=True)] == [
+        "4",
+        "[EXPECTATION_FAILED]",
+        "declared",
+    ]
+
+
+def test_progress_is_printed_every_ten_seconds_when_a_flow_runs_long(recorder) -> None:
+    recorder.status("silver", FlowStatus.STARTING)
+    for number in range(25):
+        recorder.batch("silver", number, 100, 1, took=1.0)
+    lines = printed(recorder.events)
+    assert lines == [
+        "1 of 1 START silver",
+        "1 of 1 RUN silver 1,000 rows, 10 quarantined, lag 0",
+        "1 of 1 RUN silver 2,000 rows, 20 quarantined, lag 0",
+    ]
+
+
+def test_a_retry_is_a_warning_when_a_flow_fails_for_a_moment(recorder) -> None:
+    error = ErrorInfo(
+        condition="KAFKA_DOWN", class_name="FlowError", message="no broker", fatal=False
+    )
+    recorder.status("silver", FlowStatus.QUEUED, "silver failed, retry 1 in 2.0 s", error=error)
+    assert printed(recorder.events) == [
+        "WARN silver: silver failed, retry 1 in 2.0 s",
+        "  [KAFKA_DOWN] no broker",
+    ]
+
+
+def test_json_lines_parse_when_an_update_is_printed(recording: list[Event]) -> None:
+    screen = Screen()
+    printer = JsonPrinter(Output(screen), instance="i")
+    for event in recording:
+        printer(event)
+    bodies = [json.loads(line) for line in screen.getvalue().splitlines()]
+    assert len(bodies) == len(recording)
+    assert [body["sequence"]["data_plane_id"]["seq_no"] for body in bodies] == list(
+        range(len(recording))
+    )
+    assert bodies[-1]["details"] == {"update_progress": {"state": "FAILED"}}
+
+
+def test_json_lines_are_errors_and_states_only_when_quiet(recording: list[Event]) -> None:
+    screen = Screen()
+    printer = JsonPrinter(Output(screen), instance="i", quiet=True)
+    for event in recording:
+        printer(event)
+    kinds = [json.loads(line)["event_type"] for line in screen.getvalue().splitlines()]
+    assert kinds == ["update_progress"] * 2 + ["flow_progress", "update_progress"]
+
+
+@pytest.mark.parametrize("width", [80, 100, WIDE, 200])
+def test_every_figure_is_whole_when_the_terminal_has_this_width(
+    recording: list[Event], width: int
+) -> None:
+    lines = drawn(live_view(view_of(recording), width=width), width)
+    assert max(len(line.rstrip()) for line in lines) <= width
+    for word in ("rows/s", "quarantined", "lag", "COMPLETED", "1,246", "623"):
+        assert any(word in line for line in lines), word
+    silver = next(line for line in lines if line.startswith("silver"))
+    assert silver.split()[:7] == ["silver", "COMPLETED", "1,234", "389", "3.2s", "12", "2,000"]
+    assert any("EXPECTATION_FAILED" in line for line in lines)
+    assert not any("raw_view" in line for line in lines)
+
+
+def test_figures_fit_when_they_are_as_big_as_can_be() -> None:
+    biggest = [count(n) for n in (9_999_999, 999_949_999, 999_949_999_999, -9_999_999)]
+    assert biggest == ["9,999,999", "999.9M", "999.9G", "-9,999,999"]
+    assert max(len(count(10**power + 1)) for power in range(15)) <= 9
+    assert [rate(None), rate(0.0), rate(3.44), rate(12_345.6)] == ["-", "0", "3.4", "12,346"]
+    assert [seconds(t) for t in (None, 0.004, 0.996, 59.96, 125, 3_725)] == [
+        "-",
+        "0.00s",
+        "1.0s",
+        "1m00s",
+        "2m05s",
+        "1h02m",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_summary_names_rules_and_logs_when_the_update_has_ended(
+    recording: list[Event], width: int
+) -> None:
+    view = view_of(recording)
+    lines = drawn(summary_table(view, width=width), width)
+    assert lines[0].split()[:6] == ["dataset", "state", "rows", "quarantined", "dropped", "time"]
+    assert [line.split()[1] for line in lines[1:]] == [
+        "COMPLETED",
+        "COMPLETED",
+        "IDLE",
+        "FAILED",
+        "SKIPPED",
+    ]
+    assert summary_lines(view) == [
+        "rule positive_amount of silver: broken by 12 of 1,246 rows",
+        "event log: /data/events",
+        "Spark log: /data/logs/spark-8c1f.log",
+    ]
+    assert final_line(view) == (
+        "shop FAILED in 8.4s: 5 datasets, 2,480 rows written, 12 quarantined, "
+        "failed: customers, skipped: customer_totals"
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_tty", "environ", "live", "colour"),
+    [
+        (True, {"TERM": "xterm"}, True, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, True, False),
+        (True, {"TERM": "xterm", "CI": "true"}, False, True),
+        (True, {"TERM": "xterm", "CI": "false"}, True, True),
+        (True, {"TERM": "dumb"}, False, False),
+        (False, {"TERM": "xterm"}, False, False),
+    ],
+)
+def test_the_terminal_is_what_the_environment_says_when_it_is_detected(
+    is_tty: bool, environ: dict[str, str], live: bool, colour: bool
+) -> None:
+    found = detect(Screen(is_tty=is_tty), {**environ, "COLUMNS": "90"})
+    assert (found.is_live, found.has_colour, found.width) == (live, colour, 90)
+
+
+@pytest.mark.parametrize(("colour", "expected"), [(True, True), (False, False)])
+def test_the_live_table_has_colours_only_when_they_are_wanted(
+    recording: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+    colour: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen(is_tty=True)
+    monkeypatch.setattr("sys.stdout", screen)
+    snapshot = Snapshot()
+    for event in recording:
+        snapshot(event)
+    terminal = Terminal(is_live=True, has_colour=colour, width=80)
+    with LiveDisplay(snapshot, terminal):
+        pass
+    text = screen.getvalue()
+    assert ("\x1b[32m" in text) is expected  # green: COMPLETED
+    assert "\x1b[2K" in text  # drawn in place
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "shop FAILED in 8.4s" in plain.replace("\n", "")
+
+
+def test_a_plain_display_writes_no_escape_codes_when_it_sums_up(
+    recording: list[Event], capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = Snapshot()
+    for event in recording:
+        snapshot(event)
+    terminal = Terminal(is_live=False, has_colour=False, width=80)
+    with LineDisplay(snapshot, terminal, quiet=False):
+        pass
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "silver                      COMPLETED     1,234          12        12   3.4s" in text
+    with LineDisplay(snapshot, terminal, quiet=True):
+        pass
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_nothing_is_summed_up_when_the_update_never_began(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal = Terminal(is_live=False, has_colour=False, width=80)
+    with LineDisplay(Snapshot(), terminal, quiet=False):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_output_replaces_what_the_encoding_lacks_when_it_is_ascii() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Output(stream).line("früh …")
+    assert raw.getvalue() == b"fr?h ?\n"
+
+
+def test_rich_does_not_guess_when_the_terminal_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    screen = Screen()
+    terminal = Terminal(is_live=False, has_colour=False, width=80)
+    console(terminal, screen).print("[bold]plain[/bold] :smile:", style="red")
+    assert screen.getvalue() == "[bold]plain[/bold] :smile:\n"
+
+
+def test_only_events_reach_stdout_when_they_are_json_lines(
+    recording: list[Event], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bus, snapshot = EventBus(), Snapshot()
+    with choose_display(bus, snapshot, log_format=LogFormat.JSON, quiet=False):
+        bus.emit(recording[0])
+        print("from the pipeline's own code")
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert json.loads(line)["event_type"] == "create_update"
+    assert captured.err == "from the pipeline's own code\n"

@@ -1,0 +1,72 @@
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock._cli.scaffold import write_project
+from penstock._project.spec import load_settings
+from penstock.errors import SetupError, SpecError
+
+
+def test_the_project_is_sound_when_it_is_written(tmp_path: Path) -> None:
+    written = write_project(tmp_path, "shop")
+    folder = tmp_path / "shop"
+    assert {str(path.relative_to(folder)) for path in written} == {
+        ".gitignore",
+        "README.md",
+        "pipeline.yaml",
+        "transformations/orders.py",
+        "data/orders/2026-01-05.json",
+        "data/orders/2026-01-06.json",
+        "data/orders/2026-01-07.json",
+    }
+    source = (folder / "transformations" / "orders.py").read_text()
+    names = {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    assert names == {"bronze", "silver", "revenue"}
+    assert yaml.safe_load((folder / "pipeline.yaml").read_text())["name"] == "shop"
+    assert "# shop\n" in (folder / "README.md").read_text()
+
+    rows = [
+        json.loads(line)
+        for file in sorted((folder / "data" / "orders").iterdir())
+        for line in file.read_text().splitlines()
+    ]
+    assert len({row["order_id"] for row in rows}) == 30
+    assert sum(row["amount"] <= 0 for row in rows) == 3  # as the README says
+
+
+def test_its_settings_load_when_it_is_written(tmp_path: Path) -> None:
+    write_project(tmp_path, "shop")
+    settings = load_settings(tmp_path / "shop", environ={})
+    assert settings.name == "shop"
+    assert settings.storage == f"file://{tmp_path}/shop/storage"
+    assert settings.source_patterns == ("transformations/**",)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "9lives", "a b", "../up", "a/b", "/abs", ".", "-x", "naïve", "a" * 64, "a\n"]
+)
+def test_nothing_is_written_when_the_name_is_bad(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="INVALID_PROJECT_NAME"):
+        write_project(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_is_taken_and_a_full_one_refused_when_it_exists(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    write_project(tmp_path, "shop")
+    (tmp_path / "shop" / "README.md").write_text("mine")
+    with pytest.raises(SpecError, match="PROJECT_EXISTS"):
+        write_project(tmp_path, "shop")
+    assert (tmp_path / "shop" / "README.md").read_text() == "mine"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SpecError, match="PROJECT_EXISTS"):
+        write_project(tmp_path, "file")
+
+
+def test_the_machine_is_blamed_when_the_folder_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SetupError, match="PROJECT_NOT_WRITABLE"):
+        write_project(tmp_path / "file", "shop")

@@ -1,0 +1,289 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock._model.dataset import DatasetKind
+from penstock._model.flow import OutputMode
+from penstock._model.origin import SourceLocation
+from penstock.errors import DefinitionError, DefinitionErrors, UserCodeError
+
+
+def key(name):
+    return f"spark_catalog.default.{name}"
+
+
+def errors_of(draft):
+    with pytest.raises(DefinitionErrors) as caught:
+        draft.graph()
+    return caught.value.errors
+
+
+def conditions_of(draft):
+    return [error.condition for error in errors_of(draft)]
+
+
+# -- kinds --------------------------------------------------------------------------------------
+
+
+def test_a_table_is_streaming_when_its_query_streams(draft):
+    draft.table("a", streaming=True)
+    draft.table("b", streaming=False)
+    kinds = {node.display: node.kind for node in draft.graph().datasets.values()}
+    assert kinds == {"a": DatasetKind.STREAMING_TABLE, "b": DatasetKind.MATERIALIZED_VIEW}
+
+
+def test_a_view_is_not_stored_when_it_is_temporary(draft):
+    draft.view("parsed")
+    draft.table("orders", "parsed")
+    graph = draft.graph()
+    assert [node.display for node in graph.stored()] == ["orders"]
+
+
+def test_a_materialized_view_is_refused_when_its_query_streams(draft):
+    draft.materialized_view("totals")
+    draft.analyse("totals", streaming=True)
+    (error,) = errors_of(draft)
+    assert error.condition == "MATERIALIZED_VIEW_READS_STREAM"
+    assert str(error.origin) == "pipeline.py:10"
+
+
+def test_a_streaming_tables_flow_is_refused_when_its_query_is_a_batch(draft):
+    draft.empty_table("orders")
+    draft.append_flow("load", "orders", streaming=False)
+    (error,) = errors_of(draft)
+    assert error.condition == "STREAMING_TABLE_READS_BATCH"
+    assert "'load'" in error.message
+
+
+def test_a_one_time_flow_is_taken_when_its_query_is_a_batch(draft):
+    draft.empty_table("orders")
+    draft.append_flow("live", "orders")
+    draft.append_flow("history", "orders", once=True)
+    assert draft.graph().datasets[key("orders")].flows == ("live", "history")
+
+
+def test_a_one_time_flow_is_refused_when_its_query_streams(draft):
+    draft.empty_table("orders")
+    draft.append_flow("history", "orders", once=True, streaming=True)
+    assert conditions_of(draft) == ["ONCE_FLOW_READS_STREAM"]
+
+
+def test_a_sinks_flow_is_refused_when_its_query_is_a_batch(draft):
+    draft.sink("out")
+    draft.append_flow("publish", "out", streaming=False)
+    assert conditions_of(draft) == ["SINK_NEEDS_STREAM"]
+
+
+def test_a_sinks_flow_is_refused_when_it_streams_but_runs_once(draft):
+    draft.sink("out")
+    draft.append_flow("publish", "out", once=True, streaming=True)
+    assert conditions_of(draft) == ["ONCE_FLOW_READS_STREAM"]
+
+
+def test_complete_mode_is_refused_when_the_table_has_other_flows(draft):
+    draft.empty_table("totals")
+    draft.append_flow("a", "totals", mode=OutputMode.COMPLETE)
+    draft.append_flow("b", "totals")
+    assert conditions_of(draft) == ["COMPLETE_MODE_WITH_SEVERAL_FLOWS"]
+
+
+@pytest.mark.parametrize("mode", list(OutputMode))
+def test_any_output_mode_is_taken_when_the_table_has_one_flow(draft, mode):
+    draft.table("totals", mode=mode)
+    assert draft.graph().flows["totals"].analysis.output_mode is mode
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+def test_one_error_is_shown_once_when_it_reached_several_flows(draft):
+    broken = UserCodeError("QUERY_FUNCTION_FAILED", "boom", origin=SourceLocation("pipeline.py", 1))
+    for name in ("a", "b", "c"):
+        draft.table(name)
+        draft.fails(name, broken)
+    assert conditions_of(draft) == ["QUERY_FUNCTION_FAILED"]
+
+
+def test_an_empty_table_is_shown_once_when_analysis_found_it_too(draft):
+    draft.empty_table("lonely")
+    draft.table("reader", "lonely")
+    draft.fails("reader", draft.index().errors[0])
+    assert conditions_of(draft) == ["DATASET_WITHOUT_FLOW"]
+
+
+def test_all_errors_come_as_declared_when_several_rooms_found_them(draft):
+    draft.file = "bronze.py"
+    draft.table("bronze")
+    draft.fails(
+        "bronze", UserCodeError("Z_LAST", "boom", origin=SourceLocation("bronze.py", draft.line))
+    )
+    draft.materialized_view("totals")
+    draft.analyse("totals", streaming=True)
+    draft.file, draft.line = "another.py", 0
+    draft.empty_table("lonely")
+    draft.sink("out")
+    draft.append_flow("publish", "out", streaming=False)
+    draft.errors["nowhere"] = DefinitionError("NO_ORIGIN", "about the whole")
+    assert [(e.condition, str(e.origin)) for e in errors_of(draft)] == [
+        ("Z_LAST", "bronze.py:10"),
+        ("MATERIALIZED_VIEW_READS_STREAM", "bronze.py:20"),
+        ("DATASET_WITHOUT_FLOW", "another.py:10"),
+        ("SINK_NEEDS_STREAM", "another.py:30"),
+        ("NO_ORIGIN", "None"),
+    ]
+
+
+def test_a_circle_is_refused_with_the_way_round_when_datasets_read_each_other(draft):
+    draft.table("a", "c")
+    draft.table("b", "a")
+    draft.table("c", "b")
+    draft.table("apart")
+    (error,) = errors_of(draft)
+    assert error.condition == "CYCLIC_PIPELINE"
+    way = error.message.rsplit(": ", 1)[1].split(" -> ")
+    # Each reads the next one.
+    reads = {"a": "c", "b": "a", "c": "b"}
+    assert way[0] == way[-1]
+    assert [reads[name] for name in way[:-1]] == way[1:]
+
+
+def test_a_circle_is_refused_when_a_dataset_reads_itself(draft):
+    draft.table("a", "a")
+    (error,) = errors_of(draft)
+    assert error.message.endswith("a -> a")
+
+
+# -- nodes and edges ----------------------------------------------------------------------------
+
+
+def test_upstream_comes_first_when_it_is_declared_last(draft):
+    draft.table("gold", "silver")
+    draft.table("silver", "bronze")
+    draft.table("bronze")
+    graph = draft.graph()
+    assert [node.display for node in graph.datasets.values()] == ["bronze", "silver", "gold"]
+    assert list(graph.flows) == ["bronze", "silver", "gold"]
+    silver = graph.datasets[key("silver")]
+    assert silver.upstream == {key("bronze")}
+    assert silver.downstream == {key("gold")}
+
+
+def test_declaration_order_is_kept_when_nothing_else_decides(draft):
+    names = [f"t{number}" for number in range(20)]
+    for name in names:
+        draft.table(name)
+    draft.table("all", *reversed(names))
+    graph = draft.graph()
+    assert [node.display for node in graph.datasets.values()] == [*names, "all"]
+
+
+def test_the_order_is_the_same_when_the_process_is_another():
+    # Sets of texts are iterated in another order by every process.
+    code = (
+        "import importlib.util as u, sys\n"
+        "spec = u.spec_from_file_location('paper', sys.argv[1])\n"
+        "paper = u.module_from_spec(spec); sys.modules['paper'] = paper\n"
+        "spec.loader.exec_module(paper)\n"
+        "draft = paper.Draft()\n"
+        "draft.table('top', *'hgfedcba')\n"
+        "for name in 'hgfedcba': draft.table(name)\n"
+        "print([node.display for node in draft.graph().datasets.values()])"
+    )
+    conftest = Path(__file__).resolve().parents[1] / "conftest.py"
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(conftest)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(orders) == 1
+
+
+def test_views_are_looked_through_when_a_flow_needs_stored_rows(draft):
+    draft.table("bronze")
+    draft.table("customers", streaming=False)
+    draft.view("parsed", "bronze")
+    draft.view("cleaned", "parsed", "bronze")
+    draft.view("outside", external=("kafka: orders",))
+    draft.table("silver", "cleaned", "customers", "outside")
+    graph = draft.graph()
+    assert graph.flows["silver"].upstream == {key("bronze"), key("customers")}
+    assert graph.flows["cleaned"].upstream == {key("bronze")}
+    assert graph.datasets[key("silver")].upstream == {
+        key("cleaned"),
+        key("customers"),
+        key("outside"),
+    }
+
+
+def test_views_are_looked_through_quickly_when_they_branch_at_every_level(draft):
+    draft.table("bronze")
+    below = ("bronze", "bronze")
+    for level in range(40):
+        for side in ("left", "right"):
+            draft.view(f"{side}{level}", *below)
+        below = (f"left{level}", f"right{level}")
+    draft.table("silver", *below)
+    assert draft.graph().flows["silver"].upstream == {key("bronze")}
+
+
+def test_a_sink_comes_last_when_flows_are_ordered(draft):
+    draft.sink("out")
+    draft.append_flow("publish", "out", "bronze")
+    draft.table("bronze")
+    graph = draft.graph()
+    assert list(graph.flows) == ["bronze", "publish"]
+    assert graph.flows["publish"].target == "out"
+    assert graph.flows["publish"].upstream == {key("bronze")}
+
+
+def test_descendants_are_all_that_depend_on_a_dataset_when_asked(draft):
+    draft.table("a")
+    draft.view("b", "a")
+    draft.table("c", "b")
+    draft.table("d", "c", "a")
+    draft.table("apart")
+    graph = draft.graph()
+    assert graph.descendants([key("a")]) == {key("b"), key("c"), key("d")}
+    assert graph.descendants([key("c")]) == {key("d")}
+    assert graph.descendants([]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ORDERS", "orders"),
+        ("live.orders", "orders"),
+        ("`orders`", "orders"),
+        ("bronze.orders", "orders"),
+        ("main.bronze.Orders", "orders"),
+        ("LIVE.bronze.orders", "orders"),
+        ("silver.orders", "silver.orders"),
+        ("main.silver.orders", "silver.orders"),
+        ("other.bronze.orders", "other.bronze.orders"),
+        ("gold.orders", None),
+        ("order", None),
+        ("no name", None),
+    ],
+)
+def test_a_node_is_found_when_it_is_written_as_a_user_would(draft, text, found):
+    draft.catalog, draft.schema = "main", "bronze"
+    draft.table("orders")
+    draft.table("silver.orders")
+    draft.table("other.bronze.orders")
+    node = draft.graph().find(text)
+    assert (node.display if node else None) == found
+
+
+def test_the_graph_cannot_be_changed_when_it_is_built(draft):
+    draft.table("a")
+    graph = draft.graph()
+    with pytest.raises(TypeError):
+        graph.datasets["x"] = None

@@ -1,0 +1,217 @@
+import pytest
+
+from penstock._model.dataset import DatasetKind
+from penstock._model.origin import SourceLocation
+
+
+def conditions(index):
+    return [error.condition for error in index.errors]
+
+
+def test_nothing_is_wrong_when_every_name_is_declared_once(draft):
+    draft.table("bronze")
+    draft.table("silver", "bronze")
+    draft.empty_table("all_orders")
+    draft.append_flow("from_eu", "all_orders")
+    index = draft.index()
+    assert conditions(index) == []
+    assert list(index.datasets) == [
+        "spark_catalog.default.bronze",
+        "spark_catalog.default.silver",
+        "spark_catalog.default.all_orders",
+    ]
+    assert dict(index.flow_targets)["from_eu"] == "spark_catalog.default.all_orders"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["orders", "ORDERS", "`orders`", "LIVE.orders", "live.Orders", "bronze.orders",
+     "main.bronze.orders", "Main.Bronze.Orders", "LIVE.bronze.orders"],
+)  # fmt: skip
+def test_a_dataset_is_found_when_it_is_written_in_another_way(draft, text):
+    draft.catalog, draft.schema = "main", "bronze"
+    draft.table("Orders")
+    found = draft.index().find(text)
+    assert found is not None
+    assert str(found.name) == "main.bronze.Orders"
+
+
+@pytest.mark.parametrize("text", ["order", "silver.orders", "other.bronze.orders", "", "a.b.c.d"])
+def test_no_dataset_is_found_when_the_name_means_something_else(draft, text):
+    draft.catalog, draft.schema = "main", "bronze"
+    draft.table("orders")
+    assert draft.index().find(text) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "shown"),
+    [
+        ("orders", "orders"),
+        ("bronze.orders", "orders"),
+        ("MAIN.Bronze.Orders", "Orders"),
+        ("silver.orders", "silver.orders"),
+        ("other.bronze.orders", "other.bronze.orders"),
+    ],
+)
+def test_defaults_are_left_out_when_a_name_is_shown(draft, declared, shown):
+    draft.catalog, draft.schema = "main", "bronze"
+    draft.table(declared)
+    index = draft.index()
+    assert [index.display(key) for key in index.datasets] == [shown]
+    assert list(index.flows) == [shown]
+
+
+def test_an_unknown_key_is_shown_as_it_is_when_it_is_displayed(draft):
+    assert draft.index().display("a.b.c") == "a.b.c"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("ordres", "Orders"), ("LIVE.ordrs", "Orders"), ("`ORDER`", "Orders"), ("zzz", None)],
+)
+def test_the_nearest_name_is_offered_when_a_name_is_unknown(draft, wrong, near):
+    draft.table("Orders")
+    draft.table("customers")
+    assert draft.index().nearest(wrong) == near
+
+
+def test_a_dataset_is_a_duplicate_when_only_the_spelling_differs(draft):
+    draft.table("orders")
+    draft.table("spark_catalog.default.ORDERS")
+    index = draft.index()
+    (error,) = index.errors
+    assert error.condition == "DUPLICATE_DATASET"
+    assert str(error.origin) == "pipeline.py:20"
+    assert "first at pipeline.py:10" in error.message
+    assert len(index.datasets) == len(index.flows) == 1
+
+
+def test_a_duplicate_dataset_is_one_error_when_a_loop_declares_it_on_one_line(draft):
+    line = SourceLocation("pipeline.py", 5)
+    draft.table("orders", origin=line)
+    draft.table("orders", origin=line)
+    assert conditions(draft.index()) == ["DUPLICATE_DATASET"]
+
+
+def test_a_duplicate_dataset_is_one_error_when_the_first_has_no_query(draft):
+    draft.empty_table("orders")
+    draft.table("orders")
+    assert conditions(draft.index()) == ["DUPLICATE_DATASET"]
+
+
+def test_a_flow_is_a_duplicate_when_its_name_is_taken(draft):
+    draft.empty_table("a")
+    draft.empty_table("b")
+    draft.append_flow("load", "a")
+    draft.append_flow("load", "b")
+    # `b` without a flow is the consequence, not a second mistake.
+    assert conditions(draft.index()) == ["DUPLICATE_FLOW"]
+
+
+def test_a_flow_is_a_duplicate_when_it_has_the_name_of_a_table_with_a_query(draft):
+    draft.table("orders")
+    draft.empty_table("all_orders")
+    draft.append_flow("orders", "all_orders")
+    assert conditions(draft.index()) == ["DUPLICATE_FLOW"]
+
+
+def test_a_sink_is_a_duplicate_when_its_name_is_taken(draft):
+    draft.sink("out")
+    draft.sink("out", format="console")
+    index = draft.index()
+    assert conditions(index) == ["DUPLICATE_SINK"]
+    assert index.sinks["out"].format == "kafka"
+
+
+def test_a_sink_is_refused_when_it_has_the_name_of_a_dataset(draft):
+    draft.table("Out")
+    draft.sink("out")
+    draft.append_flow("publish", "out", "Out")
+    (error,) = [e for e in draft.index().errors if e.condition != "TABLE_WITH_QUERY_AND_FLOW"]
+    assert error.condition == "SINK_NAMED_AS_DATASET"
+    assert "pipeline.py:10" in error.message
+
+
+def test_a_dataset_is_refused_once_when_its_name_is_no_name(draft):
+    draft.table("a.b.c.d")
+    (error,) = draft.index().errors
+    assert error.condition == "INVALID_DATASET_NAME"
+    assert str(error.origin) == "pipeline.py:10"
+
+
+def test_a_flow_goes_to_a_sink_or_a_table_when_that_is_its_target(draft):
+    draft.empty_table("All_Orders")
+    draft.sink("out")
+    draft.append_flow("to_table", "live.all_orders")
+    draft.append_flow("to_sink", "out")
+    index = draft.index()
+    assert conditions(index) == []
+    assert dict(index.flow_targets) == {
+        "to_table": "spark_catalog.default.all_orders",
+        "to_sink": "out",
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("all_ordres", "did you mean 'All_Orders'?"),
+        ("ALL_ORDRES", "did you mean 'All_Orders'?"),
+        ("warehous", "did you mean 'warehouse'?"),
+        ("zzz", 'declare it with create_streaming_table("zzz")'),
+    ],
+)
+def test_a_flow_is_refused_with_the_nearest_name_when_its_target_is_unknown(draft, target, hint):
+    draft.empty_table("All_Orders")
+    draft.append_flow("load", "All_Orders")
+    draft.sink("warehouse")
+    draft.append_flow("stray", target)
+    (error,) = draft.index().errors
+    assert (error.condition, error.hint) == ("FLOW_TARGET_NOT_FOUND", hint)
+
+
+def test_a_streaming_table_is_refused_when_nothing_writes_to_it(draft):
+    draft.empty_table("orders")
+    (error,) = draft.index().errors
+    assert error.condition == "DATASET_WITHOUT_FLOW"
+    assert '@append_flow(target="orders")' in error.hint
+
+
+def test_a_table_is_refused_when_it_has_a_query_and_a_flow(draft):
+    draft.table("orders")
+    draft.append_flow("more", "orders")
+    (error,) = draft.index().errors
+    assert error.condition == "TABLE_WITH_QUERY_AND_FLOW"
+    assert str(error.origin) == "pipeline.py:20"
+
+
+@pytest.mark.parametrize("kind", [DatasetKind.MATERIALIZED_VIEW, DatasetKind.TEMPORARY_VIEW])
+def test_a_view_is_refused_as_a_target_when_it_has_no_query_of_its_own(draft, kind):
+    draft.empty_table("orders")
+    draft.datasets[-1] = type(draft.datasets[-1])(
+        name="orders", kind=kind, origin=draft.datasets[-1].origin
+    )
+    draft.append_flow("load", "orders")
+    assert conditions(draft.index()) == ["FLOW_TARGET_NOT_STREAMING"]
+
+
+@pytest.mark.parametrize("clustering", [{"cluster_by": ("a",)}, {"cluster_by_auto": True}])
+def test_a_table_is_refused_when_it_is_partitioned_and_clustered(draft, clustering):
+    draft.table("orders", partition_cols=("day",), **clustering)
+    assert conditions(draft.index()) == ["PARTITION_AND_CLUSTER"]
+
+
+def test_all_errors_are_collected_when_several_things_are_wrong(draft):
+    draft.table("orders")
+    draft.table("orders")
+    draft.table("not a name")
+    draft.empty_table("lonely")
+    draft.append_flow("stray", "nowhere")
+    draft.table("parts", partition_cols=("a",), cluster_by=("b",))
+    assert sorted(conditions(draft.index())) == [
+        "DATASET_WITHOUT_FLOW",
+        "DUPLICATE_DATASET",
+        "FLOW_TARGET_NOT_FOUND",
+        "INVALID_DATASET_NAME",
+        "PARTITION_AND_CLUSTER",
+    ]

@@ -1,0 +1,136 @@
+import json
+from typing import Any
+
+import pytest
+
+from penstock._local.demo.account import Place, order_id, take_account
+
+
+def message(order: str) -> bytes:
+    return json.dumps({"order_id": order}).encode()
+
+
+def row(order: str | None, partition: int, offset: int, **more: Any) -> dict[str, Any]:
+    return {"order_id": order, "partition": partition, "offset": offset, **more}
+
+
+@pytest.fixture
+def settled(tables: Any, bronze: Any) -> Any:
+    """Six messages in two partitions: two orders, a bad one, a broken one, two duplicates."""
+    tables.add(
+        "orders_bronze",
+        [
+            bronze(0, 0, message("a")),
+            bronze(0, 1, message("b")),
+            bronze(0, 2, b"{broken"),
+            bronze(1, 0, message("bad")),
+        ],
+    )
+    tables.add("orders_bronze", [bronze(0, 3, message("a")), bronze(1, 1, message("bad"))])
+    tables.add("orders", [row("a", 0, 0), row("b", 0, 1)])
+    tables.add("orders_quarantine", [row("bad", 1, 0), row(None, 0, 2)])
+    tables.commit_silver(2)
+    return tables
+
+
+RANGES = {0: (0, 4), 1: (0, 2)}
+
+
+def test_the_account_balances_when_every_message_is_in_one_place(settled: Any) -> None:
+    account = take_account(settled.places, RANGES)
+    assert account.balanced
+    figures = (account.read, account.silver, account.quarantined, account.duplicates)
+    assert figures == (6, 2, 2, 2)
+    assert account.pending == 0 and account.findings() == []
+
+
+def test_nothing_is_read_when_topic_and_tables_are_empty(tables: Any) -> None:
+    account = take_account(tables.places, {0: (0, 0)})
+    assert account.balanced and account.read == 0
+
+
+def test_messages_are_pending_when_bronze_has_not_got_them(settled: Any) -> None:
+    account = take_account(settled.places, {0: (0, 9), 1: (0, 2), 2: (0, 1)})
+    assert account.balanced
+    assert (account.read, account.pending) == (12, 6)
+
+
+def test_messages_are_pending_when_silver_has_not_committed_their_version(
+    settled: Any, bronze: Any
+) -> None:
+    settled.add("orders_bronze", [bronze(0, 4, message("c")), bronze(0, 5, message("a"))])
+    account = take_account(settled.places, {0: (0, 6), 1: (0, 2)})
+    assert account.balanced and account.pending == 2
+
+
+def test_a_row_is_silver_when_its_batch_is_written_but_not_committed(
+    settled: Any, bronze: Any
+) -> None:
+    settled.add("orders_bronze", [bronze(0, 4, message("c")), bronze(0, 5, message("d"))])
+    settled.add("orders", [row("c", 0, 4)])
+    account = take_account(settled.places, {0: (0, 6), 1: (0, 2)})
+    assert account.balanced
+    assert (account.silver, account.pending) == (3, 1)
+
+
+def test_messages_are_ignored_when_they_came_after_the_broker_was_asked(settled: Any) -> None:
+    account = take_account(settled.places, {0: (0, 3), 1: (0, 1)})
+    assert account.balanced
+    assert (account.read, account.duplicates) == (4, 0)
+
+
+@pytest.mark.parametrize("value", [message("never seen"), b"{broken too", b"", b"[]"])
+def test_a_message_is_lost_when_silver_is_past_it_and_it_is_nowhere(
+    settled: Any, bronze: Any, value: bytes
+) -> None:
+    settled.add("orders_bronze", [bronze(0, 4, value)])
+    settled.commit_silver(3, batch=1)
+    account = take_account(settled.places, {0: (0, 5), 1: (0, 2)})
+    assert not account.balanced
+    assert account.lost == (Place(0, 4),)
+    assert "1 lost (partition:offset): 0:4" in account.findings()[0]
+
+
+def test_a_row_is_doubled_when_it_is_written_twice(settled: Any) -> None:
+    settled.add("orders", [row("b", 0, 1)])
+    account = take_account(settled.places, RANGES)
+    assert not account.balanced and account.doubled == (Place(0, 1),)
+
+
+def test_a_row_is_doubled_when_it_is_in_silver_and_in_quarantine(settled: Any) -> None:
+    settled.add("orders_quarantine", [row("b", 0, 1)])
+    account = take_account(settled.places, RANGES)
+    assert not account.balanced and account.doubled == (Place(0, 1),)
+
+
+def test_an_order_is_doubled_when_its_duplicate_is_a_row_too(settled: Any) -> None:
+    settled.add("orders", [row("a", 0, 3)])
+    account = take_account(settled.places, RANGES)
+    assert not account.balanced and account.doubled == (Place(0, 3),)
+
+
+def test_a_message_is_doubled_when_bronze_has_it_twice(settled: Any, bronze: Any) -> None:
+    settled.add("orders_bronze", [bronze(0, 1, message("b"))])
+    account = take_account(settled.places, RANGES)
+    assert not account.balanced and account.doubled == (Place(0, 1),)
+
+
+def test_a_row_is_foreign_when_the_log_never_had_it(settled: Any) -> None:
+    settled.add("orders", [row("z", 5, 0)])
+    account = take_account(settled.places, RANGES)
+    assert not account.balanced and account.foreign == (Place(5, 0),)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (b'{"order_id":"a"}', "a"),
+        (b'{"order_id":5}', None),
+        (b"{}", None),
+        (b"\xff{}", None),
+        (b"", None),
+        (None, None),
+    ],
+)
+def test_the_order_id_is_read_when_there_is_one(value: bytes | None, found: str | None) -> None:
+    assert order_id(value) == found

@@ -1,0 +1,114 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._local import doctor
+from penstock._local.doctor import CheckState, run_checks
+from penstock._local.jars import sync
+from penstock._local.lock import JarLock
+
+
+def _by_name(checks: list[doctor.Check]) -> dict[str, doctor.Check]:
+    return {check.name: check for check in checks}
+
+
+def test_every_check_that_is_not_ok_has_a_fix_when_nothing_is_there(
+    lock: JarLock, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
+    (tmp_path / "file").write_text("")
+    checks = _by_name(run_checks(tmp_path / "file" / "storage", lock=lock, cache_root=cache))
+    for name in ("Java", "jars: first", "jars: broker", "storage"):
+        assert checks[name].state is CheckState.FAIL, name
+    assert checks["jars: first"].fix == "penstock jars sync --set first"
+    assert [c.name for c in checks.values() if c.state is not CheckState.OK and not c.fix] == []
+    assert not cache.exists()
+
+
+def test_all_is_well_when_the_machine_is_ready(
+    lock: JarLock, cache: Path, repository: Any, tmp_path: Path
+) -> None:
+    sync(lock=lock, cache_root=cache, repository=repository.url, local_repository=tmp_path)
+    storage = tmp_path / "storage"
+    checks = _by_name(run_checks(storage, lock=lock, cache_root=cache))
+    for name in ("Python", "jars: first", "jars: broker", "loopback ports", "clock", "storage"):
+        assert checks[name].state is CheckState.OK, name
+    assert not storage.exists()
+
+
+def test_jars_fail_or_warn_when_they_are_missing_and_needed_or_not(
+    lock: JarLock, cache: Path
+) -> None:
+    checks = _by_name(run_checks(lock=lock, cache_root=cache, sets=["first"]))
+    assert checks["jars: first"].state is CheckState.FAIL
+    assert checks["jars: broker"].state is CheckState.WARN
+
+
+def test_damaged_jar_is_named_when_its_sum_is_wrong(
+    lock: JarLock, cache: Path, repository: Any, tmp_path: Path
+) -> None:
+    result = sync(lock=lock, cache_root=cache, repository=repository.url, local_repository=tmp_path)
+    result.paths[1].write_bytes(b"0" * result.paths[1].stat().st_size)
+    check = _by_name(run_checks(lock=lock, cache_root=cache))["jars: first"]
+    assert (check.state, check.detail) == (CheckState.FAIL, "damaged: b-1.0.jar")
+
+
+def test_python_fails_when_it_is_too_old() -> None:
+    assert doctor.check_python((3, 10, 12)).state is CheckState.FAIL
+    assert doctor.check_python((3, 11, 0)).state is CheckState.OK
+
+
+def test_package_fails_when_it_is_not_installed() -> None:
+    assert doctor.check_package("no-such-distribution").state is CheckState.FAIL
+
+
+def test_package_fails_with_the_wanted_version_when_another_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        doctor.importlib.metadata,
+        "requires",
+        lambda _: ["pyspark==4.2.0", 'pandas<3,>=2.2; python_version > "3"', "x>=1; extra == 'a'"],
+    )
+    check = doctor.check_package("pyspark", installed="4.2.1")
+    assert check.state is CheckState.FAIL
+    assert check.fix == "pip install 'pyspark==4.2.0'"
+    assert doctor.check_package("pandas", installed="3.0.1").state is CheckState.FAIL
+    assert doctor.check_package("pandas", installed="2.3.3").state is CheckState.OK
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "holds"),
+    [
+        ("4.2.0", "==4.2.0", True),
+        ("4.2", "==4.2.0", True),
+        ("4.2.1", "==4.2.0", False),
+        ("2.10", ">=2.2,<3", True),
+        ("3.0", ">=2.2,<3", False),
+        ("3.0.0rc1", "<3", False),
+        ("1.0", "", True),
+    ],
+)
+def test_version_is_compared_by_number_when_a_specifier_is_given(
+    version: str, specifier: str, holds: bool
+) -> None:
+    assert doctor.satisfies(version, specifier) is holds
+
+
+def test_clock_fails_when_it_is_before_what_is_certainly_past() -> None:
+    day = 24 * 3600
+    late = doctor.check_clock(100 * day, now=lambda: 98.0 * day)
+    assert late.state is CheckState.FAIL
+    assert doctor.check_clock(100 * day, now=lambda: 99.5 * day).state is CheckState.OK
+
+
+def test_clock_fails_when_the_monotonic_clock_runs_backwards() -> None:
+    ticks = iter([5.0, 4.0])
+    check = doctor.check_clock(0, now=lambda: 1e9, monotonic=lambda: next(ticks))
+    assert check.state is CheckState.FAIL
+
+
+def test_memory_warns_when_there_is_little() -> None:
+    assert doctor.check_memory(1024**3).state is CheckState.WARN
+    assert doctor.check_memory(8 * 1024**3).state is CheckState.OK

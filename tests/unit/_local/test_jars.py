@@ -1,0 +1,434 @@
+import hashlib
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._local import download
+from penstock._local.jars import JarState, SyncProgress, SyncResult, class_path, sync, verify
+from penstock._local.lock import Jar, JarLock, JarSet, cache_directory, load_lock
+from penstock._local.repository import parse_repository
+from penstock.errors import SetupError, SpecError
+
+Fetch = Callable[..., SyncResult]
+
+
+@pytest.fixture
+def fetch(repository: Any, lock: JarLock, cache: Path, tmp_path: Path) -> Fetch:
+    """`sync` from the loopback repository into the test's own cache."""
+
+    def run(sets: list[str] | None = None, **changes: Any) -> SyncResult:
+        arguments = {
+            "repository": repository.url,
+            "lock": lock,
+            "cache_root": cache,
+            "local_repository": tmp_path / "no-maven",
+            **changes,
+        }
+        return sync(sets, **arguments)
+
+    return run
+
+
+def _jar(lock: JarLock, name: str) -> Jar:
+    return next(
+        jar
+        for jar_set in lock.sets.values()
+        for jar in jar_set.jars
+        if f":{name}:" in jar.coordinate
+    )
+
+
+def _leftovers(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("*.part"))
+
+
+def test_sync_brings_every_jar_to_the_folder_of_its_set_when_the_cache_is_empty(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any
+) -> None:
+    result = fetch()
+    found = {str(path.relative_to(cache)): path.read_bytes() for path in result.paths}
+    assert sorted(found) == [
+        "jars/a-1.0.jar",
+        "jars/b-1.0.jar",
+        "jars/c-1.0.jar",
+        "kafka-broker/d-1.0.jar",
+    ]
+    for jar_set in lock.sets.values():
+        for jar in jar_set.jars:
+            assert found[f"{jar.folder}/{jar.file_name}"] == repository.files[jar.repository_path]
+    assert result.fetched == result.paths
+    assert result.fetched_bytes == 706_000
+    assert _leftovers(cache) == []
+    assert {status.state for status in verify(lock=lock, cache_root=cache)} == {JarState.OK}
+
+
+def test_sync_fetches_jars_at_the_same_time_when_several_are_missing(
+    fetch: Fetch, repository: Any
+) -> None:
+    # No answer is given before four requests are there: one after the other would never end.
+    repository.together = threading.Barrier(4)
+    assert len(fetch().fetched) == 4
+    assert not repository.together.broken
+
+
+def test_sync_fetches_only_the_named_sets_when_sets_are_given(fetch: Fetch, cache: Path) -> None:
+    fetch(["broker"])
+    assert [path.name for path in cache.rglob("*.jar")] == ["d-1.0.jar"]
+
+
+def test_sync_touches_no_network_when_all_jars_are_there(fetch: Fetch, repository: Any) -> None:
+    fetch()
+    repository.requests.clear()
+    result = fetch(repository="http://127.0.0.1:1/")
+    assert result.fetched == ()
+    assert len(result.paths) == 4
+    assert repository.requests == []
+
+
+def test_sync_writes_nothing_when_all_jars_are_in_a_read_only_cache(
+    fetch: Fetch, cache: Path
+) -> None:
+    fetch()
+    before = {path: path.stat().st_mtime_ns for path in [cache, *cache.rglob("*")]}
+    for folder in (cache / "jars", cache / "kafka-broker", cache):
+        folder.chmod(0o555)
+    try:
+        assert fetch().fetched == ()
+    finally:
+        for folder in (cache, cache / "jars", cache / "kafka-broker"):
+            folder.chmod(0o755)
+    assert {path: path.stat().st_mtime_ns for path in [cache, *cache.rglob("*")]} == before
+
+
+def test_sync_asks_only_for_the_rest_when_a_part_file_is_there(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any
+) -> None:
+    jar = _jar(lock, "a")
+    body = repository.files[jar.repository_path]
+    part = jar.path(cache).with_name("a-1.0.jar.part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(body[:500_000])
+    fetch(["first"])
+    assert jar.path(cache).read_bytes() == body
+    assert (jar.repository_path, "bytes=500000-") in repository.requests
+    assert repository.hits[jar.repository_path] == 1
+
+
+def test_sync_starts_again_when_the_repository_ignores_the_range(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any
+) -> None:
+    repository.ignore_range = True
+    jar = _jar(lock, "a")
+    part = jar.path(cache).with_name("a-1.0.jar.part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * 1000)
+    fetch(["first"])
+    assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
+
+
+@pytest.mark.parametrize("length", [1000, 700_000, 900_000])
+def test_sync_recovers_when_the_part_file_is_rubbish(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any, length: int
+) -> None:
+    jar = _jar(lock, "a")
+    part = jar.path(cache).with_name("a-1.0.jar.part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * length)
+    fetch(["first"])
+    assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
+
+
+def test_sync_continues_when_an_answer_is_cut_short(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any
+) -> None:
+    jar = _jar(lock, "a")
+    repository.truncate_once.add(jar.repository_path)
+    fetch(["first"])
+    assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
+    assert [wanted for path, wanted in repository.requests if path == jar.repository_path] == [
+        None,
+        "bytes=350000-",
+    ]
+
+
+def test_sync_tries_again_when_the_repository_is_busy(
+    fetch: Fetch, lock: JarLock, repository: Any
+) -> None:
+    repository.status_once[_jar(lock, "b").repository_path] = 503
+    assert len(fetch(["first"]).fetched) == 3
+
+
+def test_sync_refuses_a_jar_with_both_sums_when_its_checksum_is_wrong(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any
+) -> None:
+    jar = _jar(lock, "b")
+    forged = b"y" * jar.size
+    repository.files[jar.repository_path] = forged
+    with pytest.raises(SetupError) as caught:
+        fetch(["first"])
+    assert caught.value.condition == "JAR_CHECKSUM_MISMATCH"
+    assert caught.value.exit_code == 3
+    assert hashlib.sha256(forged).hexdigest() in caught.value.message
+    assert jar.sha256 in caught.value.message
+    assert not jar.path(cache).exists()
+    assert "b-1.0.jar.part" not in _leftovers(cache)
+
+
+def test_sync_names_jar_and_repository_when_the_repository_does_not_have_it(
+    fetch: Fetch, lock: JarLock, repository: Any
+) -> None:
+    jar = _jar(lock, "c")
+    del repository.files[jar.repository_path]
+    with pytest.raises(SetupError) as caught:
+        fetch(["first"])
+    assert caught.value.condition == "JAR_NOT_FOUND"
+    assert jar.repository_path in caught.value.message
+    assert repository.url in caught.value.message
+    assert repository.hits[jar.repository_path] == 1
+
+
+def test_sync_says_how_to_go_on_when_there_is_no_network(fetch: Fetch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+        with pytest.raises(SetupError) as caught:
+            fetch(["broker"], repository=address)
+    assert caught.value.condition == "JARS_UNREACHABLE"
+    assert "--from" in (caught.value.hint or "")
+
+
+def test_sync_keeps_what_arrived_when_a_transfer_keeps_breaking(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_ATTEMPTS", 1)
+    jar = _jar(lock, "a")
+    repository.truncate_once.add(jar.repository_path)
+    with pytest.raises(SetupError) as caught:
+        fetch(["first"])
+    assert caught.value.condition == "JAR_DOWNLOAD_FAILED"
+    assert (cache / "jars" / "a-1.0.jar.part").stat().st_size == 350_000
+    fetch(["first"])
+    assert (jar.repository_path, "bytes=350000-") in repository.requests
+
+
+@pytest.mark.parametrize("layout", ["flat", "cache", "repository"])
+def test_sync_uses_only_the_folder_when_one_is_given(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any, tmp_path: Path, layout: str
+) -> None:
+    jar = _jar(lock, "d")
+    source = tmp_path / "usb"
+    place = {
+        "flat": source / jar.file_name,
+        "cache": source / jar.folder / jar.file_name,
+        "repository": source / jar.repository_path,
+    }[layout]
+    place.parent.mkdir(parents=True)
+    place.write_bytes(repository.files[jar.repository_path])
+    fetch(["broker"], from_dir=source)
+    assert jar.path(cache).read_bytes() == place.read_bytes()
+    assert repository.requests == []
+
+
+def test_sync_refuses_when_the_folder_lacks_a_jar(fetch: Fetch, tmp_path: Path) -> None:
+    with pytest.raises(SetupError) as caught:
+        fetch(["broker"], from_dir=tmp_path)
+    assert caught.value.condition == "JAR_NOT_FOUND"
+    assert "d-1.0.jar" in caught.value.message
+
+
+def test_sync_refuses_a_jar_of_the_folder_when_its_checksum_is_wrong(
+    fetch: Fetch, lock: JarLock, tmp_path: Path
+) -> None:
+    (tmp_path / "d-1.0.jar").write_bytes(b"not the jar")
+    with pytest.raises(SetupError) as caught:
+        fetch(["broker"], from_dir=tmp_path)
+    assert caught.value.condition == "JAR_CHECKSUM_MISMATCH"
+    assert _jar(lock, "d").sha256 in caught.value.message
+
+
+def test_sync_copies_from_maven_when_maven_has_the_right_jar(
+    fetch: Fetch, lock: JarLock, repository: Any, tmp_path: Path
+) -> None:
+    right, wrong = _jar(lock, "a"), _jar(lock, "b")
+    for jar, body in (
+        (right, repository.files[right.repository_path]),
+        (wrong, b"z" * wrong.size),
+    ):
+        place = tmp_path / "m2" / jar.repository_path
+        place.parent.mkdir(parents=True)
+        place.write_bytes(body)
+    fetch(["first"], local_repository=tmp_path / "m2")
+    assert repository.hits[right.repository_path] == 0
+    assert repository.hits[wrong.repository_path] == 1
+
+
+def test_sync_replaces_a_jar_when_the_one_in_the_cache_is_damaged(
+    fetch: Fetch, lock: JarLock, cache: Path, repository: Any
+) -> None:
+    fetch()
+    jar = _jar(lock, "b")
+    jar.path(cache).write_bytes(b"q" * jar.size)
+    result = fetch()
+    assert [path.name for path in result.fetched] == ["b-1.0.jar"]
+    assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
+
+
+def test_sync_reports_progress_up_to_the_whole_when_it_downloads(fetch: Fetch) -> None:
+    seen: list[SyncProgress] = []
+    fetch(progress=seen.append)
+    assert seen[-1].done_bytes == seen[-1].total_bytes == 706_000
+    assert seen[-1].done_files == seen[-1].total_files == 4
+    done = [step.done_bytes for step in seen]
+    assert done == sorted(done)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_sync_says_so_when_the_cache_is_not_writable(fetch: Fetch, cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o555)
+    try:
+        with pytest.raises(SetupError) as caught:
+            fetch()
+    finally:
+        cache.chmod(0o755)
+    assert caught.value.condition == "CACHE_NOT_WRITABLE"
+
+
+def test_sync_says_so_when_a_file_is_in_the_place_of_the_cache(fetch: Fetch, cache: Path) -> None:
+    cache.write_text("in the way")
+    with pytest.raises(SetupError) as caught:
+        fetch()
+    assert caught.value.condition == "CACHE_NOT_WRITABLE"
+    assert "PENSTOCK_CACHE" in (caught.value.hint or "")
+
+
+def test_sync_refuses_before_it_downloads_when_the_disk_is_too_small(
+    cache: Path, repository: Any
+) -> None:
+    huge = Jar(coordinate="g:huge:1", size=2**62, sha256="0" * 64, folder="jars")
+    lock = JarLock(sets={"s": JarSet(name="s", description="", folder="jars", jars=(huge,))})
+    with pytest.raises(SetupError) as caught:
+        sync(lock=lock, cache_root=cache, repository=repository.url)
+    assert caught.value.condition == "DISK_FULL"
+    assert repository.requests == []
+
+
+def test_download_says_so_when_the_disk_fills_up_on_the_way(
+    lock: JarLock, repository: Any, cache: Path
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    jar = _jar(lock, "a")
+    target = jar.path(cache)
+    target.parent.mkdir(parents=True)
+    target.with_name("a-1.0.jar.part").symlink_to("/dev/full")
+    with pytest.raises(SetupError) as caught:
+        download.download_jar(
+            jar,
+            target,
+            parse_repository(repository.url),
+            stop=threading.Event(),
+            report=lambda _: None,
+        )
+    assert caught.value.condition == "DISK_FULL"
+
+
+def _sync_in_process(url: str, lock: JarLock, cache: Path, start: Any, results: Any) -> None:
+    start.wait(20)
+    try:
+        results.put(len(sync(lock=lock, cache_root=cache, repository=url).paths))
+    except Exception as error:
+        results.put(repr(error))
+
+
+def test_sync_leaves_whole_jars_when_several_processes_do_it_at_once(
+    repository: Any, lock: JarLock, cache: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    workers = [
+        context.Process(target=_sync_in_process, args=(repository.url, lock, cache, start, results))
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    start.set()
+    assert [results.get(timeout=30) for _ in workers] == [4, 4, 4, 4]
+    for worker in workers:
+        worker.join(10)
+    assert {status.state for status in verify(lock=lock, cache_root=cache)} == {JarState.OK}
+    assert _leftovers(cache) == []
+
+
+def test_class_path_names_the_command_when_jars_are_missing(lock: JarLock, cache: Path) -> None:
+    with pytest.raises(SetupError) as caught:
+        class_path(["first"], lock=lock, cache_root=cache)
+    assert caught.value.condition == "JARS_MISSING"
+    assert "penstock jars sync --set first" in (caught.value.hint or "")
+
+
+def test_class_path_refuses_a_jar_when_it_is_cut_short(
+    fetch: Fetch, lock: JarLock, cache: Path
+) -> None:
+    fetch()
+    assert [p.name for p in class_path(["first"], lock=lock, cache_root=cache)] == [
+        "a-1.0.jar",
+        "b-1.0.jar",
+        "c-1.0.jar",
+    ]
+    _jar(lock, "c").path(cache).write_bytes(b"short")
+    with pytest.raises(SetupError, match="JARS_MISSING"):
+        class_path(["first"], lock=lock, cache_root=cache)
+
+
+def test_class_path_refuses_when_broker_and_spark_jars_would_meet(
+    lock: JarLock, cache: Path
+) -> None:
+    with pytest.raises(ValueError, match="broker"):
+        class_path(["first", "broker"], lock=lock, cache_root=cache)
+
+
+def test_verify_tells_missing_from_wrong_when_asked(
+    fetch: Fetch, lock: JarLock, cache: Path
+) -> None:
+    fetch()
+    _jar(lock, "b").path(cache).write_bytes(b"n" * 1000)
+    _jar(lock, "c").path(cache).unlink()
+    found = {s.path.name: s for s in verify(["first"], lock=lock, cache_root=cache)}
+    assert [found[f"{n}-1.0.jar"].state for n in "abc"] == [
+        JarState.OK,
+        JarState.WRONG,
+        JarState.MISSING,
+    ]
+    assert found["b-1.0.jar"].actual_sha256 != _jar(lock, "b").sha256
+
+
+def test_sync_lists_the_sets_when_one_is_unknown(fetch: Fetch) -> None:
+    with pytest.raises(SpecError) as caught:
+        fetch(["frist"])
+    assert caught.value.condition == "UNKNOWN_JAR_SET"
+    assert "first, broker" in (caught.value.hint or "")
+
+
+def test_lock_is_sound_when_it_is_loaded() -> None:
+    sets = load_lock().sets
+    assert set(sets) == {"delta", "local-fs", "kafka", "postgresql", "kafka-broker"}
+    for jar_set in sets.values():
+        assert jar_set.folder == ("kafka-broker" if jar_set.name == "kafka-broker" else "jars")
+        assert len({jar.file_name for jar in jar_set.jars}) == len(jar_set.jars)
+        for jar in jar_set.jars:
+            assert jar.size > 0
+            assert len(bytes.fromhex(jar.sha256)) == 32
+            assert jar.coordinate.count(":") == 2
+
+
+def test_cache_is_where_the_environment_says_when_it_says_so() -> None:
+    assert cache_directory({"PENSTOCK_CACHE": "/x/y", "XDG_CACHE_HOME": "/z"}) == Path("/x/y")
+    assert cache_directory({"XDG_CACHE_HOME": "/z"}) == Path("/z/penstock")
+    assert cache_directory({}) == Path.home() / ".cache" / "penstock"

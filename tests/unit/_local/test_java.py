@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from penstock._local.java import find_java, parse_feature, parse_version_output, require_java
+from penstock.errors import SetupError
+
+
+def _fake_java(home: Path, *, release: str | None = None, prints: str | None = None) -> Path:
+    """A Java home whose `java` is a script that prints what a real one would."""
+    executable = home / "bin" / "java"
+    executable.parent.mkdir(parents=True)
+    body = "exit 1" if prints is None else f"cat >&2 <<'END'\n{prints}\nEND"
+    executable.write_text(f"#!/bin/sh\n{body}\n")
+    executable.chmod(0o755)
+    if release is not None:
+        (home / "release").write_text(f'IMPLEMENTOR="X"\nJAVA_VERSION="{release}"\n')
+    return executable
+
+
+@pytest.mark.parametrize(
+    ("version", "feature"),
+    [("17.0.15", 17), ("1.8.0_392", 8), ("21", 21), ("25-ea", 25), ("11.0.2+9", 11)],
+)
+def test_feature_release_is_read_when_the_version_has_any_usual_form(
+    version: str, feature: int
+) -> None:
+    assert parse_feature(version) == feature
+
+
+def test_feature_release_is_refused_when_the_text_is_no_version() -> None:
+    with pytest.raises(ValueError, match="not a Java version"):
+        parse_feature("latest")
+
+
+def test_version_is_found_when_other_lines_come_first() -> None:
+    text = 'Picked up JAVA_TOOL_OPTIONS: -Da="b"\nopenjdk version "21.0.1" 2023-10-17\nmore\n'
+    assert parse_version_output(text) == "21.0.1"
+    assert parse_version_output("command not found") is None
+
+
+def test_java_home_wins_when_path_has_another_java(tmp_path: Path) -> None:
+    wanted = _fake_java(tmp_path / "a", release="21.0.2")
+    other = _fake_java(tmp_path / "b", release="17.0.1")
+    found = find_java({"JAVA_HOME": str(tmp_path / "a"), "PATH": str(other.parent)})
+    assert (found.executable, found.version, found.feature) == (wanted.resolve(), "21.0.2", 21)
+    assert find_java({"PATH": str(other.parent)}).feature == 17
+
+
+def test_java_is_asked_when_it_has_no_release_file(tmp_path: Path) -> None:
+    _fake_java(tmp_path, prints='openjdk version "17.0.9" 2023-10-17')
+    path = {"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    assert find_java(path).version == "17.0.9"
+
+
+def test_too_old_java_is_refused_with_its_version_when_it_is_found(tmp_path: Path) -> None:
+    _fake_java(tmp_path, release="1.8.0_392")
+    with pytest.raises(SetupError) as caught:
+        require_java(environ={"JAVA_HOME": str(tmp_path)})
+    assert caught.value.condition == "JAVA_TOO_OLD"
+    assert "1.8.0_392" in caught.value.message
+    assert "17" in (caught.value.hint or "")
+
+
+def test_missing_java_is_reported_when_path_has_none(tmp_path: Path) -> None:
+    with pytest.raises(SetupError) as caught:
+        find_java({"PATH": str(tmp_path)})
+    assert caught.value.condition == "JAVA_NOT_FOUND"
+    assert "JAVA_HOME" in (caught.value.hint or "")
+
+
+def test_wrong_java_home_is_reported_when_path_has_a_good_java(tmp_path: Path) -> None:
+    good = _fake_java(tmp_path / "good", release="17.0.1")
+    with pytest.raises(SetupError) as caught:
+        find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(good.parent)})
+    assert caught.value.condition == "JAVA_NOT_FOUND"
+    assert str(tmp_path / "gone") in caught.value.message
+
+
+def test_java_that_does_not_run_is_reported_when_it_is_asked(tmp_path: Path) -> None:
+    _fake_java(tmp_path)
+    with pytest.raises(SetupError) as caught:
+        find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    assert caught.value.condition == "JAVA_NOT_FOUND"
+    assert "status 1" in caught.value.message

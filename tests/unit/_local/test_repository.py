@@ -1,0 +1,83 @@
+import base64
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._local.jars import sync
+from penstock._local.lock import JarLock
+from penstock._local.repository import find_repository, parse_repository, spark_jars_directory
+from penstock.errors import SetupError, SpecError
+
+_CLASS = "org/apache/ivy/plugins/resolver/IBiblioResolver.class"
+
+
+def _ivy(folder: Path, content: bytes) -> None:
+    with zipfile.ZipFile(folder / "ivy-9.9.jar", "w") as archive:
+        archive.writestr(_CLASS, content)
+
+
+def test_repository_is_the_argument_when_all_are_given(tmp_path: Path) -> None:
+    _ivy(tmp_path, b"\x01\x00\x20https://spark.invalid/maven2/\x01")
+    env = {"PENSTOCK_JARS_REPOSITORY": "https://env.invalid/m"}
+    found = [
+        find_repository("https://argument.invalid", environ=env, spark_jars=tmp_path),
+        find_repository(None, environ=env, spark_jars=tmp_path),
+        find_repository(None, environ={}, spark_jars=tmp_path),
+    ]
+    assert [repository.url for repository in found] == [
+        "https://argument.invalid/",
+        "https://env.invalid/m/",
+        "https://spark.invalid/maven2/",
+    ]
+
+
+@pytest.mark.parametrize("content", [None, b"\x01https://other.invalid/maven/\x01"])
+def test_repository_asks_for_one_when_ivy_does_not_tell(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        _ivy(tmp_path, content)
+    with pytest.raises(SetupError) as caught:
+        find_repository(None, environ={}, spark_jars=tmp_path)
+    assert caught.value.condition == "JARS_REPOSITORY_UNKNOWN"
+    assert "--repo" in (caught.value.hint or "")
+
+
+def test_repository_is_found_when_pyspark_is_installed() -> None:
+    folder = spark_jars_directory()
+    assert folder is not None
+    assert find_repository(None, environ={}, spark_jars=folder).url.endswith("/maven2/")
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x/y", "/a/folder", "https://", "http://[::1", "jars"])
+def test_repository_is_refused_when_it_is_no_http_url(url: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_repository(url)
+    assert caught.value.condition == "INVALID_JARS_REPOSITORY"
+
+
+def test_password_is_sent_but_never_shown_when_the_url_has_one(
+    repository: Any, lock: JarLock, cache: Path, tmp_path: Path
+) -> None:
+    url = repository.url.replace("://", "://user:s3cr%2Ft@")
+    shown: list[object] = [parse_repository(url)]
+    repository.files.clear()
+    with pytest.raises(SetupError) as caught:
+        sync(["broker"], repository=url, lock=lock, cache_root=cache, local_repository=tmp_path)
+    shown.append(str(caught.value))
+    expected = "Basic " + base64.b64encode(b"user:s3cr/t").decode()
+    assert repository.authorizations == [expected]
+    assert not any(secret in repr(shown) for secret in ("s3cr", expected))
+
+
+def test_password_stays_at_home_when_the_repository_redirects(
+    repository: Any, other_repository: Any, lock: JarLock, cache: Path, tmp_path: Path
+) -> None:
+    other_repository.files = repository.files
+    repository.redirect_to = other_repository.url + "/"
+    url = repository.url.replace("://", "://user:secret@")
+    sync(["broker"], repository=url, lock=lock, cache_root=cache, local_repository=tmp_path)
+    assert repository.authorizations != [None]
+    assert other_repository.authorizations == [None]

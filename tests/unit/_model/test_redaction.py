@@ -1,0 +1,46 @@
+import pytest
+
+from penstock._model.redaction import REDACTED, forget_secrets, redact, remember_secret
+
+
+@pytest.fixture(autouse=True)
+def no_secrets():
+    forget_secrets()
+    yield
+    forget_secrets()
+
+
+def test_a_secret_is_taken_out_when_it_was_remembered():
+    remember_secret("hunter2")
+    assert redact("password=hunter2;") == f"password={REDACTED};"
+
+
+def test_a_text_stays_as_it_is_when_nothing_was_remembered():
+    assert redact("password=hunter2") == "password=hunter2"
+
+
+@pytest.mark.parametrize("shown", ['say \\"please\\"', "say%20%22please%22", ' say "please" '])
+def test_a_secret_is_taken_out_when_it_is_spelled_for_json_or_a_url(shown):
+    remember_secret('say "please"')
+    assert "please" not in redact(f"<{shown}>")
+
+
+def test_each_line_of_a_key_is_taken_out_when_it_stands_alone():
+    remember_secret("-----BEGIN-----\nMIIEvAIBADANBg\n-----END-----")
+    assert "MIIEvAIBADANBg" not in redact("bad line: MIIEvAIBADANBg")
+
+
+def test_the_longer_secret_goes_first_when_one_holds_another():
+    remember_secret("pass")
+    remember_secret("passphrase")
+    assert redact("passphrase") == REDACTED
+
+
+def test_a_short_secret_is_taken_out_only_when_it_stands_alone():
+    remember_secret("abc")
+    assert redact("abc abcde x=abc") == f"{REDACTED} abcde x={REDACTED}"
+
+
+def test_a_blank_secret_is_none_when_it_is_remembered():
+    remember_secret("  ")
+    assert redact("a  b") == "a  b"

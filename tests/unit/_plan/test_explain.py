@@ -1,0 +1,168 @@
+import json
+
+import pytest
+
+from penstock._model.expectation import OnViolation
+from penstock._model.flow import OutputMode
+from penstock._plan.explain import explain_json, explain_text
+from penstock._plan.planner import Wishes, make_plan
+
+NESTED = (
+    '{"type":"array","containsNull":true,"elementType":{"type":"struct","fields":['
+    '{"name":"sku","type":"string","nullable":true,"metadata":{}},'
+    '{"name":"tags","type":{"type":"map","keyType":"string","valueType":"long",'
+    '"valueContainsNull":true},"nullable":true,"metadata":{}}]}}'
+)
+
+
+@pytest.fixture
+def shop(draft):
+    draft.table("bronze", external=("kafka: orders",), columns="value binary, day date")
+    draft.view("parsed", "bronze", columns="id long")
+    draft.table(
+        "silver",
+        "parsed",
+        columns=f"id long, lines {NESTED}",
+        rules=(
+            ("has_id", "id IS NOT NULL", OnViolation.DROP),
+            ("small", "id < 10", OnViolation.WARN),
+        ),
+    )
+    draft.materialized_view("totals", "silver", columns="n long")
+    draft.table("joined", "silver", "bronze", mode=OutputMode.UPDATE)
+    draft.sink("out")
+    draft.append_flow("publish", "out", "silver")
+    return draft
+
+
+def text_of(draft, **wishes):
+    graph = draft.graph()
+    return explain_text(graph, make_plan(graph, Wishes(**wishes)))
+
+
+def json_of(draft, **wishes):
+    graph = draft.graph()
+    return explain_json(graph, make_plan(graph, Wishes(**wishes)))
+
+
+def test_the_plan_is_a_tree_when_everything_runs(shop):
+    assert text_of(shop) == [
+        "Plan: triggered update of 4 table(s)",
+        "bronze [streaming table]",
+        "  | flow bronze: append, everything available from kafka: orders",
+        "  | columns: value binary, day date",
+        "  parsed [temporary view]",
+        "    | columns: id long",
+        "    silver [streaming table]",
+        "      | flow silver: append, everything available",
+        "      | expect has_id: id IS NOT NULL [drop]",
+        "      | expect small: id < 10 [warn]",
+        "      | columns: id long, lines array<struct<sku: string, tags: map<string, long>>>",
+        "      totals [materialized view]",
+        "        | refresh: recompute if a source changed",
+        "        | columns: n long",
+        "      joined [streaming table]",
+        "        | flow joined: update, everything available",
+        "        | columns: id long",
+        "  joined [streaming table] (shown above)",
+        "sink out [kafka] <- flow publish: append, everything available",
+    ]
+
+
+def test_the_tree_says_what_stays_out_when_there_is_a_selection(shop):
+    lines = text_of(shop, full_refresh=("totals",))
+    assert lines[:2] == [
+        "Plan: triggered update of 1 table(s)",
+        "Reset first (rows, quarantine, checkpoints): totals",
+    ]
+    assert "bronze [streaming table] (not selected)" in lines
+    assert "  | flow bronze from kafka: orders" in lines
+    assert "        | refresh: recompute" in lines
+    assert not [line for line in lines if line.startswith("sink")]
+
+
+def test_the_tree_says_how_often_when_the_update_is_continuous(shop):
+    lines = text_of(shop, continuous=True)
+    assert lines[0] == "Plan: continuous update of 4 table(s)"
+    assert "  | flow bronze: append, every 1 s from kafka: orders" in lines
+    assert "        | refresh: if a source changed, looked at every 10 s" in lines
+
+
+def test_notes_come_last_when_a_table_keeps_its_rows(draft):
+    draft.table("a", table_properties={"pipelines.reset.allowed": "false"})
+    assert (
+        text_of(draft, full_refresh_all=True)[-1]
+        == "note: a keeps its rows: pipelines.reset.allowed is false"
+    )
+
+
+def test_a_one_time_flow_is_named_as_such_when_it_is_shown(draft):
+    draft.empty_table("orders")
+    draft.append_flow("history", "orders", once=True, external=("files: /old",))
+    assert "  | flow history: once from files: /old" in text_of(draft)
+
+
+def test_the_plan_is_plain_json_when_machines_read_it(shop):
+    shown = json.loads(json.dumps(json_of(shop)))
+    assert set(shown) == {"mode", "resets", "excluded", "notes", "datasets", "steps"}
+    assert shown["mode"] == "triggered"
+    silver = next(dataset for dataset in shown["datasets"] if dataset["name"] == "silver")
+    assert {name: silver[name] for name in silver if name != "schema"} == {
+        "name": "silver",
+        "full_name": "spark_catalog.default.silver",
+        "kind": "streaming table",
+        "flows": ["silver"],
+        "reads": ["parsed"],
+        "read_by": ["joined", "totals"],
+        "declared_at": "pipeline.py:30",
+        "expectations": [
+            {"name": "has_id", "condition": "id IS NOT NULL", "on_violation": "drop"},
+            {"name": "small", "condition": "id < 10", "on_violation": "warn"},
+        ],
+    }
+    assert [field["name"] for field in silver["schema"]["fields"]] == ["id", "lines"]
+
+
+def test_the_steps_are_those_that_run_when_machines_read_the_plan(shop):
+    assert json_of(shop, refresh=("bronze", "totals", "out"))["steps"] == [
+        {
+            "step": "StartFlow",
+            "flow": "bronze",
+            "target": "bronze",
+            "after": [],
+            "reads_external": ["kafka: orders"],
+            "output_mode": "append",
+            "interval_seconds": None,
+        },
+        {
+            "step": "StartFlow",
+            "flow": "publish",
+            "target": "out",
+            "after": [],
+            "reads_external": [],
+            "output_mode": "append",
+            "interval_seconds": None,
+        },
+        {
+            "step": "RefreshView",
+            "flow": "totals",
+            "target": "totals",
+            "after": [],
+            "reads_external": [],
+            "interval_seconds": None,
+        },
+    ]
+
+
+def test_resets_and_exclusions_are_named_when_machines_read_the_plan(shop):
+    shown = json_of(shop, full_refresh=("bronze",))
+    assert shown["resets"] == ["bronze"]
+    assert shown["excluded"] == ["silver", "totals", "joined"]
+
+
+def test_text_and_json_tell_the_same_steps_when_they_read_one_plan(shop):
+    graph = shop.graph()
+    plan = make_plan(graph, Wishes())
+    text = "\n".join(explain_text(graph, plan))
+    for step in explain_json(graph, plan)["steps"]:
+        assert f"{step['target']} [" in text

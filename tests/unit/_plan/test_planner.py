@@ -1,0 +1,329 @@
+import pytest
+
+from penstock._model.flow import OutputMode
+from penstock._plan.planner import Wishes, make_plan, parse_interval
+from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
+from penstock.errors import PlanError, SpecError
+
+NO_RESET = {"pipelines.reset.allowed": "false"}
+
+
+def key(name):
+    return f"spark_catalog.default.{name}"
+
+
+def plan_of(draft, configuration=None, **wishes):
+    return make_plan(draft.graph(), Wishes(**wishes), configuration=configuration)
+
+
+@pytest.fixture
+def shop(draft):
+    draft.table("bronze", external=("kafka: orders",))
+    draft.view("parsed", "bronze")
+    draft.table("silver", "parsed")
+    draft.materialized_view("totals", "silver")
+    draft.table("alerts", "silver")
+    draft.sink("out")
+    draft.append_flow("publish", "out", "alerts")
+    return draft
+
+
+# -- what runs ----------------------------------------------------------------------------------
+
+
+def test_everything_runs_in_order_when_nothing_is_selected(shop):
+    plan = plan_of(shop)
+    assert plan.resets == ()
+    assert plan.excluded == ()
+    assert [step.dataset for step in plan.tables] == [
+        key("bronze"),
+        key("silver"),
+        key("totals"),
+        key("alerts"),
+    ]
+    assert plan.runs == (
+        StartFlow(flow="bronze", target=key("bronze"), output_mode=OutputMode.APPEND),
+        StartFlow(
+            flow="silver",
+            target=key("silver"),
+            output_mode=OutputMode.APPEND,
+            upstream=(key("bronze"),),
+        ),
+        StartFlow(
+            flow="alerts",
+            target=key("alerts"),
+            output_mode=OutputMode.APPEND,
+            upstream=(key("silver"),),
+        ),
+        StartFlow(
+            flow="publish", target="out", output_mode=OutputMode.APPEND, upstream=(key("alerts"),)
+        ),
+        RefreshView(dataset=key("totals"), flow="totals", upstream=(key("silver"),)),
+    )
+
+
+def test_a_view_is_not_last_when_a_streaming_flow_needs_it(draft):
+    draft.table("orders")
+    draft.materialized_view("customers")
+    draft.materialized_view("top_customers", "customers")
+    draft.table("joined", "orders", "customers")
+    steps = [step.flow for step in plan_of(draft).runs]
+    assert steps == ["orders", "customers", "joined", "top_customers"]
+
+
+def test_a_view_is_not_last_when_it_is_needed_through_another_view(draft):
+    draft.materialized_view("a")
+    draft.materialized_view("b", "a")
+    draft.materialized_view("c", "b")
+    draft.table("stream", "b")
+    assert [step.flow for step in plan_of(draft).runs] == ["a", "b", "stream", "c"]
+
+
+def test_a_one_time_flow_has_a_step_of_its_own_when_it_is_planned(draft):
+    draft.empty_table("orders")
+    draft.append_flow("live", "orders")
+    draft.append_flow("history", "orders", once=True)
+    assert plan_of(draft).runs[1] == RunOnceFlow(flow="history", target=key("orders"))
+
+
+def test_the_output_mode_is_what_analysis_chose_when_a_flow_starts(draft):
+    draft.table("counts", mode=OutputMode.UPDATE)
+    assert plan_of(draft).runs[0].output_mode is OutputMode.UPDATE
+
+
+# -- selection ----------------------------------------------------------------------------------
+
+
+def test_only_the_selection_runs_when_tables_are_named(shop):
+    plan = plan_of(shop, refresh=("SILVER", "live.totals"))
+    assert [step.flow for step in plan.runs] == ["silver", "totals"]
+    assert plan.tables == (PrepareTable(dataset=key("silver")), PrepareTable(dataset=key("totals")))
+    assert plan.excluded == (key("bronze"), key("alerts"))
+    # What is left out of the update cannot be waited for.
+    assert plan.runs[0].upstream == ()
+    assert plan.runs[1].upstream == (key("silver"),)
+
+
+def test_only_the_sink_runs_when_a_sink_is_named(shop):
+    plan = plan_of(shop, refresh=("out",))
+    assert [step.flow for step in plan.runs] == ["publish"]
+    assert plan.tables == ()
+    assert len(plan.excluded) == 4
+
+
+def test_sinks_stay_out_when_only_tables_are_named(shop):
+    assert [step.flow for step in plan_of(shop, refresh=("alerts",)).runs] == ["alerts"]
+
+
+def test_sink_and_table_run_when_both_are_named(shop):
+    assert [s.flow for s in plan_of(shop, refresh=("alerts", "out")).runs] == ["alerts", "publish"]
+
+
+@pytest.mark.parametrize("option", ["refresh", "full_refresh"])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("silvr", "did you mean 'silver'?"),
+        ("BRONCE", "did you mean 'bronze'?"),
+        ("zzz", "tables: bronze, silver, totals, alerts, out"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_hint_when_it_is_selected(shop, option, name, hint):
+    with pytest.raises(SpecError) as caught:
+        plan_of(shop, **{option: (name,)})
+    assert (caught.value.condition, caught.value.hint) == ("UNKNOWN_DATASET_SELECTED", hint)
+
+
+def test_a_temporary_view_is_refused_when_it_is_selected(shop):
+    with pytest.raises(SpecError, match="is a temporary view and holds no rows"):
+        plan_of(shop, refresh=("parsed",))
+
+
+# -- full refresh -------------------------------------------------------------------------------
+
+
+def test_a_table_is_reset_and_runs_alone_when_it_is_fully_refreshed(shop):
+    plan = plan_of(shop, full_refresh=("bronze",))
+    assert plan.resets == (ResetTable(dataset=key("bronze"), flows=("bronze",)),)
+    assert [step.flow for step in plan.runs] == ["bronze"]
+
+
+def test_the_rest_of_the_selection_keeps_its_rows_when_one_table_is_reset(shop):
+    plan = plan_of(shop, refresh=("silver",), full_refresh=("bronze",))
+    assert [step.dataset for step in plan.resets] == [key("bronze")]
+    assert [step.flow for step in plan.runs] == ["bronze", "silver"]
+
+
+def test_every_flow_of_a_table_starts_over_when_it_is_reset(draft):
+    draft.empty_table("orders")
+    draft.append_flow("live", "orders")
+    draft.append_flow("history", "orders", once=True)
+    plan = plan_of(draft, full_refresh=("orders",))
+    assert plan.resets == (ResetTable(dataset=key("orders"), flows=("live", "history")),)
+
+
+def test_a_view_is_recomputed_in_any_case_when_it_is_fully_refreshed(shop):
+    (run,) = plan_of(shop, full_refresh=("totals",)).runs
+    assert run.full is True
+
+
+def test_upstream_is_reset_first_when_everything_is_fully_refreshed(shop):
+    plan = plan_of(shop, full_refresh_all=True)
+    assert [step.dataset for step in plan.resets] == [
+        key("bronze"),
+        key("silver"),
+        key("totals"),
+        key("alerts"),
+    ]
+    assert len(plan.runs) == 5
+
+
+def test_a_table_that_forbids_it_is_refused_when_it_is_named_for_a_reset(draft):
+    draft.table("bronze", table_properties=NO_RESET)
+    with pytest.raises(PlanError) as caught:
+        plan_of(draft, full_refresh=("bronze",))
+    assert caught.value.condition == "TABLE_NOT_RESETTABLE"
+    assert str(caught.value.origin) == "pipeline.py:10"
+
+
+def test_a_table_that_forbids_it_keeps_its_rows_when_everything_is_reset(draft):
+    draft.table("bronze", table_properties=NO_RESET)
+    draft.table("silver", "bronze")
+    plan = plan_of(draft, full_refresh_all=True)
+    assert [step.dataset for step in plan.resets] == [key("silver")]
+    assert plan.notes == ("bronze keeps its rows: pipelines.reset.allowed is false",)
+    assert [step.flow for step in plan.runs] == ["bronze", "silver"]
+
+
+def test_a_table_decides_for_itself_when_the_pipeline_forbids_resets(draft):
+    draft.table("bronze")
+    draft.table("silver", "bronze", table_properties={"pipelines.reset.allowed": "TRUE"})
+    plan = plan_of(draft, configuration=NO_RESET, full_refresh_all=True)
+    assert [step.dataset for step in plan.resets] == [key("silver")]
+
+
+def test_a_sink_is_refused_when_it_is_named_for_a_reset(shop):
+    with pytest.raises(PlanError) as caught:
+        plan_of(shop, full_refresh=("out",))
+    assert caught.value.condition == "SINK_NOT_RESETTABLE"
+
+
+def test_readers_are_warned_when_the_rows_that_they_stream_are_removed(shop):
+    notes = plan_of(shop, full_refresh=("silver",)).notes
+    assert notes == (
+        "flow alerts keeps its checkpoint while the rows of silver are removed: if it reads them "
+        "as a stream it fails with SOURCE_ROWS_CHANGED; --full-refresh alerts as well",
+    )
+
+
+def test_sinks_are_warned_when_everything_is_reset(shop):
+    (note,) = plan_of(shop, full_refresh_all=True).notes
+    assert note.startswith("flow publish keeps its checkpoint while the rows of alerts are removed")
+    assert note.endswith("give flow publish a new name")
+
+
+def test_nobody_is_warned_when_the_readers_are_reset_too(shop):
+    assert plan_of(
+        shop, full_refresh=("bronze", "silver", "alerts"), refresh=("totals",)
+    ).notes == (plan_of(shop, full_refresh=("alerts",)).notes)
+
+
+def test_nobody_is_warned_when_a_view_is_reset(draft):
+    draft.table("orders")
+    draft.materialized_view("customers")
+    draft.table("joined", "orders", "customers")
+    assert plan_of(draft, full_refresh=("customers",)).notes == ()
+
+
+@pytest.mark.parametrize("other", ["refresh", "full_refresh"])
+def test_options_are_refused_when_everything_is_reset_and_something_is_named(shop, other):
+    with pytest.raises(SpecError) as caught:
+        plan_of(shop, full_refresh_all=True, **{other: ("bronze",)})
+    assert caught.value.condition == "CONFLICTING_REFRESH_OPTIONS"
+
+
+# -- continuous ---------------------------------------------------------------------------------
+
+
+def test_flows_and_views_have_their_default_intervals_when_the_update_is_continuous(shop):
+    plan = plan_of(shop, continuous=True)
+    assert plan.continuous is True
+    assert {step.flow: step.interval_seconds for step in plan.runs} == {
+        "bronze": 1.0,
+        "silver": 1.0,
+        "alerts": 1.0,
+        "publish": 1.0,
+        "totals": 10.0,
+    }
+
+
+def test_no_interval_is_set_when_the_update_is_triggered(draft):
+    draft.table("a", table_properties={"pipelines.trigger.interval": "5 seconds"})
+    assert plan_of(draft).runs[0].interval_seconds is None
+
+
+def test_the_nearest_interval_wins_when_several_are_set(draft):
+    def interval(text):
+        return {"pipelines.trigger.interval": text}
+
+    draft.empty_table("a", spark_conf=interval("2 seconds"),
+                      table_properties=interval("3 seconds"))  # fmt: skip
+    draft.append_flow("of_its_own", "a", spark_conf=interval("1 seconds"))
+    draft.append_flow("of_the_dataset", "a")
+    draft.table("of_the_table", table_properties=interval("3 seconds"))
+    draft.materialized_view("of_the_pipeline")
+    plan = plan_of(draft, configuration=interval("4 seconds"), continuous=True)
+    assert {step.flow: step.interval_seconds for step in plan.runs} == {
+        "of_its_own": 1.0,
+        "of_the_dataset": 2.0,
+        "of_the_table": 3.0,
+        "of_the_pipeline": 4.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5 seconds", 5.0),
+        ("1 second", 1.0),
+        ("100 milliseconds", 0.1),
+        ("1.5 MINUTES", 90.0),
+        (" 2 hours ", 7200.0),
+        ("1 day", 86400.0),
+        ("0 seconds", 0.0),
+        ("30seconds", 30.0),
+    ],
+)
+def test_an_interval_is_understood_when_it_is_a_number_and_a_unit(text, seconds):
+    assert parse_interval(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "seconds", "-1 seconds", "5 parsecs", "", "5 s", "1 e5 days"]
+)
+def test_an_interval_is_refused_when_it_is_something_else(text):
+    with pytest.raises(SpecError) as caught:
+        parse_interval(text)
+    assert caught.value.condition == "INVALID_TRIGGER_INTERVAL"
+
+
+# -- what Delta does not have -------------------------------------------------------------------
+
+
+def test_a_row_filter_is_refused_when_a_plan_is_made(draft):
+    draft.table("a", row_filter="ROW FILTER f ON (c)")
+    with pytest.raises(PlanError) as caught:
+        plan_of(draft)
+    assert caught.value.condition == "ROW_FILTER_NOT_SUPPORTED"
+
+
+@pytest.mark.parametrize(("written", "is_taken"), [("delta", True), ("DELTA", True),
+                                                   ("parquet", False)])  # fmt: skip
+def test_a_format_is_refused_when_it_is_not_delta(draft, written, is_taken):
+    draft.table("a", format=written)
+    if is_taken:
+        assert len(plan_of(draft).runs) == 1
+    else:
+        with pytest.raises(PlanError) as caught:
+            plan_of(draft)
+        assert caught.value.condition == "FORMAT_NOT_SUPPORTED"

@@ -1,0 +1,157 @@
+from functools import partial
+
+import scripted_engine as steps
+from scripted_engine import FOREVER, Harness, Run, fatal, once, transient
+
+from penstock._observe.events import UpdateState
+from penstock._plan.steps import StartFlow
+
+stream = partial(steps.stream, interval=5.0)
+view = partial(steps.view, interval=60.0)
+
+
+def continuous(runs, scripts, **options):
+    endless = {step.flow: [FOREVER] for step in runs if isinstance(step, StartFlow)}
+    return Harness(runs, {**endless, **scripts}, continuous=True, **options)
+
+
+def test_all_streams_start_at_once_when_continuous():
+    runs = [stream(f"s{n}", *([f"s{n - 1}"] if n else [])) for n in range(30)]
+    harness = continuous(runs, {}, stops=[100.0])
+    result = harness.run()
+    assert result.state is UpdateState.CANCELED
+    assert not result.interrupted
+    assert len(result.stopped) == 30
+    assert {when for when, what, _ in harness.engine.log if what == "start"} == {0.0}
+
+
+def test_view_is_refreshed_at_its_interval_counted_from_start_to_start():
+    harness = continuous([stream("a"), view("v", "a")], {"v": [Run(seconds=10.0)]}, stops=[200.0])
+    harness.run()
+    assert harness.engine.times("start", "v") == [0.0, 60.0, 120.0, 180.0]
+
+
+def test_view_is_refreshed_without_a_pause_when_it_takes_longer_than_its_interval():
+    harness = continuous([view("v", interval=5.0)], {"v": [Run(seconds=8.0)]}, stops=[20.0])
+    harness.run()
+    assert harness.engine.times("start", "v") == [0.0, 8.0, 16.0]
+
+
+def test_view_reports_only_changes_when_it_looks_again():
+    script = [Run(), Run(changed=False), Run(changed=False), Run(), Run(changed=False)]
+    harness = continuous([view("v")], {"v": script}, stops=[250.0])
+    result = harness.run()
+    assert harness.statuses("v") == [
+        "QUEUED",
+        "STARTING",
+        "RUNNING",
+        "COMPLETED",
+        "IDLE",
+        "COMPLETED",
+        "IDLE",
+        "STOPPED",
+    ]
+    assert result.state is UpdateState.CANCELED
+
+
+def test_first_refresh_waits_for_upstream_views_and_backfills_but_not_for_streams():
+    runs = [stream("a"), once("o"), view("v", "a", "o"), view("w", "v")]
+    harness = continuous(runs, {"o": [Run(seconds=7.0)], "v": [Run(seconds=3.0)]}, stops=[30.0])
+    result = harness.run()
+    assert harness.engine.times("start", "v") == [7.0]
+    assert harness.engine.times("start", "w") == [10.0]
+    assert result.completed == ("o",)
+
+
+def test_stream_waits_for_the_first_refresh_when_it_reads_a_view():
+    runs = [view("v"), stream("a", "v"), once("o"), stream("b", "o")]
+    harness = continuous(runs, {"v": [Run(seconds=4.0)], "o": [Run(seconds=9.0)]}, stops=[30.0])
+    harness.run()
+    assert harness.engine.times("start", "a") == [4.0]
+    assert harness.engine.times("start", "b") == [0.0]
+
+
+def test_run_once_flows_go_first_when_slots_are_few():
+    runs = [view("v"), once("o")]
+    harness = continuous(runs, {}, max_batch_steps=1, stops=[10.0])
+    harness.run()
+    assert harness.engine.times("start", "o") == [0.0]
+    assert harness.engine.times("start", "v") == [1.0]
+
+
+def test_view_that_was_running_finishes_when_stopped():
+    harness = continuous([view("v")], {"v": [Run(seconds=9.0)]}, stops=[3.0])
+    result = harness.run()
+    assert harness.statuses("v")[-2:] == ["COMPLETED", "STOPPED"]
+    assert result.state is UpdateState.CANCELED
+    assert harness.time.monotonic() == 9.0
+
+
+def test_dependents_are_stopped_and_others_go_on_when_a_flow_gives_up():
+    runs = [stream("a"), stream("b", "a"), view("v", "b"), stream("c")]
+    harness = continuous(runs, {"a": [Run(seconds=30.0, error=fatal("a"))]}, stops=[100.0])
+    result = harness.run()
+    assert result.state is UpdateState.FAILED
+    assert harness.engine.times("asked to stop", "b") == [30.0]
+    assert harness.engine.times("asked to stop", "c") == [100.0]
+    assert harness.statuses("v")[-1] == "STOPPED"
+    assert "because a failed" in harness.last("b").message
+    assert "because a failed" in harness.last("v").message
+    assert result.stopped == ("b", "v", "c")
+
+
+def test_dependents_that_never_ran_are_skipped_when_a_view_gives_up():
+    runs = [view("v"), stream("a", "v")]
+    harness = continuous(runs, {"v": [Run(error=fatal("v"))]})
+    result = harness.run()
+    assert result.state is UpdateState.FAILED
+    assert result.skipped == ("a",)
+
+
+def test_update_ends_by_itself_when_no_flow_is_left():
+    runs = [stream("a"), stream("b", "a")]
+    harness = continuous(runs, {"a": [Run(seconds=30.0, error=fatal("a"))]})
+    result = harness.run()
+    assert result.state is UpdateState.FAILED
+    assert harness.time.monotonic() == 30.5
+
+
+def test_dependents_go_on_when_a_flow_fails_and_comes_back():
+    runs = [stream("a"), stream("b", "a")]
+    harness = continuous(
+        runs, {"a": [Run(seconds=9.0, error=transient("a")), FOREVER]}, stops=[50.0]
+    )
+    result = harness.run()
+    assert result.state is UpdateState.CANCELED
+    assert harness.engine.times("start", "a") == [0.0, 14.0]
+    assert harness.engine.times("asked to stop", "b") == [50.0]
+
+
+def test_budget_comes_back_when_a_stream_ran_healthily_between_failures():
+    crash = Run(seconds=700.0, error=transient("a"))
+    harness = continuous([stream("a")], {"a": [crash] * 40 + [FOREVER]}, stops=[40 * 705.0 + 10])
+    result = harness.run()
+    assert result.state is UpdateState.CANCELED
+    assert len(harness.engine.times("start", "a")) == 41
+
+
+def test_failures_of_a_view_do_not_add_up_when_refreshes_succeed_in_between():
+    script = [Run(error=transient("v")), Run()] * 20
+    harness = continuous([view("v")], {"v": script}, stops=[60.0 * 20])
+    assert harness.run().state is UpdateState.CANCELED
+
+
+def test_stopped_flow_shows_no_old_error_when_it_had_recovered():
+    harness = continuous([stream("a")], {"a": [Run(error=transient("a")), FOREVER]}, stops=[50.0])
+    harness.run()
+    assert harness.last("a").error is None
+
+
+def test_deterministic_failure_counts_when_a_dependent_fails_while_being_stopped():
+    runs = [stream("a"), view("v", "a")]
+    scripts = {
+        "a": [Run(seconds=5.0, error=fatal("a"))],
+        "v": [Run(seconds=9.0, error=fatal("v"))],
+    }
+    result = continuous(runs, scripts).run()
+    assert len(result.failures) == 2

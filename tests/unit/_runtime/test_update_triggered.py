@@ -1,0 +1,262 @@
+import logging
+
+import pytest
+from scripted_engine import FOREVER, Harness, Run, fatal, once, stream, transient, view
+
+from penstock._observe.events import Level, UpdateState
+from penstock.errors import InternalError, SetupError
+
+DIAMOND = (stream("a"), stream("b", "a"), stream("c", "a"), view("d", "b", "c"))
+
+
+def test_diamond_runs_branches_side_by_side_when_their_upstream_is_done():
+    harness = Harness(DIAMOND, {"c": [Run(seconds=3.0)]}, tables="abcd")
+    result = harness.run()
+    assert result.state is UpdateState.COMPLETED
+    assert result.completed == ("a", "b", "c", "d")
+    assert [harness.engine.times("start", name) for name in "abcd"] == [[0], [1], [1], [4]]
+    assert harness.states() == ["SETTING_UP_TABLES", "RUNNING", "COMPLETED"]
+    assert harness.statuses("b") == ["QUEUED", "STARTING", "RUNNING", "COMPLETED"]
+
+
+def test_events_name_dataset_flow_and_update_when_names_are_given():
+    runs = [stream("a", target="c.s.a"), stream("out", "c.s.a", target="webhook")]
+    harness = Harness(runs, tables=["c.s.a"], dataset_names={"c.s.a": "A"}, excluded=("c.s.x",))
+    harness.run()
+    origin = harness.last("a").origin
+    assert (origin.pipeline_name, origin.update_id) == ("shop", "u1")
+    assert (origin.dataset_name, origin.sink_name) == ("A", "")
+    sink = harness.last("out").origin
+    assert (sink.dataset_name, sink.sink_name) == ("", "webhook")
+    excluded = harness.events[0]
+    assert excluded.details == {"flow_progress": {"status": "EXCLUDED"}}
+    assert (excluded.origin.dataset_name, excluded.origin.flow_name) == ("c.s.x", "")
+
+
+def test_empty_plan_completes_when_there_is_nothing_to_do():
+    harness = Harness([])
+    assert harness.run().state is UpdateState.COMPLETED
+    assert harness.states() == ["COMPLETED"]
+
+
+def test_dataset_is_done_only_when_all_flows_into_it_completed():
+    runs = [
+        stream("live", target="t"),
+        once("backfill", target="t"),
+        view("v", "t"),
+    ]
+    harness = Harness(runs, {"backfill": [Run(seconds=9.0)]}, tables="tv")
+    harness.run()
+    assert harness.engine.times("start", "v") == [9.0]
+    assert harness.statuses("backfill")[-1] == "COMPLETED"
+
+
+def test_flow_does_not_wait_for_itself_when_it_reads_its_own_target():
+    harness = Harness([stream("a", "a")])
+    assert harness.run().state is UpdateState.COMPLETED
+
+
+def test_view_is_idle_and_lets_dependents_run_when_nothing_changed():
+    harness = Harness([view("a"), view("b", "a")], {"a": [Run(changed=False)]})
+    result = harness.run()
+    assert harness.statuses("a")[-1] == "IDLE"
+    assert harness.statuses("b")[-1] == "COMPLETED"
+    assert result.state is UpdateState.COMPLETED
+    assert "said so" in harness.last("a").message
+
+
+def test_failed_branch_skips_its_dependents_when_other_branches_go_on():
+    error = fatal("b")
+    harness = Harness(
+        [*DIAMOND, stream("e", "c"), view("f", "d")], {"b": [Run(error=error)]}, tables="abcdef"
+    )
+    result = harness.run()
+    assert result.state is UpdateState.FAILED
+    assert result.failures == (error,)
+    assert result.skipped == ("d", "f")
+    assert result.completed == ("a", "c", "e")
+    assert harness.statuses("f") == ["QUEUED", "SKIPPED"]
+    assert "because b failed" in harness.last("f").message
+    failed = harness.last("b")
+    assert failed.level is Level.ERROR
+    assert failed.error is not None
+    assert (failed.error.condition, failed.error.fatal) == ("TEST_FATAL", True)
+    final = harness.events[-1]
+    assert final.error is not None
+    assert final.error.condition == "UPDATE_FAILED"
+
+
+def test_sibling_flow_into_the_same_table_goes_on_when_one_fails():
+    runs = [stream("x", target="t"), stream("y", target="t"), view("v", "t")]
+    harness = Harness(runs, {"x": [Run(error=fatal())], "y": [Run(seconds=5.0)]}, tables="tv")
+    result = harness.run()
+    assert result.completed == ("y",)
+    assert result.skipped == ("v",)
+
+
+def test_dependents_wait_when_a_flow_fails_and_succeeds_in_its_retry_window():
+    harness = Harness(
+        [stream("a"), stream("b", "a")], {"a": [Run(error=transient("a")), Run()]}, tables="ab"
+    )
+    result = harness.run()
+    assert result.state is UpdateState.COMPLETED
+    assert harness.statuses("a") == [
+        "QUEUED",
+        "STARTING",
+        "RUNNING",
+        "QUEUED",
+        "STARTING",
+        "RUNNING",
+        "COMPLETED",
+    ]
+    assert harness.engine.times("start", "a") == [0.0, 6.0]
+    assert harness.engine.times("start", "b") == [7.0]
+    assert harness.statuses("b") == ["QUEUED", "STARTING", "RUNNING", "COMPLETED"]
+    waiting = [event for event in harness.events if event.level is Level.WARN]
+    assert len(waiting) == 1
+    assert waiting[0].error is not None
+    assert not waiting[0].error.fatal
+    assert "retry 1 in 5.0 s" in waiting[0].message
+
+
+@pytest.mark.parametrize(
+    "step", [stream("a"), view("a"), once("a")], ids=["stream", "view", "once"]
+)
+def test_flow_is_given_up_after_three_runs_when_it_keeps_failing(step):
+    harness = Harness([step, view("b", "a")], {"a": [Run(error=transient("a"))]})
+    result = harness.run()
+    assert harness.engine.times("start", "a") == [0.0, 6.0, 17.0]
+    assert result.state is UpdateState.FAILED
+    assert len(result.failures) == 1
+    assert result.skipped == ("b",)
+    assert "gave up after 3 runs" in harness.last("a").message
+
+
+def test_start_is_retried_when_starting_itself_fails():
+    harness = Harness([stream("a")], {"a": [Run(start_error=transient("a")), Run()]})
+    assert harness.run().state is UpdateState.COMPLETED
+    assert harness.engine.times("start", "a") == [0.0, 5.0]
+
+
+@pytest.mark.parametrize(("error", "state"), [(None, "COMPLETED"), (fatal("a"), "FAILED")])
+def test_statuses_keep_their_order_when_a_flow_ends_before_its_start_returns(error, state):
+    harness = Harness([stream("a")], {"a": [Run(ends_before_start_returns=True, error=error)]})
+    assert harness.run().state.value == state
+    assert harness.statuses("a") == ["QUEUED", "STARTING", "RUNNING", state]
+
+
+def test_foreign_exception_is_our_bug_and_keeps_its_text_to_the_log(caplog):
+    for run in (Run(error=KeyError("password=s3cret")), Run(error=SystemExit(7))):
+        harness = Harness([view("a")], {"a": [run]})
+        with caplog.at_level(logging.ERROR):
+            (error,) = harness.run().failures
+        assert isinstance(error, InternalError)
+        assert error.__cause__ is run.error
+        assert "s3cret" not in str(error)
+        assert type(run.error).__name__ in str(error)
+        assert len(harness.engine.times("start", "a")) == 1
+    assert "s3cret" in caplog.text
+
+
+def test_foreign_error_in_an_end_is_our_bug_when_the_engine_hands_one_over():
+    harness = Harness([stream("a")], {"a": [Run(error=ValueError("x"))]})
+    (error,) = harness.run().failures
+    assert isinstance(error, InternalError)
+
+
+def test_streaming_flows_are_limited_when_many_are_ready():
+    runs = [stream(f"s{number}") for number in range(40)]
+    harness = Harness(runs)
+    harness.run()
+    assert harness.engine.peak["stream"] == 16
+    assert harness.engine.times("start", "s39") == [2.0]
+
+
+def test_batch_steps_are_limited_apart_from_streams_when_many_are_ready():
+    runs = [*(view(f"v{number}") for number in range(9)), stream("s")]
+    harness = Harness(runs, max_batch_steps=3)
+    harness.run()
+    assert harness.engine.peak == {"stream": 1, "batch": 3}
+    assert harness.engine.times("start", "s") == [0.0]
+
+
+def test_waiting_for_a_retry_takes_no_slot_when_another_flow_is_ready():
+    runs = [view("a"), view("b")]
+    harness = Harness(runs, {"a": [Run(error=transient("a")), Run()]}, max_batch_steps=1)
+    assert harness.run().state is UpdateState.COMPLETED
+    assert harness.engine.times("start", "b") == [1.0]
+
+
+def test_tables_are_reset_then_prepared_in_order_when_a_full_refresh_is_planned():
+    harness = Harness(DIAMOND, tables="abcd", resets="ba", setup_seconds=1.0)
+    harness.run()
+    done = [(what, name) for _, what, name in harness.engine.log][:6]
+    assert done == [
+        ("reset", "b"),
+        ("reset", "a"),
+        *(("prepare", name) for name in "abcd"),
+    ]
+    assert harness.engine.times("start", "a") == [6.0]
+    assert harness.states() == ["RESETTING", "SETTING_UP_TABLES", "RUNNING", "COMPLETED"]
+    assert "MainThread" not in harness.engine.setup_threads
+
+
+def test_table_that_cannot_be_prepared_fails_its_flows_and_skips_below():
+    error = SetupError("TEST_DISK", "full")
+    runs = [
+        stream("x", target="t"),
+        stream("y", target="t"),
+        view("v", "t"),
+        stream("other"),
+    ]
+    harness = Harness(runs, tables=["t", "v", "other"], setups={"t": [error]})
+    result = harness.run()
+    assert result.failures == (error,)
+    assert harness.statuses("x") == harness.statuses("y") == ["QUEUED", "FAILED"]
+    assert result.skipped == ("v",)
+    assert result.completed == ("other",)
+    assert harness.engine.times("prepare", "v") == []
+
+
+def test_table_is_not_prepared_when_its_reset_failed():
+    harness = Harness([stream("a")], tables="a", resets="a", setups={"a": [fatal()]})
+    assert harness.run().state is UpdateState.FAILED
+    assert harness.engine.times("prepare", "a") == []
+    assert harness.engine.times("start", "a") == []
+
+
+def test_setup_is_retried_when_its_error_is_transient():
+    harness = Harness([stream("a")], tables="ab", setups={"a": [transient(), None]})
+    assert harness.run().state is UpdateState.COMPLETED
+    assert harness.engine.times("prepare", "a") == [0.0, 5.0]
+    assert harness.engine.times("prepare", "b") == [5.0]
+
+
+def test_setup_is_given_up_after_three_tries_when_its_error_stays():
+    harness = Harness([stream("a")], tables="ab", setups={"a": [transient()]})
+    result = harness.run()
+    assert harness.engine.times("prepare", "a") == [0.0, 5.0, 15.0]
+    assert len(result.failures) == 1
+    assert harness.engine.times("prepare", "b") == [15.0]
+
+
+def test_update_fails_instead_of_hanging_when_flows_wait_for_each_other():
+    harness = Harness([stream("a", "b"), stream("b", "a"), stream("c")])
+    result = harness.run()
+    assert [error.condition for error in result.failures] == ["PLAN_STALLED"]
+    assert result.completed == ("c",)
+
+
+def test_engine_is_told_to_stop_when_the_loop_itself_dies(monkeypatch):
+    harness = Harness([stream("a"), view("b")], {"a": [FOREVER], "b": [FOREVER]})
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    harness.time.at(3.0, lambda: harness.update._inbox.put(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        harness.run()
+    # The threads that tell the engine are on their way; virtual time waits for them.
+    harness.time.receive(harness.update._inbox, 4.0)
+    assert harness.engine.times("interrupted", "a") == [3.0]
+    assert harness.engine.times("cancel", "") == [3.0]
