@@ -7,6 +7,7 @@ functions, so that importing this module stays light.
 import contextlib
 import hashlib
 import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -232,11 +233,16 @@ def _session(
     warehouse: str | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> "Iterator[SparkSession]":
+    os.chdir(settings.root)
+    borrowed = _active_session()
+    if borrowed is not None:
+        with _configured(borrowed, settings):
+            yield borrowed
+        return
     require_java()
     jars = class_path(SPARK_JAR_SETS)
     from penstock._engine.session import SessionOptions, build_session, stop_session
 
-    os.chdir(settings.root)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     spark = build_session(
         SessionOptions(
@@ -255,6 +261,30 @@ def _session(
         yield spark
     finally:
         stop_session(spark)
+
+
+def _active_session() -> "SparkSession | None":
+    """A session that the calling process has started itself, as tests do; it is left running."""
+    if "pyspark" not in sys.modules:
+        return None
+    from penstock._engine.session import borrow_session
+
+    return borrow_session()
+
+
+@contextlib.contextmanager
+def _configured(spark: "SparkSession", settings: PipelineSettings) -> Iterator[None]:
+    before = {key: spark.conf.get(key, None) for key in settings.configuration}
+    for key, value in settings.configuration.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
 
 
 def spark_log(settings: PipelineSettings, update_id: str) -> Path:

@@ -117,7 +117,7 @@ class LiveDisplay:
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._has_ended = True
-        with suppress(BrokenPipeError):
+        with suppress(OSError):  # the terminal may have been closed meanwhile
             self._live.stop()
             view = self._snapshot.view()
             for line in (*summary_lines(view), *_ending(view, error)):

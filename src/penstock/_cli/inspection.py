@@ -160,11 +160,40 @@ def _event_lines(event: dict[str, Any]) -> list[str]:
     message = event.get("message") or ""
     if about and about.lower() not in message.lower():
         message = f"{about}: {message}" if message else about
+    figures = _figures(event)
+    if figures:
+        message = f"{message}: {figures}" if message == about else f"{message} ({figures})"
     lines = [f"{event['timestamp']} {event['level']:<5} {event['event_type']} {message}".rstrip()]
     for exception in (event.get("error") or {}).get("exceptions", ()):
         first, *rest = exception["message"].strip().splitlines() or [""]
         lines += [f"    {exception['class_name']}: {first}", *(f"    {text}" for text in rest)]
     return lines
+
+
+def _figures(event: dict[str, Any]) -> str:
+    """What a micro-batch did, as far as this event knows."""
+    from penstock._cli.text import plural, seconds
+
+    body = (event.get("details") or {}).get("flow_progress") or {}
+    metrics, quality = body.get("metrics") or {}, body.get("data_quality") or {}
+    if not metrics and not quality:
+        return ""
+    parts = []
+    if "batch_id" in event.get("origin", {}):
+        parts.append(f"batch {event['origin']['batch_id']}")
+    if "num_input_rows" in metrics:
+        parts.append(f"{plural(metrics['num_input_rows'], 'row')} in")
+    for key, verb in (("num_output_rows", "written"), ("num_upserted_rows", "merged")):
+        if key in metrics:
+            parts.append(f"{plural(metrics[key], 'row')} {verb}")
+    for key, verb in (("dropped_records", "dropped"), ("quarantined_records", "quarantined")):
+        if quality.get(key):
+            parts.append(f"{quality[key]:,} {verb}")
+    if "batch_duration_ms" in metrics:
+        parts.append(f"took {seconds(metrics['batch_duration_ms'] / 1000)}")
+    if "backlog_records" in metrics:
+        parts.append(f"lag {metrics['backlog_records']:,}")
+    return ", ".join(parts)
 
 
 def _print_rows(

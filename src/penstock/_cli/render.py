@@ -69,6 +69,9 @@ def live_view(view: UpdateView, *, width: int, note: str = "") -> "RenderableTyp
     ]
     if note:
         parts.append(Text(note, style="bold yellow"))
+    # The terminal echoes ^C where the cursor stands. At the end of a full line that would wrap,
+    # and the next frame would be drawn one line too low.
+    parts.append(Text(""))
     return Group(*parts)
 
 

@@ -1,11 +1,16 @@
 """Ctrl-C and SIGTERM while an update runs: first stop gracefully, then interrupt."""
 
+import math
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_SAME_REQUEST_SECONDS = 1.0
 
 
 class Stoppable(Protocol):
@@ -18,16 +23,23 @@ class Stoppable(Protocol):
 class StopSignals:
     """Turns signals into requests to stop, between `__enter__` and `__exit__`.
 
-    Before `bind` there is nothing to stop gracefully: a signal raises `KeyboardInterrupt`. A
-    signal that is ignored on entry (SIGHUP below `nohup`) stays ignored. Does nothing on a thread
-    that is not the main one: Python delivers signals only there.
+    Signals that come within a second are one request: `timeout`, `uv run` and the like pass on a
+    signal that the terminal has sent to the whole process group already. Before `bind` there is
+    nothing to stop gracefully: a signal raises `KeyboardInterrupt`. A signal that is ignored on
+    entry (SIGHUP below `nohup`) stays ignored. Does nothing on a thread that is not the main one:
+    Python delivers signals only there.
+
+    Args:
+        monotonic: The clock that tells which signals belong together.
 
     Attributes:
-        received: How many signals came.
+        received: How many requests came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.received = 0
+        self._monotonic = monotonic
+        self._last = -math.inf
         self._running: Stoppable | None = None
         self._before: dict[signal.Signals, object] = {}
 
@@ -50,6 +62,10 @@ class StopSignals:
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         # No output here: the interrupted thread may be in the middle of writing some.
+        now = self._monotonic()
+        if self._running is not None and now - self._last < _SAME_REQUEST_SECONDS:
+            return
+        self._last = now
         self.received += 1
         if self._running is None:
             raise KeyboardInterrupt

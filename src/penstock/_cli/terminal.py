@@ -85,7 +85,7 @@ class Output:
         try:
             stream.write(text + "\n")
             stream.flush()
-        except BrokenPipeError:
+        except OSError:  # the reader ended, the terminal was closed, the disk is full
             self._is_broken = True
             silence(stream)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
+from penstock._model.redaction import redact
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -106,7 +107,7 @@ def first_line(error: BaseException) -> str:
     if not text:
         return type(error).__name__
     line = text.split("\n", 1)[0].strip()
-    return line.removesuffix(";").removesuffix(" SQLSTATE")
+    return redact(line.removesuffix(";"))
 
 
 def _spark_condition(error: Exception) -> str | None:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -32,6 +33,7 @@ from penstock.connectors.options import prepare_reader_options
 from penstock.errors import DefinitionError, PlanError
 from penstock.quality.split import filter_view
 
+_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
 _active: ContextVar["Evaluator | None"] = ContextVar("penstock_evaluator", default=None)
 _view_numbers = itertools.count()
@@ -238,7 +240,7 @@ class Evaluator(DatasetReader):
             _format_of(reader), resolved, streaming=isinstance(reader, DataStreamReader)
         ).items():
             if given.get(key) != value:
-                reader._jreader = reader._jreader.option(key, value)  # type: ignore[union-attr]
+                reader._jreader = reader._jreader.option(key, value)
 
 
 class DatasetCycleError(BaseException):
@@ -288,7 +290,7 @@ def install_redirection() -> None:
     def table(self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
 
-    SparkSession.sql = sql  # type: ignore[method-assign,assignment]
+    SparkSession.sql = sql  # type: ignore[method-assign]
     SparkSession.table = table  # type: ignore[method-assign]
 
 
@@ -333,6 +335,7 @@ def _wrap_reader(reader: Any) -> None:
                 self.__dict__["_penstock_format"] = format
             options(self, **more)
             evaluator.prepare_options(self)
+            path = _absolute(path)
             evaluator.record(_describe(_format_of(self), path, reader_options(self)))
         with _own_read():
             return original["load"](self, path, format, schema, **more)
@@ -353,7 +356,10 @@ def _row_reader(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if evaluator is not None and not _is_own_read():
             self.__dict__["_penstock_format"] = name
             evaluator.prepare_options(self)
-            evaluator.record(_describe(name, path if path is not None else kwargs.get("path"), {}))
+            if path is None:
+                path = kwargs.pop("path", None)
+            path = _absolute(path)
+            evaluator.record(_describe(name, path, {}))
         given = {} if path is None else {"path": path}
         with _own_read():
             if args:
@@ -377,6 +383,15 @@ def _own_read() -> Iterator[None]:
         yield
     finally:
         _inner_read.reset(token)
+
+
+def _absolute(path: Any) -> Any:
+    """Relative paths start at the project's root, wherever the JVM was started."""
+    if isinstance(path, list):
+        return [_absolute(item) for item in path]
+    if not isinstance(path, str) or path.startswith("/") or _HAS_SCHEME.match(path):
+        return path
+    return str(Path.cwd() / path)
 
 
 def _describe(source: str, path: Any, options: Mapping[str, str]) -> str:

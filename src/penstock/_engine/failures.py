@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock._engine.boundary import first_line
 from penstock._model.flow import Flow
+from penstock._model.redaction import redact
 from penstock.errors import (
     CheckpointError,
     ExpectationFailedError,
@@ -130,4 +131,4 @@ def _reason(text: str) -> str:
     """The one line of a Spark error that says what happened."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(Exception(text))
-    return _NOISE.sub("", line).strip()[:600]
+    return redact(_NOISE.sub("", line).strip()[:600])

@@ -45,12 +45,12 @@ class ViewState:
     Attributes:
         fingerprint: Of the query, the rules and the sources' code.
         sources: Version of each source.
-        table_version: Delta version that the refresh made.
+        table_version: Delta version that the refresh left.
     """
 
     fingerprint: str
     sources: Mapping[str, str]
-    table_version: int
+    table_version: int | None
 
 
 class StateStore:

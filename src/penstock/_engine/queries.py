@@ -18,6 +18,7 @@ from penstock._engine.running import RunningQuery
 from penstock._engine.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
+from penstock._model.name import resolve_name
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
@@ -129,7 +130,9 @@ class SparkEngine:
             if step.interval_seconds is None:
                 writer = writer.trigger(availableNow=True)
             else:
-                writer = writer.trigger(processingTime=f"{step.interval_seconds * 1000:.0f} ms")
+                writer = writer.trigger(
+                    processingTime=f"{step.interval_seconds * 1000:.0f} milliseconds"
+                )
             query = self._start(writer, step.flow)
             running.attach(query)
             self._listener.watch(str(query.runId), running)
@@ -172,11 +175,13 @@ class SparkEngine:
         table = options.pop("tableName", None) if sink.format.lower() == "delta" else None
         mode = node.analysis.output_mode or OutputMode.APPEND
         writer = df.writeStream.format(sink.format).outputMode(mode.value).options(**options)
-        if table is not None:
-            target = self._evaluator.index.find(table)
-            path = self._tables.path(target.name.key) if target is not None else None
-            writer = writer.option("path", path) if path else _to_table(writer, table)
-        return writer
+        return writer if table is None else writer.option("path", self._table_location(table))
+
+    def _table_location(self, name: str) -> str:
+        """Where a Delta sink's `tableName` lies: below the storage root, as a dataset would."""
+        index = self._evaluator.index
+        resolved = resolve_name(name, catalog=index.catalog, schema=index.schema)
+        return self._tables.layout.table_path(resolved)
 
     def _flow_state(self, node: FlowNode, df: DataFrame, step: StartFlow) -> FlowState:
         name = node.flow.name
@@ -237,12 +242,14 @@ class SparkEngine:
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(planning_information(origin, "COMPLETE_RECOMPUTE", reason))
             result = self._tables.replace(dataset, node, df, fingerprint)
-            self._state.save_view(
-                step.dataset,
-                ViewState(
-                    fingerprint=fingerprint, sources=sources.versions, table_version=result.version
-                ),
+            made = ViewState(
+                fingerprint=fingerprint,
+                sources=sources.versions,
+                table_version=self._tables.version(dataset)
+                if result.version is None
+                else result.version,
             )
+            self._state.save_view(step.dataset, made)
             self._context.emit(result.event(origin, reason))
             return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
 
@@ -317,10 +324,6 @@ class SparkEngine:
             dataset_name="" if is_sink else node.target,
             sink_name=node.target if is_sink else "",
         )
-
-
-def _to_table(writer: Any, table: str) -> Any:
-    return writer.option("path", table) if "/" in table else writer
 
 
 def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:

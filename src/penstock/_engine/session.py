@@ -26,6 +26,7 @@ from py4j.java_gateway import JavaGateway
 from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
@@ -146,8 +147,8 @@ def build_session(options: SessionOptions) -> SparkSession:
     conf = effective_configuration(options)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # PySpark prints every analysis error to stderr as JSON, even one that is caught.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     with _spark_output(options.log_file) as output, _same_interrupt_handler():
         gateway = _start_jvm(conf, options, output)
         try:

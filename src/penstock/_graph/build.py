@@ -1,13 +1,13 @@
 """Index and analyses become a graph; every integrity error is reported at once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
-from penstock._model.flow import FlowAnalysis, OutputMode
+from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 
 
@@ -26,8 +26,7 @@ def build_graph(
     Raises:
         DefinitionErrors: With all errors, ordered as declared.
     """
-    problems: list[PenstockError] = [*index.errors]
-    problems += _distinct(errors)
+    problems: list[PenstockError] = [*index.errors, *errors.values()]
     kinds: dict[str, DatasetKind] = {}
     for key, dataset in index.datasets.items():
         known = [analyses[flow.name] for flow in dataset.flows if flow.name in analyses]
@@ -39,27 +38,56 @@ def build_graph(
         problems += _check_kind(index, dataset, kinds[key], analyses)
     for name, flow in index.flows.items():
         if index.flow_targets[name] in index.sinks and name in analyses:
-            if not analyses[name].is_streaming:
-                problems.append(
-                    DefinitionError(
-                        "SINK_NEEDS_STREAM",
-                        f"flow {name!r} writes a batch query to sink {flow.target!r}",
-                        origin=flow.origin,
-                        hint="read its source with spark.readStream",
-                    )
-                )
+            problems += _check_sink_flow(flow, analyses[name])
     if problems:
-        raise DefinitionErrors(problems)
+        raise DefinitionErrors(_in_order(index, _distinct(problems)))
     return _assemble(index, analyses, kinds)
 
 
-def _distinct(errors: Mapping[str, PenstockError]) -> Iterator[PenstockError]:
+def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
     """One error once, though several flows may have failed with it."""
     seen: set[str] = set()
-    for error in errors.values():
+    for error in errors:
         if str(error) not in seen:
             seen.add(str(error))
             yield error
+
+
+def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[PenstockError, ...]:
+    """Errors as declared: files in the order in which they were loaded, then by line."""
+    declared = [dataset.declared.origin for dataset in index.datasets.values()]
+    declared += [flow.origin for flow in index.flows.values()]
+    declared += [sink.origin for sink in index.sinks.values()]
+    files = list(dict.fromkeys(origin.file for origin in declared))
+
+    def place(error: PenstockError) -> tuple[int, str, int]:
+        if error.origin is None:
+            return (len(files) + 1, "", 0)
+        file = error.origin.file
+        return (files.index(file) if file in files else len(files), file, error.origin.line)
+
+    return tuple(sorted(errors, key=place))
+
+
+def _check_sink_flow(flow: Flow, analysis: FlowAnalysis) -> Iterator[PenstockError]:
+    if not analysis.is_streaming:
+        yield DefinitionError(
+            "SINK_NEEDS_STREAM",
+            f"flow {flow.name!r} writes a batch query to sink {flow.target!r}",
+            origin=flow.origin,
+            hint="read its source with spark.readStream",
+        )
+    elif flow.once:
+        yield _once_reads_stream(flow)
+
+
+def _once_reads_stream(flow: Flow) -> DefinitionError:
+    return DefinitionError(
+        "ONCE_FLOW_READS_STREAM",
+        f"flow {flow.name!r} runs once, but returns a streaming DataFrame",
+        origin=flow.origin,
+        hint="read its source with spark.read, or remove once=True",
+    )
 
 
 def _check_kind(
@@ -79,12 +107,7 @@ def _check_kind(
                 hint="read its sources with spark.read, or declare it with @table",
             )
         elif kind is DatasetKind.STREAMING_TABLE and flow.once and analysis.is_streaming:
-            yield DefinitionError(
-                "ONCE_FLOW_READS_STREAM",
-                f"flow {flow.name!r} runs once, but returns a streaming DataFrame",
-                origin=flow.origin,
-                hint="read its source with spark.read, or remove once=True",
-            )
+            yield _once_reads_stream(flow)
         elif kind is DatasetKind.STREAMING_TABLE and not flow.once and not analysis.is_streaming:
             yield DefinitionError(
                 "STREAMING_TABLE_READS_BATCH",
@@ -113,7 +136,9 @@ def _assemble(
         for key, dataset in index.datasets.items()
     }
     try:
-        order = tuple(TopologicalSorter(upstream).static_order())
+        # Not the sets themselves: their order changes from process to process.
+        ordered = {key: [up for up in upstream if up in ups] for key, ups in upstream.items()}
+        order = tuple(TopologicalSorter(ordered).static_order())
     except CycleError as error:
         path = " -> ".join(index.display(key) for key in reversed(error.args[1]))
         first = index.datasets[error.args[1][0]].declared
@@ -161,8 +186,11 @@ def cycle_error(path: str, origin: object) -> DefinitionError:
 
 
 def _stored_inputs(inputs: frozenset[str], datasets: Mapping[str, DatasetNode]) -> frozenset[str]:
-    stored: set[str] = set()
-    for key in inputs:
-        node = datasets[key]
-        stored |= {key} if node.is_stored else _stored_inputs(node.upstream, datasets)
-    return frozenset(stored)
+    seen: set[str] = set()
+    todo = list(inputs)
+    while todo:
+        key = todo.pop()
+        if key not in seen:
+            seen.add(key)
+            todo += () if datasets[key].is_stored else datasets[key].upstream
+    return frozenset(key for key in seen if datasets[key].is_stored)

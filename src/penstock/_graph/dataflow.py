@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow, FlowAnalysis
-from penstock._model.name import DatasetName
+from penstock._model.name import DatasetName, split_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,15 @@ class DatasetNode:
     schema_json: str
 
     @property
+    def spellings(self) -> frozenset[str]:
+        """All names, in lower case, that mean this dataset in its pipeline."""
+        shown = self.display.lower()
+        names = {self.key, shown}
+        if shown == self.name.name.lower():  # it lies in the default schema of the default catalog
+            names.add(f"{self.name.schema}.{self.name.name}".lower())
+        return frozenset(names)
+
+    @property
     def is_stored(self) -> bool:
         """Whether it is a Delta table (a temporary view is not)."""
         return self.kind is not DatasetKind.TEMPORARY_VIEW
@@ -71,10 +80,16 @@ class DataflowGraph:
         return tuple(node for node in self.datasets.values() if node.is_stored)
 
     def find(self, display: str) -> DatasetNode | None:
-        """Look up by display name or key, in any case."""
-        wanted = display.lower().removeprefix("live.")
+        """Look up as a user would write it: one to three parts, `LIVE.`, backticks, any case."""
+        try:
+            parts = [part.lower() for part in split_name(display)]
+        except ValueError:
+            return None
+        if len(parts) > 1 and parts[0] == "live":
+            del parts[0]
+        wanted = ".".join(parts)
         for node in self.datasets.values():
-            if wanted in (node.key, node.display.lower()):
+            if wanted in node.spellings:
                 return node
         return None
 

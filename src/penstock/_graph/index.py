@@ -61,10 +61,15 @@ class DefinitionIndex:
 
     def nearest(self, text: str) -> str | None:
         """The declared name most like `text`, if one is near."""
-        names = {self.display(key).lower(): self.display(key) for key in self.datasets}
-        bare = text.lower().removeprefix("live.").replace("`", "")
-        match = difflib.get_close_matches(bare, names, n=1, cutoff=0.6)
-        return names[match[0]] if match else None
+        return nearest_name(text, map(self.display, self.datasets))
+
+
+def nearest_name(text: str, names: Iterable[str]) -> str | None:
+    """The one of `names` most like `text`, whatever its case and `LIVE.`, if one is near."""
+    by_lower = {name.lower(): name for name in names}
+    bare = text.lower().removeprefix("live.").replace("`", "")
+    match = difflib.get_close_matches(bare, by_lower, n=1)
+    return by_lower[match[0]] if match else None
 
 
 def display_name(name: DatasetName, *, catalog: str, schema: str) -> str:
@@ -83,28 +88,25 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     """
     errors: list[PenstockError] = []
     names = _dataset_names(definition.datasets, settings, errors)
-    sinks: dict[str, Sink] = {}
-    for sink in definition.sinks:
-        if sink.name in sinks:
-            errors.append(_duplicate("sink", sink.name, sink.origin, sinks[sink.name].origin))
-        else:
-            sinks[sink.name] = sink
-
+    sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
     targets: dict[str, str] = {}
     by_target: dict[str, list[Flow]] = {}
+    attempted: set[str] = set()
     shown = {
         key: display_name(name, catalog=settings.catalog, schema=settings.schema)
         for key, (name, _) in names.items()
     }
     for flow in definition.flows:
         target = _target_of(flow, names, sinks, settings)
+        if target is None and flow.implicit:
+            continue  # the flow of a dataset whose name is no name, which is reported already
         if target is None:
-            near = difflib.get_close_matches(flow.target, [*shown.values(), *sinks], n=1)
+            near = nearest_name(flow.target, [*shown.values(), *sinks])
             hint = (
-                f"did you mean {near[0]!r}?"
+                f"did you mean {near!r}?"
                 if near
-                else (f'declare it with create_streaming_table("{flow.target}")')
+                else f'declare it with create_streaming_table("{flow.target}")'
             )
             errors.append(
                 DefinitionError(
@@ -115,10 +117,12 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
                 )
             )
             continue
+        attempted.add(target)
         if flow.implicit:
-            if names[target][1].origin != flow.origin and flow.target:
+            has_one = any(other.implicit for other in by_target.get(target, ()))
+            if has_one or names[target][1].origin != flow.origin:
                 continue  # the flow of a duplicate dataset, which is reported already
-            flow = dataclasses.replace(flow, name=shown[target])  # noqa: PLW2901
+            flow = dataclasses.replace(flow, name=shown[target])
         if flow.name in flows:
             errors.append(_duplicate("flow", flow.name, flow.origin, flows[flow.name].origin))
             continue
@@ -130,7 +134,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
         key: DeclaredDataset(name=name, declared=declared, flows=tuple(by_target.get(key, ())))
         for key, (name, declared) in names.items()
     }
-    errors.extend(_check_flows(datasets.values(), shown))
+    errors.extend(_check_flows(datasets.values(), shown, attempted))
     return DefinitionIndex(
         datasets=MappingProxyType(datasets),
         sinks=MappingProxyType(sinks),
@@ -167,16 +171,46 @@ def _dataset_names(
     return names
 
 
+def _sinks(
+    declared: Iterable[Sink],
+    names: Mapping[str, tuple[DatasetName, Dataset]],
+    settings: PipelineSettings,
+    errors: list[PenstockError],
+) -> dict[str, Sink]:
+    sinks: dict[str, Sink] = {}
+    for sink in declared:
+        if sink.name in sinks:
+            errors.append(_duplicate("sink", sink.name, sink.origin, sinks[sink.name].origin))
+            continue
+        key = _key_of(sink.name, settings)
+        if key in names:
+            errors.append(
+                DefinitionError(
+                    "SINK_NAMED_AS_DATASET",
+                    f"sink {sink.name!r} has the name of a dataset, declared at "
+                    f"{names[key][1].origin}; a flow could not say which of them it writes to",
+                    origin=sink.origin,
+                    hint="rename one of the two",
+                )
+            )
+        sinks[sink.name] = sink
+    return sinks
+
+
+def _key_of(text: str, settings: PipelineSettings) -> str:
+    try:
+        return resolve_name(text, catalog=settings.catalog, schema=settings.schema).key
+    except ValueError:
+        return ""
+
+
 def _target_of(
     flow: Flow,
     names: Mapping[str, tuple[DatasetName, Dataset]],
     sinks: Mapping[str, Sink],
     settings: PipelineSettings,
 ) -> str | None:
-    try:
-        key = resolve_name(flow.target, catalog=settings.catalog, schema=settings.schema).key
-    except ValueError:
-        key = ""
+    key = _key_of(flow.target, settings)
     if key in names:
         return key
     return flow.target if flow.target in sinks else None
@@ -192,12 +226,12 @@ def _duplicate(what: str, name: str, origin: object, first: object) -> Definitio
 
 
 def _check_flows(
-    datasets: Iterable[DeclaredDataset], shown: Mapping[str, str]
+    datasets: Iterable[DeclaredDataset], shown: Mapping[str, str], attempted: set[str]
 ) -> Iterable[PenstockError]:
     for dataset in datasets:
         declared, name = dataset.declared, shown[dataset.name.key]
         explicit = [flow for flow in dataset.flows if not flow.implicit]
-        if not dataset.flows:
+        if dataset.name.key not in attempted:
             yield DefinitionError(
                 "DATASET_WITHOUT_FLOW",
                 f"nothing writes to streaming table {name!r}",

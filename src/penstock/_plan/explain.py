@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
-from penstock._model.dataset import DatasetKind
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
 
 

@@ -1,11 +1,11 @@
 """Graph + wishes -> plan. Decides; does nothing."""
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.index import nearest_name
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import OutputMode
 from penstock._plan.steps import (
@@ -76,8 +76,9 @@ def make_plan(
     notes: list[str] = []
     refreshed = _select(graph, wishes.refresh)
     reset = _select(graph, wishes.full_refresh)
+    _refuse_sinks(graph, wishes.full_refresh)
     selected = {node.key for node in graph.stored()}
-    if refreshed or reset:
+    if wishes.refresh or wishes.full_refresh:
         selected = refreshed | reset
     for key in sorted(reset):
         if not _reset_allowed(graph.datasets[key], conf):
@@ -92,6 +93,7 @@ def make_plan(
         for node in graph.stored():
             if node.key not in reset:
                 notes.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
+    notes += _left_behind(graph, reset)
     # Views are looked at again after a reset in any case: their sources have new versions.
     resets = tuple(
         ResetTable(dataset=node.key, flows=node.flows)
@@ -142,15 +144,49 @@ def _select(graph: DataflowGraph, names: Iterable[str]) -> set[str]:
             continue
         if name in graph.sinks:
             continue
-        known = [n.display for n in graph.stored()]
+        known = [*(n.display for n in graph.stored()), *graph.sinks]
         if node is not None:
             message, hint = f"{name!r} is a temporary view and holds no rows", None
         else:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = nearest_name(name, known)
             message = f"{name!r} is not a table of this pipeline"
-            hint = f"did you mean {near[0]!r}?" if near else f"tables: {', '.join(known)}"
+            hint = f"did you mean {near!r}?" if near else f"tables: {', '.join(known)}"
         raise SpecError("UNKNOWN_DATASET_SELECTED", message, hint=hint)
     return keys
+
+
+def _refuse_sinks(graph: DataflowGraph, names: Iterable[str]) -> None:
+    for name in names:
+        if graph.find(name) is None and name in graph.sinks:
+            raise PlanError(
+                "SINK_NOT_RESETTABLE",
+                f"{name!r} is a sink: what it has written lies outside of the pipeline",
+                origin=graph.sinks[name].origin,
+                hint="to write everything again, give its flow a new name and so a new checkpoint",
+            )
+
+
+def _left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
+    """Streaming flows that keep a checkpoint over a table whose rows are removed."""
+    emptied = {key for key in reset if graph.datasets[key].kind is DatasetKind.STREAMING_TABLE}
+    for name, flow in graph.flows.items():
+        above = [
+            graph.datasets[key].display for key in graph.datasets if key in flow.upstream & emptied
+        ]
+        if not above or not flow.analysis.is_streaming or flow.target in reset:
+            continue
+        node = graph.datasets.get(flow.target)
+        if node is not None and not node.is_stored:
+            continue
+        way_out = (
+            f"give flow {name} a new name"
+            if node is None
+            else f"--full-refresh {node.display} as well"
+        )
+        yield (
+            f"flow {name} keeps its checkpoint while the rows of {', '.join(above)} are removed: "
+            f"if it reads them as a stream it fails with SOURCE_ROWS_CHANGED; {way_out}"
+        )
 
 
 def _reset_allowed(node: DatasetNode, conf: Mapping[str, str]) -> bool:

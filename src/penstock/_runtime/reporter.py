@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from penstock._model.redaction import redact
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
     ErrorInfo,
@@ -23,7 +24,7 @@ def error_info(error: PenstockError, *, fatal: bool = True) -> ErrorInfo:
     return ErrorInfo(
         condition=error.condition,
         class_name=type(error).__name__,
-        message=str(error).removeprefix(f"[{error.condition}] "),
+        message=redact(str(error).removeprefix(f"[{error.condition}] ")),
         fatal=fatal,
     )
 
@@ -61,7 +62,7 @@ class UpdateReporter:
     ) -> None:
         """The update entered a state."""
         info = None if error is None else error_info(error)
-        self._bus.emit(update_progress(self._origin, state, message, error=info))
+        self._bus.emit(update_progress(self._origin, state, redact(message), error=info))
 
     def excluded(self, datasets: Iterable[str]) -> None:
         """The selection leaves these datasets out."""
@@ -86,7 +87,7 @@ class UpdateReporter:
         task.status = status
         fatal = status is FlowStatus.FAILED
         info = None if error is None else error_info(error, fatal=fatal)
-        event = flow_progress(self._origin_of(task), status, message, error=info)
+        event = flow_progress(self._origin_of(task), status, redact(message), error=info)
         if error is not None and not fatal:
             event = replace(event, level=Level.WARN)
         self._bus.emit(event)

@@ -220,7 +220,9 @@ class Update:
         name = self._report.name_of(step.dataset)
         message = f"setting up {name} failed, next try in {seconds:.1f} s: {error.message}"
         for task in self._board.into(step.dataset):
-            self._report.flow(task, FlowStatus.QUEUED, message, error=error)
+            # One of two flows into the table may have been skipped before; that is final.
+            if not task.has_ended:
+                self._report.flow(task, FlowStatus.QUEUED, message, error=error)
 
     def setup_failed(self, step: SetupStep, error: PenstockError) -> None:
         """Fail the flows into the table, skip those below."""

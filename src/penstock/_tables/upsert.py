@@ -174,7 +174,9 @@ class UpsertWriter(FlowWriter):
         self._commit_evolution(begun, clean.schema)
         session = clean.sparkSession
         matches = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in self._keys)
-        columns: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in clean.columns}
+        columns: dict[str, str | Column] = {
+            quoted(name): f"s.{quoted(name)}" for name in clean.columns
+        }
         with _merge_identity(session, self._app_id, result):
             (
                 DeltaTable.forPath(session, self._target.ref.path)

@@ -254,9 +254,14 @@ class Stoppable:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_ask_to_stop_when_an_update_runs(number: signal.Signals) -> None:
     update, before = Stoppable(), signal.getsignal(number)
-    with StopSignals() as signals:
+    now = [100.0]
+    with StopSignals(lambda: now[0]) as signals:
         signals.bind(update)
         signal.raise_signal(number)
+        now[0] += 0.9
+        signal.raise_signal(number)  # the same request, passed on once more
+        assert (signals.received, update.requests) == (1, 1)
+        now[0] += 0.2
         signal.raise_signal(number)
         assert (signals.received, update.requests) == (2, 2)
     assert signal.getsignal(number) == before

@@ -136,6 +136,7 @@ def test_every_figure_is_whole_when_the_terminal_has_this_width(
     assert silver.split()[:7] == ["silver", "COMPLETED", "1,234", "389", "3.2s", "12", "2,000"]
     assert any("EXPECTATION_FAILED" in line for line in lines)
     assert not any("raw_view" in line for line in lines)
+    assert lines[-1].strip() == ""  # the echo of ^C must not wrap
 
 
 def test_figures_fit_when_they_are_as_big_as_can_be() -> None:

@@ -3,8 +3,9 @@ import logging
 import pytest
 from scripted_engine import FOREVER, Harness, Run, fatal, once, stream, transient, view
 
+from penstock._model.redaction import forget_secrets, remember_secret
 from penstock._observe.events import Level, UpdateState
-from penstock.errors import InternalError, SetupError
+from penstock.errors import FlowError, InternalError, SetupError
 
 DIAMOND = (stream("a"), stream("b", "a"), stream("c", "a"), view("d", "b", "c"))
 
@@ -238,6 +239,35 @@ def test_setup_is_given_up_after_three_tries_when_its_error_stays():
     assert harness.engine.times("prepare", "a") == [0.0, 5.0, 15.0]
     assert len(result.failures) == 1
     assert harness.engine.times("prepare", "b") == [15.0]
+
+
+def test_skipped_flow_stays_skipped_when_the_setup_of_its_table_is_retried():
+    runs = [stream("a"), stream("x", target="t"), stream("y", "a", target="t")]
+    setups = {"a": [fatal()], "t": [transient(), None]}
+    harness = Harness(runs, tables="at", setups=setups)
+    result = harness.run()
+    assert harness.statuses("y") == ["QUEUED", "SKIPPED"]
+    assert result.skipped == ("y",)
+    assert result.completed == ("x",)
+
+
+@pytest.fixture
+def secret():
+    remember_secret("hunter2x")
+    yield "hunter2x"
+    forget_secrets()
+
+
+def test_no_event_shows_a_secret_when_the_text_of_an_error_has_one(secret):
+    for retryable in (True, False):
+        error = FlowError(
+            "TEST_SECRET", f"cannot log in, password={secret}", flow="a", retryable=retryable
+        )
+        for options in ({"scripts": {"a": [Run(error=error)]}}, {"setups": {"a": [error]}}):
+            harness = Harness([stream("a")], tables="a", **options)
+            assert harness.run().failures == (error,)
+            assert "cannot log in" in harness.last("a").message
+            assert not [event for event in harness.events if secret in repr(event)]
 
 
 def test_update_fails_instead_of_hanging_when_flows_wait_for_each_other():

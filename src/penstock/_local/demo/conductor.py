@@ -2,10 +2,11 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
-from penstock._local.demo.kafka_log import read_ranges
-from penstock._local.demo.places import TOPIC, DemoPlaces
+from penstock._local.demo.kafka_log import Ranges
+from penstock._local.demo.places import DemoPlaces
 from penstock._local.demo.producer import OrderProducer
 from penstock.errors import SetupError
 
@@ -29,7 +30,7 @@ class Conductor:
 
     Args:
         places: Of the demo.
-        bootstrap_servers: Of the broker.
+        read_ranges: Asks the broker how long the topic is.
         producer: Not started yet.
         stall_seconds: The update is ended when no flow commits anything for so long.
     """
@@ -37,13 +38,13 @@ class Conductor:
     def __init__(
         self,
         places: DemoPlaces,
-        bootstrap_servers: str,
+        read_ranges: Callable[[], Ranges],
         producer: OrderProducer,
         *,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self._places = places
-        self._bootstrap_servers = bootstrap_servers
+        self._read_ranges = read_ranges
         self._producer = producer
         self._stall_seconds = stall_seconds
         self._update: Stoppable | None = None
@@ -104,6 +105,6 @@ class Conductor:
 
     def _is_done(self) -> bool:
         try:
-            return self._places.is_caught_up(read_ranges(self._bootstrap_servers, TOPIC))
+            return self._places.is_caught_up(self._read_ranges())
         except SetupError:
             return False  # the broker is gone; if it stays so, no flow commits anything either

@@ -24,7 +24,9 @@ class Record:
     value: bytes | None
 
 
-def read_ranges(bootstrap_servers: str, topic: str) -> dict[int, tuple[int, int]]:
+def read_ranges(
+    bootstrap_servers: str, topic: str, *, timeout_seconds: float = _TIMEOUT_SECONDS
+) -> dict[int, tuple[int, int]]:
     """What the broker says about the length of a topic.
 
     Raises:
@@ -34,10 +36,10 @@ def read_ranges(bootstrap_servers: str, topic: str) -> dict[int, tuple[int, int]
     kafka = _import_client()
     consumer = _consumer(kafka, bootstrap_servers)
     try:
-        metadata = consumer.list_topics(topic, timeout=_TIMEOUT_SECONDS)
+        metadata = consumer.list_topics(topic, timeout=timeout_seconds)
         return {
             partition: consumer.get_watermark_offsets(
-                kafka.TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS, cached=False
+                kafka.TopicPartition(topic, partition), timeout=timeout_seconds, cached=False
             )
             for partition in sorted(metadata.topics[topic].partitions)
         }

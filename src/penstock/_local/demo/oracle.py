@@ -100,8 +100,8 @@ def differences(records: Iterable[Record], tables: DemoTables, *, gold: bool = T
     _compare_outcomes(judged, tables, report)
     if gold:
         expected = [judged[_place(row)].row for row in tables.silver if _place(row) in judged]
-        _compare_rows("revenue_5m", _revenue(expected), tables.revenue, report)
-        _compare_rows("customer_totals", _customers(expected), tables.customers, report)
+        _compare_rows("revenue_5m", revenue_of(expected), tables.revenue, report)
+        _compare_rows("customer_totals", customers_of(expected), tables.customers, report)
     return report.lines
 
 
@@ -218,7 +218,8 @@ def _compare_outcomes(judged: Mapping[Place, Judged], tables: DemoTables, report
         report.expect(len(places) == 1, f"order {order} has {len(places)} rows: {places}")
 
 
-def _revenue(rows: Sequence[Row]) -> list[Row]:
+def revenue_of(rows: Sequence[Row]) -> list[Row]:
+    """`revenue_5m` for these rows of silver."""
     groups: dict[tuple[Any, ...], list[Decimal]] = defaultdict(list)
     for row in rows:
         moment = row["event_time"]
@@ -236,7 +237,8 @@ def _revenue(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _customers(rows: Sequence[Row]) -> list[Row]:
+def customers_of(rows: Sequence[Row]) -> list[Row]:
+    """`customer_totals` for these rows of silver."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["customer_id"]].append(row)

@@ -1,6 +1,5 @@
 """The demo from start to end: broker, generator, pipeline, account."""
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from penstock._local.broker import ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import Account, take_account
 from penstock._local.demo.conductor import Conductor, Stoppable
 from penstock._local.demo.delta_log import read_rows, read_snapshot
-from penstock._local.demo.kafka_log import read_ranges
+from penstock._local.demo.kafka_log import Ranges, read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.places import PARTITIONS, PIPELINE, TOPIC, DemoPlaces
 from penstock._local.demo.producer import OrderProducer
@@ -53,7 +52,8 @@ class DemoOutcome:
     Attributes:
         account: Where every message is.
         broken_rules: Rows in quarantine per rule that they broke.
-        succeeded: The account balances and no flow failed.
+        succeeded: The account balances, no flow failed, and nothing is pending that nobody asked
+            to leave.
         was_cut_short: Someone asked to stop more than once.
         lines: All of this for people.
     """
@@ -99,20 +99,18 @@ def run_demo(
             ensure_topic(broker.bootstrap_servers, TOPIC, PARTITIONS)
             settings = places.write_project(broker.bootstrap_servers)
             runner = _run_once if once else _run_continuously
-            result, was_cut_short = runner(
-                _Parts(places, broker.bootstrap_servers, settings, run_pipeline, say),
-                events=events,
-                rate=rate,
-                seed=seed,
-            )
-            account = take_account(places, read_ranges(broker.bootstrap_servers, TOPIC))
+            parts = _Parts(places, broker.bootstrap_servers, settings, run_pipeline, say)
+            result, was_cut_short = runner(parts, events=events, rate=rate, seed=seed)
+            account = take_account(places, parts.ranges())
         finally:
             stop_broker(places.broker)
     broken_rules = _broken_rules(places)
     return DemoOutcome(
         account=account,
         broken_rules=broken_rules,
-        succeeded=account.balanced and result.state is not UpdateState.FAILED,
+        succeeded=account.balanced
+        and result.state is not UpdateState.FAILED
+        and (was_cut_short or account.pending == 0),
         was_cut_short=was_cut_short,
         lines=tuple(_lines(account, broken_rules, directory)),
     )
@@ -125,6 +123,9 @@ class _Parts:
     settings: PipelineSettings
     run_pipeline: RunPipeline
     say: Callable[[str], None]
+
+    def ranges(self) -> Ranges:
+        return read_ranges(self.bootstrap_servers, TOPIC)
 
     def producer(self, *, total: int | None, rate: float, seed: int) -> OrderProducer:
         run_id = f"{datetime.now(UTC):%Y%m%d%H%M%S}-{uuid.uuid4().hex[:6]}"
@@ -152,14 +153,13 @@ def _run_continuously(
     per_second = rate or DEFAULT_RATE
     count = "orders until Ctrl-C" if events is None else f"{events:,} orders"
     parts.say(f"sending {count}, {per_second:,g} per second, once the pipeline runs")
-    started = time.monotonic()
     producer = parts.producer(total=events, rate=per_second, seed=seed)
-    conductor = Conductor(parts.places, parts.bootstrap_servers, producer)
+    conductor = Conductor(parts.places, parts.ranges, producer)
     try:
         result = parts.run_pipeline(parts.settings, continuous=True, on_running=conductor.begin)
     finally:
         conductor.end()
-    parts.say(f"sent {producer.acknowledged:,} orders in {time.monotonic() - started:.0f} s")
+    parts.say(f"sent {producer.acknowledged:,} orders")
     return result, conductor.was_cut_short
 
 

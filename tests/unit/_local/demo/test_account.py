@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from penstock._local.demo.account import Place, order_id, take_account
+from penstock._local.demo.account import Account, Place, order_id, take_account
 
 
 def message(order: str) -> bytes:
@@ -95,6 +95,18 @@ def test_a_row_is_doubled_when_it_is_written_twice(settled: Any) -> None:
     settled.add("orders", [row("b", 0, 1)])
     account = take_account(settled.places, RANGES)
     assert not account.balanced and account.doubled == (Place(0, 1),)
+
+
+def test_a_row_without_an_order_id_is_doubled_when_it_is_written_twice(settled: Any) -> None:
+    settled.add("orders_quarantine", [row(None, 0, 2)])
+    account = take_account(settled.places, RANGES)
+    assert not account.balanced and account.doubled == (Place(0, 2),)
+
+
+def test_the_account_does_not_balance_when_the_figures_do_not_add_up() -> None:
+    figures = {"silver": 1, "quarantined": 1, "duplicates": 1, "pending": 1}
+    assert Account(read=4, **figures).balanced
+    assert not Account(read=5, **figures).balanced
 
 
 def test_a_row_is_doubled_when_it_is_in_silver_and_in_quarantine(settled: Any) -> None:

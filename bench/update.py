@@ -1,0 +1,140 @@
+"""Whole updates of one pipeline file: `penstock run` v Spark's own `spark-pipelines run`.
+
+Both run the same source unchanged over the same 20,000 JSON rows, interleaved, each round in empty
+folders: a first update, an update with nothing new, a dry run. Printed are wall seconds per side
+and the ratio of each round. Spark's engine writes Parquet (its default, the cheaper format),
+Penstock writes Delta.
+
+    python bench/update.py [--rounds 3] [--rows 20000]
+
+Needs the `bench` extra (Spark's engine speaks gRPC even to itself).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PIPELINE = '''
+from pyspark import pipelines as dp
+from pyspark.sql import functions as F
+
+DATA = "{data}"
+SCHEMA = "id BIGINT, product STRING, amount DOUBLE, ts STRING"
+
+
+@dp.table
+def bronze():
+    return spark.readStream.schema(SCHEMA).json(DATA)
+
+
+@dp.table
+def silver():
+    return spark.readStream.table("bronze").where("amount > 0").withColumn(
+        "event_time", F.to_timestamp("ts")
+    )
+
+
+@dp.materialized_view
+def gold():
+    return spark.read.table("silver").groupBy("product").agg(F.sum("amount").alias("revenue"))
+'''
+STEPS = ("first update", "nothing new", "dry run")
+
+
+def make_data(folder: Path, rows: int) -> None:
+    """Write the rows as four files of JSON lines."""
+    folder.mkdir(parents=True)
+    for part in range(4):
+        lines = (
+            json.dumps(
+                {
+                    "id": i,
+                    "product": f"p{i % 50}",
+                    "amount": (i % 1000) / 10,
+                    "ts": f"2026-01-{1 + i % 28:02d}T00:00:00Z",
+                }
+            )
+            for i in range(part, rows, 4)
+        )
+        (folder / f"part-{part}.json").write_text("\n".join(lines), encoding="utf-8")
+
+
+def make_project(root: Path, data: Path) -> None:
+    """A project that both tools accept."""
+    (root / "transformations").mkdir(parents=True)
+    source = PIPELINE.format(data=data.as_uri())
+    # Spark injects the session since 4.2; the import keeps linters and both engines content.
+    (root / "transformations" / "tables.py").write_text(
+        "from pyspark.sql import SparkSession\n\nspark = SparkSession.active()\n" + source,
+        encoding="utf-8",
+    )
+    (root / "spark-pipeline.yml").write_text(
+        f"name: bench\nstorage: {(root / 'storage').as_uri()}\n"
+        "libraries:\n  - glob:\n      include: transformations/**\n",
+        encoding="utf-8",
+    )
+
+
+def timed(command: list[str], folder: Path, env: dict[str, str]) -> float:
+    """Wall seconds of a command that must succeed."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    seconds = time.perf_counter() - started
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-4000:]}")
+    return seconds
+
+
+def commands(side: str) -> tuple[list[str], list[str], list[str]]:
+    """First update, update with nothing new, dry run."""
+    scripts = Path(sys.executable).parent
+    if side == "penstock":
+        run = [str(scripts / "penstock"), "run"]
+        return run, run, [str(scripts / "penstock"), "dry-run"]
+    # A catalog that outlives the process: without it the second run fails.
+    conf = ["--conf", "spark.sql.catalogImplementation=hive"]
+    base = [str(scripts / "spark-pipelines")]
+    run = [*base, "run", *conf]
+    return run, run, [*base, "dry-run", *conf]
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=20_000)
+    arguments = parser.parse_args()
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "NO_COLOR": "1"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    seconds: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        make_data(Path(scratch) / "data", arguments.rows)
+        for round_number in range(arguments.rounds):
+            order = ("spark", "penstock") if round_number % 2 else ("penstock", "spark")
+            for side in order:
+                root = Path(scratch) / f"{side}-{round_number}"
+                make_project(root, Path(scratch) / "data")
+                for step, command in zip(STEPS, commands(side), strict=True):
+                    took = timed(command, root, env)
+                    seconds.setdefault((side, step), []).append(took)
+                    print(f"round {round_number + 1} {side:9s} {step:13s} {took:6.1f} s", flush=True)
+    print(f"\n{'':14s}{'penstock':>10s}{'spark':>10s}{'ratio':>8s}   per round")
+    for step in STEPS:
+        ours, theirs = seconds["penstock", step], seconds["spark", step]
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        print(
+            f"{step:14s}{statistics.median(ours):9.1f}s{statistics.median(theirs):9.1f}s"
+            f"{statistics.median(ratios):8.2f}   {', '.join(f'{r:.2f}' for r in ratios)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

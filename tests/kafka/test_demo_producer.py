@@ -1,0 +1,87 @@
+import uuid
+from collections import Counter
+
+import pytest
+
+from penstock._local.broker import BrokerHandle, ensure_topic
+from penstock._local.demo.account import order_id
+from penstock._local.demo.kafka_log import read_ranges, read_records
+from penstock._local.demo.orders import OrderStream
+from penstock._local.demo.producer import OrderProducer
+from penstock.errors import SetupError
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def topic(kafka_broker: BrokerHandle) -> str:
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    ensure_topic(kafka_broker.bootstrap_servers, name, 3)
+    return name
+
+
+def test_every_message_is_in_the_log_once_when_the_producer_has_ended(
+    kafka_broker: BrokerHandle, topic: str
+) -> None:
+    servers = kafka_broker.bootstrap_servers
+    stream = OrderStream(run_id="r", rate=5000.0)
+    producer = OrderProducer(servers, topic, stream, total=7000)
+    assert not producer.finished
+    producer.start()
+    assert producer.join(60.0)
+    assert producer.finished and producer.acknowledged == 7000
+
+    ranges = read_ranges(servers, topic)
+    records = list(read_records(servers, topic, ranges))
+    assert sum(end - begin for begin, end in ranges.values()) == len(records) == 7000
+    assert min(end for _, end in ranges.values()) > 500
+    start = min(record.timestamp_ms for record in records)
+    sent = OrderStream(run_id="r", rate=5000.0, start_ms=start)
+    expected = Counter((m.key, m.value, m.timestamp_ms) for m in map(sent.message, range(7000)))
+    assert Counter((r.key, r.value or b"", r.timestamp_ms) for r in records) == expected
+    assert len({(record.partition, record.offset) for record in records}) == 7000
+
+
+def test_partitions_do_not_drift_apart_when_messages_follow_the_schedule(
+    kafka_broker: BrokerHandle, topic: str
+) -> None:
+    servers = kafka_broker.bootstrap_servers
+    producer = OrderProducer(servers, topic, OrderStream(run_id="r", rate=2000.0), total=2000)
+    producer.start()
+    assert producer.join(60.0)
+    newest: dict[int, int] = {}
+    for record in read_records(servers, topic, read_ranges(servers, topic)):
+        assert record.timestamp_ms >= newest.get(record.partition, 0)
+        newest[record.partition] = record.timestamp_ms
+
+
+def test_the_producer_ends_early_when_it_is_asked_to(
+    kafka_broker: BrokerHandle, topic: str
+) -> None:
+    servers = kafka_broker.bootstrap_servers
+    producer = OrderProducer(servers, topic, OrderStream(run_id="r", rate=50.0), total=None)
+    producer.start()
+    producer.request_stop()
+    assert producer.join(30.0)
+    sent = sum(end - begin for begin, end in read_ranges(servers, topic).values())
+    assert sent == producer.acknowledged < 50
+
+
+def test_duplicates_share_the_partition_of_their_original_when_sent(
+    kafka_broker: BrokerHandle, topic: str
+) -> None:
+    servers = kafka_broker.bootstrap_servers
+    producer = OrderProducer(servers, topic, OrderStream(run_id="r", rate=5000.0), total=3000)
+    producer.start()
+    assert producer.join(60.0)
+    places: dict[str, set[int]] = {}
+    for record in read_records(servers, topic, read_ranges(servers, topic)):
+        found = order_id(record.value)
+        if found is not None:
+            places.setdefault(found, set()).add(record.partition)
+    assert all(len(partitions) == 1 for partitions in places.values())
+
+
+def test_the_broker_is_named_when_nothing_answers() -> None:
+    with pytest.raises(SetupError, match="BROKER_UNREACHABLE"):
+        read_ranges("127.0.0.1:9", "orders", timeout_seconds=0.5)

@@ -1,0 +1,22 @@
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from writer_harness import Harness
+
+
+def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in Path(item.path).parents:
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture
+def harness(spark: "SparkSession", tmp_path: Path) -> "Harness":
+    from writer_harness import Harness
+
+    return Harness(spark, tmp_path)

@@ -1,0 +1,88 @@
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from writer_harness import rule
+
+from penstock.errors import DefinitionError, DefinitionErrors
+from penstock.quality.rules import check_expectations
+from penstock.quality.split import filter_view, split_rows
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("amount >", "end of input"),
+        ("amount > 0) OR (true", "syntax"),
+        ("amont > 0", "amont"),
+        ("amount", "not a BOOLEAN"),
+        ("count(1) > 1", "aggregates"),
+        ("row_number() OVER (ORDER BY id) > 1", "window"),
+        ("(SELECT max(id) FROM range(3)) > 1", "subquery"),
+        ("id IN (SELECT id FROM range(3))", "subquery"),
+        ("EXISTS (SELECT 1)", "subquery"),
+        ("reflect('java.lang.System', 'getProperty', 'a') = 'b'", "reflect"),
+        ("`java_method`('java.lang.System', 'lineSeparator') = 'b'", "java_method"),
+        ("try_reflect('java.lang.System', 'lineSeparator') = 'b'", "try_reflect"),
+        (lambda: F.expr("reflect('java.lang.System', 'lineSeparator') = 'b'"), "reflect"),
+        (lambda: F.col("nope") > 1, "nope"),
+    ],
+)
+def test_expectation_is_refused_with_its_place_when_it_is_not_about_one_row(
+    spark: SparkSession, condition: object, says: str
+) -> None:
+    df = spark.range(1).selectExpr("id", "1D AS amount")
+    given = condition() if callable(condition) else condition
+    with pytest.raises(DefinitionError) as caught:
+        check_expectations(df, [rule("sound", "id >= 0"), rule("bad", given)])
+    assert caught.value.condition == "EXPECTATION_INVALID"
+    assert says.lower() in caught.value.message.lower()
+    assert str(caught.value.origin) == "pipeline.py:7"
+
+
+def test_nearest_column_is_named_when_one_is_unknown(spark: SparkSession) -> None:
+    df = spark.range(1).selectExpr("id", "1D AS amount")
+    with pytest.raises(DefinitionError) as caught:
+        check_expectations(df, [rule("r", "amuont > 0")])
+    assert caught.value.hint == "did you mean 'amount'?"
+
+
+def test_all_wrong_expectations_are_reported_when_there_are_several(spark: SparkSession) -> None:
+    df = spark.range(1)
+    with pytest.raises(DefinitionErrors) as caught:
+        check_expectations(df, [rule("a", "x > 0"), rule("b", "id > 0"), rule("c", "id")])
+    assert len(caught.value.errors) == 2
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["array_contains(array('from', 'select'), 'x') IS NOT NULL", "id BETWEEN 0 AND 3", "NULL"],
+)
+def test_expectation_is_accepted_when_it_only_looks_suspicious(
+    spark: SparkSession, condition: str
+) -> None:
+    check_expectations(spark.range(1), [rule("r", condition)])
+
+
+def test_view_keeps_only_passing_rows_when_it_has_drop_rules(spark: SparkSession) -> None:
+    df = spark.sql("SELECT * FROM VALUES (1), (-1), (NULL) t(n)")
+    view = filter_view(df, [rule("positive", "n > 0"), rule("w", "n > 5", "warn")])
+    assert [r.n for r in view.collect()] == [1]
+    assert view.columns == ["n"]
+    with pytest.raises(Exception, match="PENSTOCK_EXPECTATION_FAILED"):
+        filter_view(df, [rule("positive", "n > 0", "fail")]).collect()
+
+
+def test_column_name_is_refused_when_the_split_needs_it(spark: SparkSession) -> None:
+    df = spark.range(1).withColumn("_row", F.lit(1))
+    with pytest.raises(DefinitionError) as caught:
+        split_rows(df, [rule("r", "id > 0")])
+    assert caught.value.condition == "COLUMN_NAME_RESERVED"
+    assert split_rows(df, [rule("r", "id > 0")], quarantine=False) is not None
+
+
+def test_errors_stay_with_their_row_when_no_column_can_be_hashed(spark: SparkSession) -> None:
+    df = spark.sql("SELECT map('a', v) AS m FROM VALUES ('1'), ('x') t(v)")
+    split = split_rows(df, [rule(f"r{i}", f"CAST(m['a'] AS INT) > {i}") for i in (-1, 0)])
+    assert split is not None
+    rows = split.df.selectExpr("m['a'] AS v", "penstock_dest").collect()
+    assert {(r.v, r.penstock_dest) for r in rows} == {("1", "table"), ("x", "quarantine")}

@@ -1,0 +1,170 @@
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from writer_harness import Harness, rule
+
+from penstock._tables.layout import TableRef
+from penstock._tables.prepare import (
+    TableSpec,
+    parse_schema,
+    prepare_table,
+    read_version,
+    reset_table,
+    table_state,
+)
+from penstock.errors import DefinitionError, PlanError
+
+
+def table(tmp_path: Path, name: str = "t") -> TableRef:
+    return TableRef(str(tmp_path / name), name)
+
+
+DDL = """id BIGINT NOT NULL COMMENT 'key', at TIMESTAMP,
+  day DATE GENERATED ALWAYS AS (CAST(at AS DATE)), amount DECIMAL(10, 2)"""
+
+
+def test_table_has_everything_that_was_declared_when_it_is_made(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ref = table(tmp_path)
+    spec = TableSpec(
+        schema=parse_schema(spark, DDL),
+        declared=True,
+        partition_cols=("DAY",),
+        comment="orders of the day",
+        properties={"delta.appendonly": "true", "team": "sales", "pipelines.reset.allowed": "false"},
+    )
+    state = prepare_table(spark, ref, spec)
+    assert state.version == 0
+    assert state.partition_columns == ("day",)
+    assert state.comment == "orders of the day"
+    assert state.properties["delta.appendOnly"] == "true"
+    assert state.properties["team"] == "sales"
+    assert not state.schema["id"].nullable
+    assert state.schema["id"].metadata["comment"] == "key"
+    spark.sql(f"INSERT INTO delta.`{ref.path}` (id, at, amount) VALUES (1, '2024-05-06 07:08:09', 1.5)")
+    assert str(spark.read.load(ref.path).first()["day"]) == "2024-05-06"
+    assert prepare_table(spark, ref, spec).version == 1
+
+
+def test_generated_partition_column_is_filled_when_the_writer_splits_rows(
+    spark: SparkSession, harness: Harness
+) -> None:
+    df = spark.range(10).selectExpr(
+        "id", "timestamp_seconds(1700000000 + id * 86400) AS at", "CAST(1 AS DECIMAL(10, 2)) amount"
+    )
+    schema = parse_schema(spark, DDL)
+    df = harness.prepare(
+        df, [rule("small", "id < 8")], schema=schema, declared=True, partition_cols=("day",)
+    )
+    harness.writer().write(df, 0)
+    assert harness.rows().where("day = CAST(at AS DATE)").count() == 8
+    assert harness.bad().where("day = CAST(at AS DATE)").count() == 2
+
+
+def test_comment_property_and_column_are_altered_when_the_declaration_changes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ref = table(tmp_path)
+    schema = parse_schema(spark, "id BIGINT, a STRING")
+    prepare_table(spark, ref, TableSpec(schema=schema, declared=True, properties={"team": "a"}))
+    wider = parse_schema(spark, "a STRING COMMENT 'new', id BIGINT, b STRUCT<x: INT>")
+    spec = TableSpec(
+        schema=wider,
+        declared=True,
+        comment="c",
+        properties={"team": "b", "delta.checkpointInterval": "7"},
+    )
+    state = prepare_table(spark, ref, spec)
+    assert (state.comment, state.properties["team"]) == ("c", "b")
+    assert state.properties["delta.checkpointInterval"] == "7"
+    assert state.schema.simpleString() == "struct<id:bigint,a:string,b:struct<x:int>>"
+    assert state.schema["a"].metadata["comment"] == "new"
+    assert prepare_table(spark, ref, spec).version == state.version
+
+
+def test_change_is_refused_with_the_way_out_when_rows_would_be_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ref = table(tmp_path)
+    df = spark.range(3).selectExpr("id", "1 AS p")
+    prepare_table(spark, ref, TableSpec(schema=df.schema))
+    df.write.format("delta").mode("append").save(ref.path)
+    partitioned = TableSpec(schema=df.schema, partition_cols=("p",))
+    other_type = TableSpec(schema=parse_schema(spark, "id STRING, p INT"))
+    required = TableSpec(schema=parse_schema(spark, "id BIGINT NOT NULL, p INT"), declared=True)
+    for spec, condition in (
+        (partitioned, "PARTITIONING_CHANGED"),
+        (other_type, "SCHEMA_INCOMPATIBLE"),
+        (required, "SCHEMA_INCOMPATIBLE"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            prepare_table(spark, ref, spec)
+        assert caught.value.condition == condition
+        assert "full refresh" in (caught.value.hint or "")
+    reset_table(spark, ref)
+    assert spark.read.load(ref.path).count() == 0
+    assert prepare_table(spark, ref, partitioned).partition_columns == ("p",)
+    assert prepare_table(spark, ref, other_type).schema["id"].dataType.simpleString() == "string"
+
+
+def test_clustered_table_is_made_and_changed_when_cluster_by_is_declared(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ref = table(tmp_path)
+    schema = parse_schema(spark, "a BIGINT, b BIGINT")
+    state = prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("a",)))
+    assert state.cluster_by == ("a",)
+    assert prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("a",))).version == 0
+    changed = prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("b",)))
+    assert changed.cluster_by == ("b",)
+
+
+def test_state_is_none_when_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    ref = table(tmp_path)
+    assert table_state(spark, ref.path) is None
+    assert read_version(spark, ref.path) is None
+    assert reset_table(spark, ref) is None
+    assert not Path(ref.path).exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "condition"),
+    [
+        ("1 AS `a b`", {}, "COLUMN_NAME_INVALID"),
+        ("NULL AS a", {}, "SCHEMA_INCOMPATIBLE"),
+        ("1 AS a, 2 AS A", {}, "SCHEMA_INCOMPATIBLE"),
+        ("1 AS a", {"partition_cols": ("b",)}, "PARTITION_COLUMN_UNKNOWN"),
+        ("1 AS a", {"properties": {"delta.noSuchThing": "1"}}, "TABLE_PROPERTY_INVALID"),
+    ],
+)
+def test_table_is_refused_when_it_could_not_be_written(
+    spark: SparkSession, tmp_path: Path, columns: str, options: dict, condition: str
+) -> None:
+    schema = spark.sql(f"SELECT {columns}").schema
+    with pytest.raises(PlanError) as caught:
+        prepare_table(spark, table(tmp_path), TableSpec(schema=schema, **options))
+    assert caught.value.condition == condition
+
+
+@pytest.mark.parametrize("ddl", ["id BIGNT", "id BIGINT,,", "", "id BIGINT DEFAULT 3"])
+def test_schema_is_refused_when_it_is_not_valid_ddl(spark: SparkSession, ddl: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        parse_schema(spark, ddl)
+    assert caught.value.condition == "SCHEMA_INVALID"
+
+
+def test_column_mapped_table_is_written_when_names_have_blanks(
+    spark: SparkSession, harness: Harness
+) -> None:
+    df = spark.range(10).selectExpr("id", "id * 2 AS `two times`")
+    df = harness.prepare(
+        df,
+        [rule("small", "`two times` < 10")],
+        properties={"delta.columnMapping.mode": "name"},
+        quarantine=False,
+    )
+    result = harness.writer().write(df, 0)
+    assert (result.rows_written, result.rows_dropped) == (5, 5)
+    assert sorted(r[1] for r in harness.rows().collect()) == [0, 2, 4, 6, 8]

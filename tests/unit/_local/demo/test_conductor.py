@@ -1,0 +1,106 @@
+import threading
+from typing import Any
+
+import pytest
+
+from penstock._local.demo.conductor import Conductor
+
+RANGES = {0: (0, 1)}
+
+
+class Update:
+    """Counts requests to stop."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.stopped = threading.Event()
+
+    def request_stop(self) -> None:
+        self.requests += 1
+        self.stopped.set()
+
+
+class Producer:
+    """An order producer without Kafka."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.finished = False
+
+    def start(self) -> None:
+        self.started = True
+
+    def request_stop(self) -> None:
+        self.finished = True
+
+    def join(self, timeout_seconds: float) -> bool:
+        return self.finished
+
+
+@pytest.fixture
+def finished(tables: Any, bronze: Any) -> Any:
+    tables.add("orders_bronze", [bronze(0, 0, b"x")])
+    tables.commit("orders_bronze", {"orders": {"0": 1}})
+    tables.commit("orders", {"reservoirVersion": 1, "index": -1})
+    tables.commit("revenue_5m", {"reservoirVersion": 1, "index": -1})
+    return tables
+
+
+def make(tables: Any, **options: Any) -> tuple[Conductor, Producer, Update]:
+    producer = Producer()
+    conductor = Conductor(tables.places, lambda: RANGES, producer, **options)  # type: ignore[arg-type]
+    return conductor, producer, Update()
+
+
+def test_orders_are_sent_when_the_update_runs(finished: Any) -> None:
+    conductor, producer, update = make(finished)
+    assert not producer.started
+    assert conductor.begin(update) is conductor
+    assert producer.started
+    conductor.end()
+
+
+def test_the_update_ends_when_all_is_sent_and_processed(finished: Any) -> None:
+    conductor, producer, update = make(finished)
+    conductor.begin(update)
+    assert not update.stopped.wait(1.5)
+    producer.finished = True
+    assert update.stopped.wait(10)
+    conductor.end()
+    assert update.requests == 1 and not conductor.was_cut_short
+
+
+def test_the_update_ends_when_nothing_moves_for_too_long(finished: Any) -> None:
+    finished.commit("orders", {"reservoirVersion": 0, "index": -1})
+    conductor, producer, update = make(finished, stall_seconds=1.0)
+    producer.finished = True
+    conductor.begin(update)
+    assert update.stopped.wait(10)
+    conductor.end()
+    assert not finished.places.is_caught_up(RANGES)
+
+
+def test_only_the_generator_stops_when_asked_for_the_first_time(finished: Any) -> None:
+    finished.commit("orders", {"reservoirVersion": 0, "index": -1})
+    conductor, producer, update = make(finished)
+    conductor.begin(update)
+    conductor.request_stop()
+    assert producer.finished and update.requests == 0 and not conductor.was_cut_short
+    conductor.request_stop()
+    assert update.requests == 1 and conductor.was_cut_short
+    conductor.request_stop()
+    assert update.requests == 2
+    conductor.end()
+
+
+def test_the_generator_ends_when_the_update_ended_by_itself(finished: Any) -> None:
+    conductor, producer, update = make(finished)
+    conductor.begin(update)
+    conductor.end()
+    assert producer.finished and update.requests == 0
+
+
+def test_nothing_is_waited_for_when_the_update_never_ran(finished: Any) -> None:
+    conductor, producer, _ = make(finished)
+    conductor.end()
+    assert not producer.started
