@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PIPELINE = '''
+PIPELINE = """
 from pyspark import pipelines as dp
 from pyspark.sql import functions as F
 
@@ -43,7 +43,7 @@ def silver():
 @dp.materialized_view
 def gold():
     return spark.read.table("silver").groupBy("product").agg(F.sum("amount").alias("revenue"))
-'''
+"""
 STEPS = ("first update", "nothing new", "dry run")
 
 
@@ -125,7 +125,9 @@ def main() -> None:
                 for step, command in zip(STEPS, commands(side), strict=True):
                     took = timed(command, root, env)
                     seconds.setdefault((side, step), []).append(took)
-                    print(f"round {round_number + 1} {side:9s} {step:13s} {took:6.1f} s", flush=True)
+                    print(
+                        f"round {round_number + 1} {side:9s} {step:13s} {took:6.1f} s", flush=True
+                    )
     print(f"\n{'':14s}{'penstock':>10s}{'spark':>10s}{'ratio':>8s}   per round")
     for step in STEPS:
         ours, theirs = seconds["penstock", step], seconds["spark", step]

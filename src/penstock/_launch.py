@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
-from penstock._local.cds import java_options
+from penstock._local.cds import is_training, java_options
 from penstock._local.jars import class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
@@ -30,13 +30,13 @@ from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources
+from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
 from penstock._tables.preview import list_quarantines, read_quarantine, read_table
-from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +122,10 @@ def run_update(
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     log_file = spark_log(settings, update_id)
     holder = {"pipeline": settings.name, "update": update_id}
-    with Lease.acquire(pipeline_lease_path(settings.storage), holder=holder) as lease:
+    with contextlib.ExitStack() as leases:
+        # Given up last, when Spark's JVM is gone.
+        place = pipeline_lease_path(settings.storage)
+        lease = leases.enter_context(Lease.acquire(place, holder=holder))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
         try:
@@ -133,10 +136,14 @@ def run_update(
                 installed_modules(),
                 project_imports(settings),
             ):
-                return _run(settings, options, bus, origin, spark, holder, on_running)
-        except PenstockError as error:
-            state, info = UpdateState.FAILED, error_info(error)
-            bus.emit(update_progress(origin, state, error.message, error=info))
+                return _run(settings, options, bus, origin, spark, (leases, holder), on_running)
+        except KeyboardInterrupt:
+            bus.emit(update_progress(origin, UpdateState.CANCELED, "interrupted"))
+            raise
+        except Exception as error:
+            known = as_penstock_error(error, "starting the update")
+            state, info = UpdateState.FAILED, error_info(known)
+            bus.emit(update_progress(origin, state, info.message, error=info))
             raise
         finally:
             log.close()
@@ -148,12 +155,13 @@ def _run(
     bus: EventBus,
     origin: EventOrigin,
     spark: "SparkSession",
-    holder: dict[str, str],
+    leases: tuple[contextlib.ExitStack, dict[str, str]],
     on_running: Callable[[RunningUpdate], None] | None,
 ) -> UpdateResult:
     from penstock._engine.evaluation import DeltaSource, Evaluator
     from penstock._engine.flow_state import StateStore
     from penstock._engine.queries import EngineContext, SparkEngine
+    from penstock._engine.session import jvm_watch
     from penstock._engine.tables import PipelineTables
     from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
@@ -192,14 +200,14 @@ def _run(
     if on_running is not None:
         on_running(update)
     # Tables are leased as well: another pipeline may write to the same path.
-    places = [table_lease_path(tables.paths[step.dataset]) for step in plan.tables]
-    with contextlib.ExitStack() as table_leases:
-        for place in sorted(places):
-            table_leases.enter_context(Lease.acquire(place, holder=holder))
-        try:
+    stack, holder = leases
+    for place in sorted(table_lease_path(tables.paths[step.dataset]) for step in plan.tables):
+        stack.enter_context(Lease.acquire(place, holder=holder))
+    try:
+        with jvm_watch(spark, engine.jvm_died):
             return update.run()
-        finally:
-            engine.close()
+    finally:
+        engine.close()
 
 
 # -- parts --------------------------------------------------------------------------------------
@@ -260,7 +268,8 @@ def _session(
     try:
         yield spark
     finally:
-        stop_session(spark)
+        # Writing a class archive at the end of a training run takes longer than any stop.
+        stop_session(spark, timeout_seconds=300.0 if is_training() else 30.0)
 
 
 def _active_session() -> "SparkSession | None":

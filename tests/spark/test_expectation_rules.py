@@ -23,7 +23,7 @@ from penstock.quality.split import filter_view, split_rows
         ("reflect('java.lang.System', 'getProperty', 'a') = 'b'", "reflect"),
         ("`java_method`('java.lang.System', 'lineSeparator') = 'b'", "java_method"),
         ("try_reflect('java.lang.System', 'lineSeparator') = 'b'", "try_reflect"),
-        (lambda: F.expr("reflect('java.lang.System', 'lineSeparator') = 'b'"), "reflect"),
+        (lambda: F.expr("reflect('java.lang.System', 'lineSeparator') = 'b'"), "reflection"),
         (lambda: F.col("nope") > 1, "nope"),
     ],
 )

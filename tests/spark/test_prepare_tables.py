@@ -33,7 +33,11 @@ def test_table_has_everything_that_was_declared_when_it_is_made(
         declared=True,
         partition_cols=("DAY",),
         comment="orders of the day",
-        properties={"delta.appendonly": "true", "team": "sales", "pipelines.reset.allowed": "false"},
+        properties={
+            "delta.appendonly": "true",
+            "team": "sales",
+            "pipelines.reset.allowed": "false",
+        },
     )
     state = prepare_table(spark, ref, spec)
     assert state.version == 0
@@ -43,7 +47,9 @@ def test_table_has_everything_that_was_declared_when_it_is_made(
     assert state.properties["team"] == "sales"
     assert not state.schema["id"].nullable
     assert state.schema["id"].metadata["comment"] == "key"
-    spark.sql(f"INSERT INTO delta.`{ref.path}` (id, at, amount) VALUES (1, '2024-05-06 07:08:09', 1.5)")
+    spark.sql(
+        f"INSERT INTO delta.`{ref.path}` (id, at, amount) VALUES (1, '2024-05-06 07:08:09', 1.5)"
+    )
     assert str(spark.read.load(ref.path).first()["day"]) == "2024-05-06"
     assert prepare_table(spark, ref, spec).version == 1
 

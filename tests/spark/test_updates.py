@@ -275,7 +275,9 @@ def test_new_columns_are_added_and_type_changes_refused_when_the_query_changes(p
 
 @pytest.mark.parametrize("kind", ["stateless", "stateful"])
 def test_no_row_is_doubled_when_the_newest_commit_entry_is_lost(project, kind):
-    extra = '.withWatermark("ts", "1 hour").dropDuplicates(["id", "ts"])' if kind == "stateful" else ""
+    extra = (
+        '.withWatermark("ts", "1 hour").dropDuplicates(["id", "ts"])' if kind == "stateful" else ""
+    )
     project.source(f"@dp.table\ndef t():\n    return rows(){extra}\n")
     project.add("a.json", orders(1, 2)).run()
     project.add("b.json", orders(3, 4, start=20)).run()
@@ -391,7 +393,12 @@ def to_outside():
 
 
 def test_rows_keep_flowing_and_it_stops_cleanly_when_continuous(project):
-    project.source(CHAIN.replace("@dp.materialized_view", '@dp.materialized_view(spark_conf={"pipelines.trigger.interval": "1 second"})'))
+    project.source(
+        CHAIN.replace(
+            "@dp.materialized_view",
+            '@dp.materialized_view(spark_conf={"pipelines.trigger.interval": "1 second"})',
+        )
+    )
     project.add("a.json", orders(1))
     run = ContinuousRun(project)
     run.wait_until(lambda: len(project.rows("silver")) == 1)

@@ -72,7 +72,9 @@ def test_rows_are_in_exactly_one_table_when_rules_drop_them(
 def test_bad_row_carries_names_json_and_source_when_the_query_keeps_coordinates(
     spark: SparkSession, harness: Harness
 ) -> None:
-    df = orders(spark).selectExpr("*", "'t' AS topic", "CAST(1 AS INT) AS partition", "id AS offset")
+    df = orders(spark).selectExpr(
+        "*", "'t' AS topic", "CAST(1 AS INT) AS partition", "id AS offset"
+    )
     df = harness.prepare(df, RULES)
     harness.writer().write(df, 0)
     row = harness.bad().where("id = 3").first()
@@ -92,7 +94,10 @@ def test_null_and_error_break_a_rule_when_they_share_a_subexpression(
     result = harness.writer().write(df, 0)
     assert [r.s for r in harness.rows().collect()] == ["1"]
     assert {n: c.failed for n, c in result.rules.items()} == {
-        "r0": 2, "r1": 3, "r2": 2, "column": 2
+        "r0": 2,
+        "r1": 3,
+        "r2": 2,
+        "column": 2,
     }
 
 
@@ -121,9 +126,7 @@ def test_dropped_rows_leave_no_files_when_quarantine_is_off(
     )
 
 
-def test_nothing_is_written_when_a_fail_rule_breaks(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_nothing_is_written_when_a_fail_rule_breaks(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(orders(spark, 1010), RULES)
     with pytest.raises(Exception, match="PENSTOCK_EXPECTATION_FAILED") as caught:
         harness.writer().write(df, 0)
@@ -225,7 +228,9 @@ def test_constraints_bind_clean_rows_only_when_rows_are_split(
     spark: SparkSession, harness: Harness
 ) -> None:
     schema = "id BIGINT NOT NULL, amount DOUBLE"
-    df = spark.range(100).selectExpr("IF(id = 7, NULL, id) AS id", "CAST(id - 5 AS DOUBLE) AS amount")
+    df = spark.range(100).selectExpr(
+        "IF(id = 7, NULL, id) AS id", "CAST(id - 5 AS DOUBLE) AS amount"
+    )
     rules = [rule("has id", "id IS NOT NULL"), rule("positive", "amount >= 0")]
     df = harness.prepare(df, rules, schema=parse_schema(spark, schema), declared=True)
     spark.sql(f"ALTER TABLE delta.`{harness.target.path}` ADD CONSTRAINT pos CHECK (amount >= 0)")
@@ -233,7 +238,9 @@ def test_constraints_bind_clean_rows_only_when_rows_are_split(
     assert (result.rows_written, result.rows_quarantined) == (94, 6)
 
 
-@pytest.mark.parametrize("broken", ["CAST(NULL AS BIGINT) AS id, 1D AS amount", "id, -1D AS amount"])
+@pytest.mark.parametrize(
+    "broken", ["CAST(NULL AS BIGINT) AS id, 1D AS amount", "id, -1D AS amount"]
+)
 def test_constraints_refuse_the_batch_when_a_clean_row_breaks_them(
     spark: SparkSession, harness: Harness, broken: str
 ) -> None:

@@ -69,7 +69,9 @@ def test_schema_follows_the_query_when_a_view_is_replaced(
 def test_rows_with_the_same_keys_are_replaced_when_the_mode_is_update(
     spark: SparkSession, harness: Harness, rewrite: bool
 ) -> None:
-    first = spark.sql("SELECT * FROM VALUES (1L, 'a', 1), (2L, NULL, 2), (NULL, NULL, 3) t(k, l, n)")
+    first = spark.sql(
+        "SELECT * FROM VALUES (1L, 'a', 1), (2L, NULL, 2), (NULL, NULL, 3) t(k, l, n)"
+    )
     split = harness.prepare(first, RULES)
     assert harness.upserter(["k", "l"], rewrite=rewrite).write(split, 0).rows_written == 3
     second = spark.sql(
@@ -98,7 +100,10 @@ def test_new_column_is_added_when_an_update_mode_query_has_more(
     wider = spark.range(2, 4).selectExpr("id", "2 AS n", "'x' AS more")
     harness.upserter(["id"], rewrite=rewrite).write(wider, 1)
     assert sorted((r.id, r.n, r.more) for r in harness.rows().collect()) == [
-        (0, 1, None), (1, 1, None), (2, 2, "x"), (3, 2, "x")
+        (0, 1, None),
+        (1, 1, None),
+        (2, 2, "x"),
+        (3, 2, "x"),
     ]
 
 

@@ -75,10 +75,25 @@ def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_gone(
         assert again[0].rules == written.rules
     assert rows == harness.rows().count() == harness.rows().distinct().count() == 135
     assert harness.bad().count() == 15
-    assert harness.writer().write(df.limit(0) if False else harness.rows().limit(0).selectExpr(
-        "CAST(NULL AS BOOLEAN) penstock_dq_0", "*", "CAST(NULL AS ARRAY<STRING>) _failed_rules",
-        "CAST(NULL AS STRING) _row", "CAST(NULL AS STRING) _source", "'table' penstock_dest",
-    ), 2).replayed
+    assert (
+        harness.writer()
+        .write(
+            df.limit(0)
+            if False
+            else harness.rows()
+            .limit(0)
+            .selectExpr(
+                "CAST(NULL AS BOOLEAN) penstock_dq_0",
+                "*",
+                "CAST(NULL AS ARRAY<STRING>) _failed_rules",
+                "CAST(NULL AS STRING) _row",
+                "CAST(NULL AS STRING) _source",
+                "'table' penstock_dest",
+            ),
+            2,
+        )
+        .replayed
+    )
     assert version == 3
 
 

@@ -96,9 +96,7 @@ class ContinuousRun:
 
     def _run(self, options: dict[str, Any]) -> None:
         try:
-            self.result = self.project.run(
-                continuous=True, on_running=self._running, **options
-            )
+            self.result = self.project.run(continuous=True, on_running=self._running, **options)
         except BaseException as error:
             self.error = error
         finally:

@@ -53,23 +53,30 @@ def sync(
     source: Annotated[
         Path | None, typer.Option("--from", help="A folder of jars; no network.", metavar="DIR")
     ] = None,
+    archive: Annotated[
+        bool,
+        typer.Option(
+            "--archive/--no-archive",
+            help="Also prepare faster starts of Spark, by one training run of a small update.",
+        ),
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
     """Fetch what is missing, check it against the jar lock, keep it for all projects."""
+    from penstock._cli.fast_start import prepare_fast_start
     from penstock._cli.text import plural, size
     from penstock._cli.transfer import shown_progress
     from penstock._local import jars
 
     with shown_progress(quiet=quiet) as progress:
         result = jars.sync(sets, repository=repo, from_dir=source, progress=progress)
-    if quiet:
-        return
-    folder = jars.cache_directory()
-    if result.fetched:
-        fetched = f"{plural(len(result.fetched), 'jar')} fetched, {size(result.fetched_bytes)}"
-    else:
+    if not quiet:
         fetched = "nothing to fetch"
-    print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {folder}")
+        if result.fetched:
+            fetched = f"{plural(len(result.fetched), 'jar')} fetched, {size(result.fetched_bytes)}"
+        print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {jars.cache_directory()}")
+    if archive:
+        prepare_fast_start(quiet=quiet)
 
 
 def verify(sets: Sets = None) -> int:

@@ -23,7 +23,7 @@ from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock.connectors.options import prepare_writer_options
-from penstock.errors import PenstockError
+from penstock.errors import FlowError, PenstockError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class SparkEngine:
         self._state = state
         self._context = context
         self._listener = ProgressListener()
+        self._running: list[RunningQuery] = []
         spark.streams.addListener(self._listener)
         # Query functions may set session confs and temporary views: one at a time.
         self._evaluation = threading.Lock()
@@ -82,6 +83,18 @@ class SparkEngine:
     def close(self) -> None:
         """Detach from the session."""
         self._spark.streams.removeListener(self._listener)
+
+    def jvm_died(self, exit_code: int) -> None:
+        """End every running flow: Spark's JVM is gone and will not report their end."""
+        for running in list(self._running):
+            error = FlowError(
+                "JVM_DIED",
+                f"flow {running.flow!r}: Spark's JVM ended with exit code {exit_code}",
+                flow=running.flow,
+                retryable=False,
+                hint="the end of the Spark log says why; out of memory: raise spark.driver.memory",
+            )
+            running.abandoned(error)
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -135,6 +148,7 @@ class SparkEngine:
                 )
             query = self._start(writer, step.flow)
             running.attach(query)
+            self._running.append(running)
             self._listener.watch(str(query.runId), running)
             return running
 

@@ -19,6 +19,7 @@ from penstock._observe.events import (
     stream_progress,
 )
 from penstock._runtime.ports import FlowEnded
+from penstock.errors import PenstockError
 
 _STOP_CHECK_SECONDS = 1.0
 
@@ -117,6 +118,20 @@ class RunningQuery(QueryWatcher):
             self._ended = True
             self._changed.notify_all()
         self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
+
+    @property
+    def flow(self) -> str:
+        """Name of the flow."""
+        return self._flow.name
+
+    def abandoned(self, error: PenstockError) -> None:
+        """The JVM is gone: report the end that Spark cannot report. Ignored after an end."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+        self._on_end(FlowEnded(flow=self._flow.name, error=error))
 
     def _translate(self, error: str | None) -> Any:
         if error is None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +35,7 @@ from penstock.errors import SetupError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _START_SECONDS = 120.0
+_WATCH_SECONDS = 2.0
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 # What org.apache.spark.launcher.JavaModuleOptions of Spark 4.2 gives to every JVM.
@@ -157,8 +158,10 @@ def build_session(options: SessionOptions) -> SparkSession:
                 spark_conf.set(key, value)
             context = SparkContext(conf=spark_conf, gateway=gateway)
             spark = SparkSession(context)
-        except Exception as error:
+        except BaseException as error:
             _end_jvm(gateway, time.monotonic() + 5)
+            if not isinstance(error, Exception):
+                raise
             raise SetupError(
                 "SPARK_START_FAILED",
                 f"Spark did not start: {_first_line(error)}{_log_tail(options.log_file)}",
@@ -179,6 +182,35 @@ def stop_session(spark: SparkSession, timeout_seconds: float = 30.0) -> None:
     stopper.join(max(0.0, deadline - time.monotonic()))
     if gateway is not None:
         _end_jvm(gateway, deadline)
+
+
+@contextlib.contextmanager
+def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[None]:
+    """Call `on_death` with the exit code, on a thread of its own, if the JVM ends meanwhile.
+
+    A dead JVM answers no call and reports no end of a query: somebody has to notice.
+    """
+    gateway: Any = spark._sc._gateway
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_WATCH_SECONDS)
+                if not over.is_set():
+                    on_death(code)
+                return
+
+    thread = threading.Thread(target=watch, name="jvm watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def effective_configuration(options: SessionOptions) -> dict[str, str]:
@@ -312,7 +344,12 @@ def _launch_directly(conf: Mapping[str, str], popen: dict[str, Any]) -> JavaGate
             process.kill()
             process.wait()
             raise
-    gateway = _connect(port, secret)
+        try:
+            gateway = _connect(port, secret)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     gateway.proc = process
     return gateway
 

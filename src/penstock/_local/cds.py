@@ -55,6 +55,11 @@ def is_ready(
     return archive_path(class_path, java=java, cache_root=cache_root).is_file()
 
 
+def is_training(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is a training run of `build`; its JVM writes the archive at its end."""
+    return bool((os.environ if environ is None else environ).get(_TRAINING_VARIABLE))
+
+
 def java_options(
     class_path: Sequence[Path],
     *,

@@ -120,9 +120,7 @@ class DeltaJvm:
 
     def file_contents(self, files: Any) -> list[dict[str, Any]]:
         """`AddFile` actions of a Scala collection, in one call."""
-        content: list[dict[str, Any]] = json.loads(
-            self._json.mapper().writeValueAsString(files)
-        )
+        content: list[dict[str, Any]] = json.loads(self._json.mapper().writeValueAsString(files))
         return content
 
     def add_files(self, contents: Sequence[Mapping[str, Any]]) -> list[Any]:

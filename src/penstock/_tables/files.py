@@ -1,18 +1,24 @@
 """Small text files in the storage root: state that must survive, written atomically."""
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
 def local_path(uri: str) -> Path | None:
-    """The path of a `file:` URI or a plain path; `None` for any other scheme."""
-    parsed = urlparse(uri)
-    if parsed.scheme in ("", "file"):
-        return Path(unquote(parsed.path))
-    return None
+    """The path of a `file:` URI or a plain path; `None` for any other scheme.
+
+    Percent signs mean themselves, as for Hadoop.
+    """
+    match = _SCHEME.fullmatch(uri)
+    if match is None:
+        return Path(uri)
+    scheme, rest = match.groups()
+    return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
 
 
 class StorageFiles:

@@ -72,9 +72,7 @@ class StorageLayout:
 
     def quarantine(self, name: DatasetName, override: str | None = None) -> TableRef:
         """The quarantine table of a dataset."""
-        return TableRef(
-            self.quarantine_path(name, override), f"{name}{QUARANTINE_SUFFIX}"
-        )
+        return TableRef(self.quarantine_path(name, override), f"{name}{QUARANTINE_SUFFIX}")
 
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         """The checkpoint of one flow in one epoch."""

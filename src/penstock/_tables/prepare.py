@@ -351,9 +351,7 @@ def _fits(table: TableRef, spec: TableSpec, state: TableState) -> bool:
     if spec.cluster_by and state.partition_columns:
         return False
     difference = compare(state.schema, spec.schema)
-    return (
-        spec.replace_schema or not difference.conflicts
-    ) and not _tightened(spec, state)
+    return (spec.replace_schema or not difference.conflicts) and not _tightened(spec, state)
 
 
 def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:

@@ -82,9 +82,7 @@ def staging_metadata(
     return delta.action({"metaData": content})
 
 
-def _configuration(
-    metadata: TableMetadata, schema: StructType, split: RowSplit
-) -> dict[str, str]:
+def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit) -> dict[str, str]:
     found = metadata.configuration
     result = {key: value for key, value in found.items() if not key.startswith(_CONSTRAINT)}
     # Flags come first, so that counting them takes nothing from the table's own statistics.

@@ -148,9 +148,7 @@ class UpsertWriter(FlowWriter):
         log = self._delta.log(self._target.ref.path)
         files = begun.transaction.filterFiles()
         current = DataFrame(
-            log.createDataFrame(
-                begun.transaction.snapshot(), files, False, self._delta.none
-            ),
+            log.createDataFrame(begun.transaction.snapshot(), files, False, self._delta.none),
             session,
         )
         keys = clean.select(

@@ -250,9 +250,7 @@ class FlowWriter:
             and renames_cheaply(self._target.ref.path)
         )
 
-    def _one_job(
-        self, df: DataFrame, begun: Begun, schema: StructType, split: RowSplit
-    ) -> Written:
+    def _one_job(self, df: DataFrame, begun: Begun, schema: StructType, split: RowSplit) -> Written:
         if self._staging is None or self._staging_generation != self._target.generation:
             self._staging = staging_metadata(self._delta, begun.metadata, schema, split)
             self._staging_generation = self._target.generation
@@ -281,9 +279,7 @@ class FlowWriter:
         helpers = [F.col(column) for column in QUARANTINE_COLUMNS]
         frame = kept.where(F.col(DESTINATION) != TO_TABLE).select(*data_columns(split), *helpers)
         begun = self._quarantine.begin(None)
-        self._quarantine.evolve(
-            begun, frame.schema, allow_missing=True, replaces=self._replaces
-        )
+        self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=self._replaces)
         return list(self._delta.items(begun.transaction.writeFiles(frame._jdf)))
 
     # -- commits -------------------------------------------------------------------------------

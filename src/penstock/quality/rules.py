@@ -59,26 +59,17 @@ def condition_column(spark: SparkSession, rule: Expectation) -> Column:
             subquery, or a call of Java.
     """
     if isinstance(rule.condition, Column):
-        column = rule.condition
-        expression = None
-        text = str(column)
-    else:
-        text = rule.condition
-        parser: Any = spark._jsparkSession.sessionState().sqlParser()
-        try:
-            # Alone, so that an unbalanced bracket cannot join with what we put around it.
-            expression = parser.parseExpression(text)
-        except ParseException as error:
-            raise _invalid(rule, _first_line(error)) from error
-        column = F.expr(text)
-    if _SUSPECT.search(text):
-        utils: Any = spark._jvm.org.apache.spark.sql.classic.ExpressionUtils  # type: ignore[union-attr]
-        if expression is None:
-            expression = utils.expression(column._jc)
-        reason = next(_refusals(expression), None)
-        if reason is not None:
-            raise _invalid(rule, reason, hint="an expectation looks at one row only")
-    return column
+        # Only its analysed form shows what it is made of: `check_expectations` looks at that.
+        return rule.condition
+    parser: Any = spark._jsparkSession.sessionState().sqlParser()
+    try:
+        # Alone, so that an unbalanced bracket cannot join with what we put around it.
+        expression = parser.parseExpression(rule.condition)
+    except ParseException as error:
+        raise _invalid(rule, _first_line(error)) from error
+    if _SUSPECT.search(rule.condition):
+        _refuse(rule, expression)
+    return F.expr(rule.condition)
 
 
 def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
@@ -100,9 +91,7 @@ def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
 def row_guard(schema: StructType) -> Column:
     """A condition that is true for every row and opaque to the optimizer, for `tolerant`."""
     names = [field.name for field in schema if _hashable(field.dataType)]
-    cheap = [
-        field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST
-    ]
+    cheap = [field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST]
     chosen = next(iter(cheap or names), None)
     seed = F.col(quoted(chosen)) if chosen else F.monotonically_increasing_id()
     # A population count is never above 64; Catalyst keeps no such knowledge.
@@ -122,11 +111,13 @@ def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:
     """All at once: the common case costs one analysis."""
     if not columns:
         return True
+    if any(_SUSPECT.search(str(column)) for column in columns):
+        return False
     try:
         selected = df.select(*[c.alias(f"rule{i}") for i, c in enumerate(columns)])
     except AnalysisException:
         return False
-    return _row_wise(selected) and all(_boolean(field.dataType) for field in selected.schema)
+    return _row_wise(df, selected) and all(_boolean(field.dataType) for field in selected.schema)
 
 
 def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
@@ -137,8 +128,10 @@ def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
         raise _invalid(
             rule, _first_line(error), hint=f"did you mean {near!r}?" if near else None
         ) from error
-    if not _row_wise(selected):
+    if not _row_wise(df, selected):
         raise _invalid(rule, "it aggregates, uses a window or makes rows")
+    if _SUSPECT.search(str(column)):
+        _refuse(rule, selected._jdf.queryExecution().analyzed().projectList().head())
     data_type = selected.schema[0].dataType
     if not _boolean(data_type):
         raise _invalid(rule, f"it is {data_type.simpleString().upper()}, not a BOOLEAN")
@@ -148,11 +141,19 @@ def _boolean(data_type: DataType) -> bool:
     return isinstance(data_type, (BooleanType, NullType))
 
 
-def _row_wise(selected: DataFrame) -> bool:
+def _row_wise(df: DataFrame, selected: DataFrame) -> bool:
+    """Whether Spark put nothing but a projection on the query."""
     plan: Any = selected._jdf.queryExecution().analyzed()
-    return str(plan.nodeName()) == "Project" and " windowspecdefinition(" not in str(
-        plan.expressions().toString()
-    )
+    if str(plan.nodeName()) != "Project":
+        return False
+    below: Any = df._jdf.queryExecution().analyzed()
+    return bool(plan.child().equals(below))
+
+
+def _refuse(rule: Expectation, expression: Any) -> None:
+    reason = next(_refusals(expression), None)
+    if reason is not None:
+        raise _invalid(rule, reason, hint="an expectation looks at one row only")
 
 
 def _refusals(expression: Any) -> Iterator[str]:
@@ -165,7 +166,7 @@ def _refusals(expression: Any) -> Iterator[str]:
         if name in _REFUSED_FUNCTIONS:
             yield f"it calls {name}()"
     if kind in ("CallMethodViaReflection", "TryReflect"):
-        yield "it calls a Java method"
+        yield f"it calls a Java method by {kind}"
     children = expression.children()
     for position in range(children.size()):
         yield from _refusals(children.apply(position))
