@@ -1,4 +1,3 @@
-import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,8 @@ if TYPE_CHECKING:
 
 def spark_jars() -> tuple[str, ...]:
     """The jars of Spark's sets in the cache that `penstock jars sync` fills."""
-    folder = os.environ.get("PENSTOCK_CACHE", str(Path.home() / ".cache" / "penstock"))
-    return tuple(sorted(glob.glob(f"{folder}/jars/*.jar")))
+    folder = Path(os.environ.get("PENSTOCK_CACHE", Path.home() / ".cache" / "penstock"))
+    return tuple(sorted(str(jar) for jar in (folder / "jars").glob("*.jar")))
 
 
 @pytest.fixture(scope="session")

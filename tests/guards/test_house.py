@@ -88,11 +88,13 @@ def _conditions() -> set[str]:
                 continue
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             first = node.args[0]
-            if name.endswith(("Error", "_error", "_failure", "_error_of")) and isinstance(
-                first, ast.Constant
+            value = first.value if isinstance(first, ast.Constant) else None
+            if (
+                name.endswith(("Error", "_error", "_failure", "_error_of"))
+                and isinstance(value, str)
+                and re.fullmatch(r"[A-Z][A-Z0-9_]+", value)
             ):
-                if isinstance(first.value, str) and re.fullmatch(r"[A-Z][A-Z0-9_]+", first.value):
-                    found.add(first.value)
+                found.add(value)
     return found
 
 

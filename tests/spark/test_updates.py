@@ -84,9 +84,12 @@ def test_nothing_is_written_when_nothing_is_new(project):
     before = {name: project.version(name) for name in ("bronze", "silver", "gold")}
     assert project.run().state is UpdateState.COMPLETED
     assert {name: project.version(name) for name in before} == before
-    assert [e.details for e in project.events if e.event_type == "planning_information"][0][
-        "planning_information"
-    ]["technique_information"][0]["maintenance_type"] == "MAINTENANCE_TYPE_NO_OP"
+    assert (
+        next(e.details for e in project.events if e.event_type == "planning_information")[
+            "planning_information"
+        ]["technique_information"][0]["maintenance_type"]
+        == "MAINTENANCE_TYPE_NO_OP"
+    )
 
 
 def test_only_new_rows_are_added_when_files_come(project):
@@ -311,7 +314,15 @@ def gold():
 
 
 def test_a_view_is_recomputed_when_its_query_changed(project):
-    view = "@dp.table\ndef t():\n    return rows()\n\n@dp.materialized_view\ndef v():\n    return dp.read('t').select(F.{f}('amount').alias('x'))\n"
+    view = """
+@dp.table
+def t():
+    return rows()
+
+@dp.materialized_view
+def v():
+    return dp.read("t").select(F.{f}("amount").alias("x"))
+"""
     project.source(view.format(f="max")).add("a.json", orders(3, 9))
     project.run()
     project.source(view.format(f="min"))

@@ -248,7 +248,7 @@ def test_constraints_refuse_the_batch_when_a_clean_row_breaks_them(
     schema = parse_schema(spark, "id BIGINT NOT NULL, amount DOUBLE")
     df = harness.prepare(df, [rule("r", "amount < 100")], schema=schema, declared=True)
     spark.sql(f"ALTER TABLE delta.`{harness.target.path}` ADD CONSTRAINT pos CHECK (amount >= 0)")
-    with pytest.raises(Exception, match="(?i)constraint|not null"):
+    with pytest.raises(Exception, match=r"(?i)constraint|not null"):
         harness.writer().write(df, 0)
     assert harness.rows().count() == 0
 

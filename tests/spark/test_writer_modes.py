@@ -75,7 +75,8 @@ def test_rows_with_the_same_keys_are_replaced_when_the_mode_is_update(
     split = harness.prepare(first, RULES)
     assert harness.upserter(["k", "l"], rewrite=rewrite).write(split, 0).rows_written == 3
     second = spark.sql(
-        "SELECT * FROM VALUES (2L, NULL, 20), (NULL, NULL, 30), (4L, 'd', 40), (1L, 'a', -1) t(k, l, n)"
+        "SELECT * FROM VALUES (2L, NULL, 20), (NULL, NULL, 30), (4L, 'd', 40), (1L, 'a', -1)"
+        " t(k, l, n)"
     )
     split = harness.prepare(second, RULES)
     writer = harness.upserter(["k", "l"], rewrite=rewrite)

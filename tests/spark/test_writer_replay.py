@@ -68,8 +68,8 @@ def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_gone(
     rows = harness.rows().count()
     forgotten = forget_last_commit(tmp_path / "cp")
     again = run_available(df, harness.writer(**options), tmp_path / "cp")
-    assert [r.batch_id for r in again][0] == forgotten
-    written = [r for r in first if r.batch_id == forgotten][0]
+    assert again[0].batch_id == forgotten
+    written = next(r for r in first if r.batch_id == forgotten)
     if written.version is not None:
         assert again[0].replayed
         assert again[0].rules == written.rules
@@ -143,7 +143,7 @@ def test_commit_fails_when_another_driver_wrote_the_batch_meanwhile(
     begun = writer._target.begin(1)
     other.write(df, 1)
     result = CommitResult(flow="orders", app_id="p/orders/writer/1", batch_id=1, version=None)
-    with pytest.raises(Exception, match="(?i)concurrent"):
+    with pytest.raises(Exception, match=r"(?i)concurrent"):
         writer._target.commit(begun, [], 1, result, complete=False)
     assert harness.rows().count() == 20
 

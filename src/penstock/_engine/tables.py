@@ -156,7 +156,8 @@ class PipelineTables:
         )
         state = prepare_table(self._spark, self._ref(node), spec)
         if self._keeps(node):
-            prepare_quarantine(self._spark, self._quarantine(node), state)
+            quarantine = self._quarantine(node)
+            prepare_quarantine(self._spark, quarantine, state, replace_schema=spec.replace_schema)
 
     def reset(self, node: DatasetNode) -> None:
         """Remove all rows of a dataset and of its quarantine."""

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import random
 import socket
 import uuid
 from collections.abc import Mapping
@@ -15,6 +16,10 @@ _STATE_FILE = "broker.json"
 _OLD_LOG_FILE = "broker.log.1"
 _LOG_LIMIT_BYTES = 8 * 1024 * 1024
 _HOST = "127.0.0.1"
+_FIRST_PORT = 15_000
+_PORT_CANDIDATES = 1_000
+# Linux' default; others begin higher.
+_OUTGOING_PORT = 32_768
 
 # Paths are relative to the broker's directory, which is its working directory: a comma or a letter
 # outside of Latin-1 in an absolute path would break a properties file.
@@ -169,11 +174,22 @@ def are_free(*ports: int) -> bool:
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports of the loopback address that were free a moment ago."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind((_HOST, 0))
-        second.bind((_HOST, 0))
-        return first.getsockname()[1], second.getsockname()[1]
+    """Two ports of the loopback address that were free a moment ago.
+
+    Below those that the system hands to outgoing connections: while the broker is down, a client
+    that tries to reach it again could be given the broker's own port.
+    """
+    candidates = random.sample(range(_FIRST_PORT, _first_outgoing_port()), _PORT_CANDIDATES)
+    free = (port for port in candidates if are_free(port))
+    return next(free), next(free)
+
+
+def _first_outgoing_port() -> int:
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        return max(int(text.split()[0]), _FIRST_PORT + _PORT_CANDIDATES)
+    except (OSError, ValueError):
+        return _OUTGOING_PORT
 
 
 def _formatted_cluster_id(directory: Path) -> str | None:

@@ -24,8 +24,8 @@ def local_path(uri: str) -> Path | None:
 class StorageFiles:
     """Reads and replaces small files, on a local disk or through Hadoop's FileSystem.
 
-    On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`, which
-    object stores make atomic as well; HDFS does not, so a reader there takes a torn file for absent.
+    On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`,
+    which object stores make atomic as well; HDFS does not: there a torn file counts as absent.
 
     Args:
         spark: Session whose Hadoop configuration knows the file system; not used for local disks.

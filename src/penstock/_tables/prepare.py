@@ -362,7 +362,7 @@ def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:
 
 
 def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
-    way_out = f"run a full refresh of {table.name}, or take the change back"
+    way_out = f"take the change back, or rebuild the table: --full-refresh {table.name}"
     if tuple(n.lower() for n in spec.partition_cols) != tuple(
         n.lower() for n in state.partition_columns
     ) or (spec.cluster_by and state.partition_columns):

@@ -87,14 +87,14 @@ def reconcile(
             "SCHEMA_INCOMPATIBLE",
             f"column {column!r} of {name} is {have.upper()} in the table and {want.upper()} in the"
             f" query" + (f" ({more} more columns differ)" if more else ""),
-            hint=f"cast the column in the query, or run a full refresh of {name}",
+            hint=f"cast the column in the query, or rebuild the table: --full-refresh {name}",
         )
     if difference.missing and not allow_missing:
         columns = ", ".join(repr(column) for column in difference.missing)
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",
             f"the query for {name} has no column {columns}, which the table has",
-            hint=f"select NULL under that name, or run a full refresh of {name}",
+            hint=f"select NULL under that name, or rebuild the table: --full-refresh {name}",
         )
     return difference
 

@@ -307,7 +307,7 @@ class FlowWriter:
             delete_files(self._delta, paths, self._target.ref.path)
             return None
         fields = plain_schema(schema, nullable=True, keep_comments=False).fields
-        table.evolve(
+        evolved = table.evolve(
             begun,
             StructType([*fields, *QUARANTINE_FIELDS]),
             allow_missing=True,
@@ -316,7 +316,7 @@ class FlowWriter:
         move_files(self._delta, paths, self._target.ref.path, table.ref.path)
         removed = table.removals(begun) if self._replaces else []
         actions = [*removed, *self._delta.add_files(written.counts.bad), *written.bad]
-        if not actions:
+        if not actions and evolved == begun.metadata.schema:
             return None
         record = replace(
             result,

@@ -29,6 +29,7 @@ _SILVER = (
     *("order_id", "customer_id", "product", "quantity", "unit_price", "amount", "currency"),
     *("event_time", "_corrupt_record", "topic", "partition", "offset", "timestamp"),
 )
+_JSON = json.JSONDecoder(parse_float=Decimal)
 _SHOWN = 20
 
 
@@ -146,7 +147,8 @@ def _parse(text: str) -> tuple[Mapping[str, Any], str | None]:
     if not text.strip():
         return {}, None
     try:
-        content = json.loads(text, parse_float=Decimal)
+        # As Spark's parser does, without a look at what comes after the value.
+        content, _ = _JSON.raw_decode(text.lstrip())
     except ValueError:
         return {}, text
     return (content, None) if isinstance(content, dict) else ({}, text)
@@ -220,7 +222,7 @@ def _compare_outcomes(judged: Mapping[Place, Judged], tables: DemoTables, report
 
 def revenue_of(rows: Sequence[Row]) -> list[Row]:
     """`revenue_5m` for these rows of silver."""
-    groups: dict[tuple[Any, ...], list[Decimal]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Decimal | None]] = defaultdict(list)
     for row in rows:
         moment = row["event_time"]
         start = moment.replace(minute=moment.minute // 5 * 5, second=0, microsecond=0)
@@ -231,7 +233,7 @@ def revenue_of(rows: Sequence[Row]) -> list[Row]:
             "end": start + timedelta(minutes=5),
             "product": product,
             "orders": len(amounts),
-            "revenue": sum(amounts),
+            "revenue": _sum(amounts),
         }
         for (start, product), amounts in groups.items()
     ]
@@ -246,11 +248,17 @@ def customers_of(rows: Sequence[Row]) -> list[Row]:
         {
             "customer_id": customer,
             "orders": len(own),
-            "revenue": sum(row["amount"] for row in own),
+            "revenue": _sum([row["amount"] for row in own]),
             "last_order": max(row["event_time"] for row in own),
         }
         for customer, own in groups.items()
     ]
+
+
+def _sum(amounts: Sequence[Decimal | None]) -> Decimal | None:
+    """As SQL adds up: without the missing ones, and missing when there is none."""
+    present = [amount for amount in amounts if amount is not None]
+    return sum(present, Decimal(0)) if present else None
 
 
 def _compare_rows(
