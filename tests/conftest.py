@@ -15,6 +15,15 @@ def spark_jars() -> tuple[str, ...]:
     return tuple(sorted(str(jar) for jar in (folder / "jars").glob("*.jar")))
 
 
+def archive_options() -> tuple[str, ...]:
+    """Use the class-data archive that `penstock jars sync` made, as pipelines do."""
+    from penstock._launch import SPARK_JAR_SETS
+    from penstock._local.cds import java_options
+    from penstock._local.jars import class_path
+
+    return tuple(java_options(class_path(SPARK_JAR_SETS)))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """One session for all Spark tests, built as a pipeline builds its own."""
@@ -28,6 +37,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
             master="local[2]",
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
+            # Small data, many queries: what is compiled well is rarely used again.
+            java_options=("-XX:TieredStopAtLevel=1", *archive_options()),
         )
     )
     yield session

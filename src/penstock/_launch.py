@@ -89,7 +89,9 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
     """
     with (
         tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as scratch,
-        _session(settings, log_file=Path(scratch) / "spark.log", warehouse=scratch) as spark,
+        _session(
+            settings, log_file=Path(scratch) / "spark.log", warehouse=scratch, analysis_only=True
+        ) as spark,
         installed_modules(),
         project_imports(settings),
     ):
@@ -172,12 +174,14 @@ def _run(
         bus.emit(event)
     layout = StorageLayout(settings.storage)
     tables = PipelineTables(spark, graph, layout, settings)
-    evaluator = Evaluator(spark, index, DeltaSource(tables.paths), resolve_secrets)
+    source = DeltaSource(tables.paths, tables.append_only_start)
+    evaluator = Evaluator(spark, index, source, resolve_secrets)
     events = event_directory(settings)
     engine = SparkEngine(
         spark,
         graph,
         evaluator,
+        source,
         tables,
         StateStore(StorageFiles(spark), layout.state_dir),
         EngineContext(
@@ -240,6 +244,7 @@ def _session(
     log_file: Path,
     warehouse: str | None = None,
     pass_fds: tuple[int, ...] = (),
+    analysis_only: bool = False,
 ) -> "Iterator[SparkSession]":
     os.chdir(settings.root)
     borrowed = _active_session()
@@ -263,6 +268,7 @@ def _session(
             java_options=tuple(java_options(jars)),
             log_file=str(log_file),
             pass_fds=pass_fds,
+            analysis_only=analysis_only,
         )
     )
     try:

@@ -108,7 +108,7 @@ def test_change_is_refused_with_the_way_out_when_rows_would_be_lost(
         with pytest.raises(PlanError) as caught:
             prepare_table(spark, ref, spec)
         assert caught.value.condition == condition
-        assert "full refresh" in (caught.value.hint or "")
+        assert "--full-refresh" in (caught.value.hint or "")
     reset_table(spark, ref)
     assert spark.read.load(ref.path).count() == 0
     assert prepare_table(spark, ref, partitioned).partition_columns == ("p",)

@@ -184,7 +184,7 @@ def test_other_type_is_refused_when_a_column_changes(spark: SparkSession, harnes
     assert caught.value.condition == "SCHEMA_INCOMPATIBLE"
     assert "'amount'" in caught.value.message
     assert "DOUBLE" in caught.value.message and "STRING" in caught.value.message
-    assert "full refresh" in (caught.value.hint or "")
+    assert "--full-refresh" in (caught.value.hint or "")
     assert harness.rows().count() == GOOD
 
 

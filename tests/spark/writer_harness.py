@@ -29,6 +29,7 @@ class Harness:
 
     def __init__(self, spark: SparkSession, root: Path, name: str = "orders") -> None:
         self.spark = spark
+        self.root = root
         self.target = TableRef(str(root / name), name)
         self.quarantine = TableRef(str(root / f"{name}_quarantine"), f"{name}_quarantine")
         self.split: RowSplit | None = None

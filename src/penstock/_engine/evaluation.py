@@ -35,6 +35,11 @@ from penstock.quality.split import filter_view
 
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
+# Options with which a query says by itself where to begin, or how.
+_OWN_START = {
+    *("startingversion", "startingtimestamp", "readchangefeed", "readchangedata"),
+    *("witheventtimeorder", "schematrackinglocation", "schemalocation"),
+}
 _active: ContextVar["Evaluator | None"] = ContextVar("penstock_evaluator", default=None)
 _view_numbers = itertools.count()
 
@@ -84,11 +89,46 @@ class SchemaSource:
         return schema
 
 
-class DeltaSource:
-    """The real tables."""
+@dataclass
+class StreamStarts:
+    """From which version of each table a new flow reads appends.
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
+    A stream that begins with a snapshot of its table computes the state of that table at its first
+    start, and again at every start without news; one that reads the log from its beginning sees the
+    same rows and computes nothing.
+
+    Attributes:
+        chosen: Version by dataset; others begin with a snapshot.
+        is_open: Whether versions may still be chosen: the flow has not started yet.
+    """
+
+    chosen: dict[str, int]
+    is_open: bool
+
+
+class DeltaSource:
+    """The real tables.
+
+    Args:
+        paths: Path of each table by dataset.
+        append_only_start: Of the table at a path; see `_tables.log_scan`.
+    """
+
+    def __init__(
+        self, paths: Mapping[str, str], append_only_start: Callable[[str], int | None]
+    ) -> None:
         self._paths = paths
+        self._append_only_start = append_only_start
+        self._starts: ContextVar[StreamStarts | None] = ContextVar("penstock_starts", default=None)
+
+    @contextlib.contextmanager
+    def starting(self, starts: StreamStarts) -> Iterator[None]:
+        """Use these versions for the streams that are read inside."""
+        token = self._starts.set(starts)
+        try:
+            yield
+        finally:
+            self._starts.reset(token)
 
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
         """See `TableSource.batch`."""
@@ -96,7 +136,20 @@ class DeltaSource:
 
     def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
         """See `TableSource.stream`."""
+        start = self._start(key, reader)
+        if start is not None:
+            reader = reader.option("startingVersion", start)
         return reader.format("delta").load(self._paths[key])
+
+    def _start(self, key: str, reader: DataStreamReader) -> int | None:
+        starts = self._starts.get()
+        if starts is None or {name.lower() for name in reader_options(reader)} & _OWN_START:
+            return None
+        if starts.is_open and key not in starts.chosen:
+            found = self._append_only_start(self._paths[key])
+            if found is not None:
+                starts.chosen[key] = found
+        return starts.chosen.get(key)
 
 
 @dataclass

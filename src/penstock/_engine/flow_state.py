@@ -7,7 +7,7 @@ new checkpoint, whose batch ids start at 0 again, is never mistaken for a replay
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +28,8 @@ class FlowState:
         output_mode: Spark's output mode at the first start.
         once_done: Whether a `once` flow has run.
         reset_pending: A full refresh began and has not been seen to end.
+        starts: Version of each upstream table from which the checkpoint's first batch reads
+            appends. It must be the same when that batch is planned again.
     """
 
     epoch: str
@@ -36,6 +38,7 @@ class FlowState:
     output_mode: str | None = None
     once_done: bool = False
     reset_pending: bool = False
+    starts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

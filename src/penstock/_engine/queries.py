@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine import plans
-from penstock._engine.evaluation import Evaluator
+from penstock._engine.evaluation import DeltaSource, Evaluator, StreamStarts
 from penstock._engine.failures import flow_error
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.listener import ProgressListener
@@ -53,7 +53,8 @@ class SparkEngine:
     Args:
         spark: The pipeline's session.
         graph: What to run.
-        evaluator: Over the real tables.
+        evaluator: Over `source`.
+        source: The real tables.
         tables: Delta side of the pipeline.
         state: Epochs and fingerprints.
         context: Names and ways out.
@@ -64,6 +65,7 @@ class SparkEngine:
         spark: SparkSession,
         graph: DataflowGraph,
         evaluator: Evaluator,
+        source: DeltaSource,
         tables: PipelineTables,
         state: StateStore,
         context: EngineContext,
@@ -71,6 +73,7 @@ class SparkEngine:
         self._spark = spark
         self._graph = graph
         self._evaluator = evaluator
+        self._source = source
         self._tables = tables
         self._state = state
         self._context = context
@@ -130,8 +133,11 @@ class SparkEngine:
         """See `Engine.start_flow`."""
         node = self._graph.flows[step.flow]
         with self._translated(node):
-            df = self._evaluate(node)
-            state = self._flow_state(node, df, step)
+            state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+            starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
+            with self._source.starting(starts):
+                df = self._evaluate(node)
+            state = self._flow_state(node, df, step, replace(state, starts=starts.chosen))
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
             writer = (
                 self._sink_writer(node, df)
@@ -197,17 +203,17 @@ class SparkEngine:
         resolved = resolve_name(name, catalog=index.catalog, schema=index.schema)
         return self._tables.layout.table_path(resolved)
 
-    def _flow_state(self, node: FlowNode, df: DataFrame, step: StartFlow) -> FlowState:
-        name = node.flow.name
-        state = self._state.flow(name) or self._state.new_flow(name)
+    def _flow_state(
+        self, node: FlowNode, df: DataFrame, step: StartFlow, state: FlowState
+    ) -> FlowState:
         operators = plans.stateful_operators(df)
         mode = step.output_mode.value
         display = self._display(node)
         check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
         table_id = self._tables.check_ownership(node, state)
         wanted = replace(state, stateful_operators=operators, output_mode=mode, target_id=table_id)
-        if wanted != state:
-            self._state.save_flow(name, wanted)
+        if wanted != self._state.flow(node.flow.name):
+            self._state.save_flow(node.flow.name, wanted)
         return wanted
 
     def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:

@@ -82,6 +82,8 @@ def session_defaults(
         f"{_PREFIX}maxCommitAttempts": "100",
         # Small commits follow each other closely: a checkpoint every ten of them is a stall.
         f"{_PREFIX}properties.defaults.checkpointInterval": "50",
+        # Delta verifies the list of files in its checksums by computing the table's state anew.
+        f"{_PREFIX}allFilesInCrc.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": _SECRETS,
@@ -93,6 +95,8 @@ def session_defaults(
     if cores is not None:
         conf["spark.sql.shuffle.partitions"] = str(cores)
         conf[f"{_PREFIX}snapshotPartitions"] = str(min(cores, 16))
+        # VACUUM lists with this many tasks, 10000 by Spark's default.
+        conf["spark.sql.sources.parallelPartitionDiscovery.parallelism"] = str(cores * 4)
     if master.startswith("local"):
         conf["spark.driver.host"] = "localhost"
         conf["spark.driver.bindAddress"] = "127.0.0.1"

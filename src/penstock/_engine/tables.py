@@ -24,8 +24,9 @@ from penstock._observe.events import (
     flow_progress,
 )
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import read_commit_counts
+from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.layout import StorageLayout, TableRef
+from penstock._tables.log_scan import append_only_start
 from penstock._tables.prepare import (
     TableSpec,
     parse_schema,
@@ -167,6 +168,11 @@ class PipelineTables:
     def version(self, node: DatasetNode) -> int | None:
         """Newest version of the table; `None` if there is none."""
         return read_version(self._spark, self._ref(node).path)
+
+    def append_only_start(self, path: str) -> int | None:
+        """From where a stream reads the whole table as appends; see `_tables.log_scan`."""
+        delta = DeltaJvm(self._spark)
+        return append_only_start(delta, path, int(delta.snapshot(path).version()))
 
     def check_ownership(self, node: FlowNode, state: FlowState) -> str | None:
         """The id of the target table.

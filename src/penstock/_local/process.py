@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.02
 def start_time(pid: int) -> str | None:
     """A text that tells this process from a later one with the same pid; `None` when it is gone.
 
-    A zombie, which runs no more, counts as gone.
+    A zombie counts as gone when none of its threads is left: until then they hold its ports.
     """
     if pid <= 0:
         return None
@@ -26,7 +26,7 @@ def start_time(pid: int) -> str | None:
         except (OSError, UnicodeDecodeError):
             return None
         state, ticks = fields[0], fields[19]
-        return None if state in "ZX" else f"{boot}/{ticks}"
+        return None if state in "ZX" and not _has_threads(pid) else f"{boot}/{ticks}"
     result = subprocess.run(  # noqa: S603
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - `ps` of the system
         capture_output=True,
@@ -35,6 +35,14 @@ def start_time(pid: int) -> str | None:
     )
     state, _, started = result.stdout.strip().partition(" ")
     return started.strip() if started and not state.startswith("Z") else None
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether a process whose first thread has ended still runs in others."""
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) > 1
+    except OSError:
+        return False
 
 
 def is_same(pid: int, started: str) -> bool:

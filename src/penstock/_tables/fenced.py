@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 from penstock._tables.commits import CommitResult, result_from_commit
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
 from penstock._tables.layout import TableRef
+from penstock._tables.log_scan import last_batch, live_files
 from penstock._tables.schema import (
     SchemaDifference,
     check_columns,
@@ -67,8 +68,8 @@ class FencedTable:
     def begin(self, batch_id: int | None) -> Begun:
         """Start a transaction on the newest version.
 
-        The full look-up of the last batch needs the state of the whole table; it is skipped while
-        every version of the table is one that this process committed.
+        The last batch is looked up in the newest commits, else in the state of the whole table; not
+        at all while every version of the table is one that this process committed.
 
         Args:
             batch_id: `None` for a write without a fence.
@@ -86,11 +87,11 @@ class FencedTable:
             return Begun(transaction, False, self._metadata)
         last = known_versions.last(self._metadata.id, version, self._app_id)
         if last is None:
-            last = int(transaction.txnVersion(self._app_id))
+            logged = last_batch(self._delta, self.ref.path, version, self._app_id)
+            last = int(transaction.txnVersion(self._app_id)) if logged is None else logged
             known_versions.looked_up(self._metadata.id, version, self._app_id, last)
-        else:
-            # A commit of our app id by anyone else in between must still fail ours.
-            transaction.readTxn().addOne(self._app_id)
+        # A commit of our app id by anyone else in between must fail ours.
+        transaction.readTxn().addOne(self._app_id)
         return Begun(transaction, last >= batch_id, self._metadata)
 
     def evolve(
@@ -129,6 +130,11 @@ class FencedTable:
 
     def removals(self, begun: Begun) -> list[Any]:
         """Actions that remove every file of the table."""
+        known = live_files(self._delta, self.ref.path, begun.version)
+        if known is not None:
+            # As after a look at all files: an append by anyone in between must fail our commit.
+            begun.transaction.readWholeTable()
+            return [file.remove() for file in self._delta.add_files(known)]
         files = begun.transaction.filterFiles()
         return [file.remove() for file in self._delta.items(files)]
 

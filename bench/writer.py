@@ -1,0 +1,309 @@
+"""The writer: small batches v Spark's own Delta sink, and what rules and quarantine cost.
+
+Three processes take turns, one block of batches each, so that a machine that gets slower meets all:
+
+- `penstock`: Penstock's writer in Penstock's session,
+- `native tuned`: Spark's Delta sink in Penstock's session,
+- `native`: Spark's Delta sink in a session as `SparkSession.builder` makes it.
+
+A batch is one file of 1,000 rows of a stream; its time is Spark's own `triggerExecution`. The first
+batch of each block, which starts the query, does not count, nor do the warm-up blocks. Then 200,000
+rows are written with 20 rules and quarantine, and without rules, in turns in one process.
+
+    python bench/writer.py [--blocks 8] [--rounds 9]
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BATCHES = 11
+WARM_UP_BLOCKS = 2
+BATCH_ROWS = 1_000
+RULE_ROWS = 200_000
+RULES = 20
+SIDES = ("penstock", "native tuned", "native")
+COLUMNS = (
+    "id",
+    "id % 97 AS customer",
+    "concat('product-', id % 50) AS product",
+    "CAST((id * 7919) % 10000 AS DOUBLE) / 100 AS amount",
+    "id % 7 AS quantity",
+    "timestamp_seconds(1767225600 + id) AS ordered_at",
+)
+
+
+# -- one process per side -----------------------------------------------------------------------
+
+
+def make_session(side: str, root: Path) -> Any:
+    """Penstock's session, or the one of a user who follows Delta's quickstart."""
+    from penstock._launch import SPARK_JAR_SETS
+    from penstock._local.jars import class_path
+
+    jars = [str(jar) for jar in class_path(SPARK_JAR_SETS)]
+    if side != "native":
+        from penstock._engine.session import SessionOptions, build_session
+
+        return build_session(
+            SessionOptions(
+                app_name="bench",
+                storage_root=root.as_uri(),
+                jars=tuple(jars),
+                log_file=str(root / f"{side}.log"),
+            )
+        )
+    from pyspark.sql import SparkSession
+
+    return (
+        SparkSession.builder.master("local[*]")
+        .config("spark.driver.extraClassPath", ":".join(jars))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.warehouse.dir", str(root / "warehouse"))
+        .getOrCreate()
+    )
+
+
+class Side:
+    """A streaming query that is started anew for each block."""
+
+    def __init__(self, side: str, root: Path) -> None:
+        self.side = side
+        self.root = root
+        self.spark = make_session(side, root)
+        self.spark.sparkContext.setLogLevel("ERROR")
+        self.inbox = root / "inbox"
+        self.inbox.mkdir()
+        self.table = str(root / "table")
+        self.block_number = 0
+        self._writer: Any = None
+
+    def block(self) -> list[float]:
+        """Milliseconds of the batches of one block."""
+        for number in range(BATCHES):
+            first = (self.block_number * BATCHES + number) * BATCH_ROWS
+            lines = (
+                json.dumps({"id": i, "product": f"p{i % 50}", "amount": i % 1000 / 10})
+                for i in range(first, first + BATCH_ROWS)
+            )
+            name = f"{self.block_number:05d}-{number:03d}.json"
+            (self.root / name).write_text("\n".join(lines), encoding="utf-8")
+            (self.root / name).rename(self.inbox / name)
+        self.block_number += 1
+        rows = (
+            self.spark.readStream.schema("id BIGINT, product STRING, amount DOUBLE")
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.inbox))
+        )
+        stream = rows.writeStream.option("checkpointLocation", str(self.root / "checkpoint"))
+        stream = stream.trigger(availableNow=True)
+        if self.side == "penstock":
+            query = stream.foreachBatch(self._write(rows)).start()
+        else:
+            query = stream.format("delta").start(self.table)
+        query.awaitTermination()
+        done = [p for p in query.recentProgress if p["numInputRows"] == BATCH_ROWS]
+        assert len(done) == BATCHES, f"{len(done)} batches"
+        return [float(p["durationMs"]["triggerExecution"]) for p in done[1:]]
+
+    def _write(self, rows: Any) -> Any:
+        from penstock._tables.layout import TableRef
+        from penstock._tables.prepare import TableSpec, prepare_table
+        from penstock._tables.writer import FlowWriter
+
+        if self._writer is None:
+            target = TableRef(self.table, "bench")
+            prepare_table(self.spark, target, TableSpec(schema=rows.schema))
+            self._writer = FlowWriter(
+                self.spark, flow="bench", app_id="bench/bench/writer/1", target=target
+            )
+        return self._writer.write
+
+    def rules(self, rounds: int) -> dict[str, list[float]]:
+        """Seconds of a write with rules and without, in turns."""
+        from penstock._model.expectation import Expectation, OnViolation
+        from penstock._model.origin import SourceLocation
+        from penstock._tables.layout import TableRef
+        from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
+        from penstock._tables.writer import FlowWriter
+        from penstock.quality.split import split_rows
+
+        data = str(self.root / "rows")
+        made = self.spark.range(RULE_ROWS).selectExpr(*COLUMNS)
+        made.repartition(2).write.format("parquet").save(data)
+        df = self.spark.read.parquet(data)
+        bounds = [
+            f"amount >= {n / 100}" if n % 2 else f"quantity + customer < {110 - n}"
+            for n in range(RULES)
+        ]
+        rules = [
+            Expectation(
+                name=f"rule_{n}",
+                condition=text,
+                on_violation=OnViolation.DROP,
+                origin=SourceLocation("bench/writer.py", 1),
+            )
+            for n, text in enumerate(bounds)
+        ]
+        seconds: dict[str, list[float]] = {"rules": [], "plain": []}
+        writers = {}
+        for name in seconds:
+            target = TableRef(str(self.root / name), name)
+            state = prepare_table(self.spark, target, TableSpec(schema=df.schema))
+            if name == "plain":
+                writers[name] = (
+                    FlowWriter(self.spark, flow=name, app_id=f"bench/{name}", target=target),
+                    df,
+                )
+                continue
+            quarantine = TableRef(str(self.root / f"{name}_quarantine"), f"{name}_quarantine")
+            prepare_quarantine(self.spark, quarantine, state)
+            split = split_rows(df, rules, quarantine=True)
+            assert split is not None
+            writer = FlowWriter(
+                self.spark,
+                flow=name,
+                app_id=f"bench/{name}",
+                target=target,
+                split=split,
+                quarantine=quarantine,
+            )
+            writers[name] = (writer, split.df)
+        for turn in range(rounds + 3):
+            for name, (writer, rows) in writers.items():
+                started = time.perf_counter()
+                result = writer.write(rows, turn)
+                if turn >= 3:
+                    seconds[name].append(time.perf_counter() - started)
+                assert result.rows_written + result.rows_quarantined == RULE_ROWS
+                assert (result.rows_quarantined > 0) == (name == "rules")
+        return seconds
+
+
+def work(side: str, root: Path) -> None:
+    """Serve commands from standard input, answer on standard output."""
+    worker = Side(side, root)
+    for line in sys.stdin:
+        command, _, argument = line.strip().partition(" ")
+        answer = worker.block() if command == "block" else worker.rules(int(argument))
+        print(json.dumps(answer), flush=True)
+
+
+# -- the comparison -----------------------------------------------------------------------------
+
+
+class Process:
+    """One side, started and waiting for commands."""
+
+    def __init__(self, side: str, root: Path) -> None:
+        root.mkdir()
+        self._log = (root / "stderr.log").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", side, "--root", str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        )
+
+    def ask(self, command: str) -> Any:
+        """The answer to a command."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(command, file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            raise SystemExit(f"a side ended:\n{self._log.read()[-4000:]}")
+        return json.loads(line)
+
+    def end(self) -> None:
+        """End it; returns when it is gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._log.close()
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that this share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def compare_batches(processes: dict[str, Process], blocks: int) -> None:
+    """Run the blocks in turns and print the table."""
+    times: dict[str, list[list[float]]] = {side: [] for side in SIDES}
+    for number in range(WARM_UP_BLOCKS + blocks):
+        order = SIDES if number % 2 else SIDES[::-1]
+        for side in order:
+            block = processes[side].ask("block")
+            if number >= WARM_UP_BLOCKS:
+                times[side].append(block)
+    medians = {side: [statistics.median(block) for block in times[side]] for side in SIDES}
+    print(f"\n{BATCH_ROWS}-row batches, warm, {blocks} blocks of {BATCHES - 1}, milliseconds")
+    print(f"{'':14s}{'median':>9s}{'p99':>9s}{'ratio':>9s}   penstock / this, per block")
+    for side in SIDES:
+        every = [value for block in times[side] for value in block]
+        ratios = [a / b for a, b in zip(medians["penstock"], medians[side], strict=True)]
+        shown = "" if side == "penstock" else ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        ratio = "" if side == "penstock" else f"{statistics.median(ratios):.2f}"
+        print(
+            f"{side:14s}{statistics.median(every):9.0f}{percentile(every, 0.99):9.0f}{ratio:>9s}"
+            f"   {shown}",
+            flush=True,
+        )
+
+
+def compare_rules(process: Process, rounds: int) -> None:
+    """Print what rules cost."""
+    seconds = process.ask(f"rules {rounds}")
+    ratios = [a / b for a, b in zip(seconds["rules"], seconds["plain"], strict=True)]
+    print(f"\n{RULE_ROWS} rows, {RULES} rules with quarantine v no rules, seconds")
+    print(
+        f"rules {statistics.median(seconds['rules']):.2f}   "
+        f"plain {statistics.median(seconds['plain']):.2f}   "
+        f"ratio {statistics.median(ratios):.2f}   "
+        f"per round {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run both comparisons, or one side of the first."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        work(arguments.worker, arguments.root)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        processes = {side: Process(side, Path(scratch) / side.replace(" ", "-")) for side in SIDES}
+        try:
+            compare_batches(processes, arguments.blocks)
+            for side in SIDES[1:]:
+                processes.pop(side).end()
+            compare_rules(processes["penstock"], arguments.rounds)
+        finally:
+            for process in processes.values():
+                process.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Answers that the newest commits of a table's log give at once.
+
+Delta would answer all of them from the state of the whole table, which takes a Spark job or two:
+the larger part of a small update. Each function gives up (`None`) where the log is long or cleaned
+up; the caller then asks Delta.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock._tables.delta_log import DeltaJvm
+
+_NEWEST = 20
+_WHOLE = 100
+
+
+def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | None:
+    """The last batch of an app id at a version; -1 when the whole log has none."""
+    for at in range(version, max(version - _NEWEST, -1), -1):
+        lines = delta.commit_lines(path, at)
+        if lines is None:
+            return None
+        for line in lines:
+            if line.startswith('{"txn"'):
+                fence = json.loads(line)["txn"]
+                if fence["appId"] == app_id:
+                    return int(fence["version"])
+    return -1 if version < _NEWEST else None
+
+
+def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
+    """`AddFile` contents of all files of a version."""
+    commits: list[list[dict[str, Any]]] = []
+    for at in range(version, max(version - _NEWEST, -1), -1):
+        lines = delta.commit_lines(path, at)
+        if lines is None:
+            return None
+        commits.append([json.loads(line) for line in lines])
+        # What came before a replacement of all rows is gone.
+        if at == 0 or _replaces_all(commits[-1]):
+            break
+    else:
+        return None
+    live: dict[tuple[str, str], dict[str, Any]] = {}
+    for actions in reversed(commits):
+        for action in actions:
+            if "remove" in action:
+                live.pop(_identity(action["remove"]), None)
+        for action in actions:
+            if "add" in action:
+                live[_identity(action["add"])] = action["add"]
+    return list(live.values())
+
+
+def append_only_start(delta: DeltaJvm, path: str, version: int) -> int | None:
+    """The version from which a stream sees every row of the table by reading appends alone.
+
+    0, or the one after the last reset. `None` when rows were changed or removed, when the schema
+    changed on the way, or when the log is not whole.
+
+    Args:
+        delta: The bridge.
+        path: The table.
+        version: Its newest version.
+    """
+    if version > _WHOLE:
+        return None
+    start: int | None = 0
+    schema: str | None = None
+    live: set[tuple[str, str]] = set()
+    for at in range(version + 1):
+        lines = delta.commit_lines(path, at)
+        if lines is None:
+            return None
+        actions = [json.loads(line) for line in lines]
+        changed_schema = _schema(actions) or schema
+        if schema is not None and changed_schema != schema:
+            start = None
+        schema = changed_schema
+        removed = [action["remove"] for action in actions if "remove" in action]
+        added = [action["add"] for action in actions if "add" in action]
+        live -= {_identity(file) for file in removed}
+        live |= {_identity(file) for file in added}
+        if any(file.get("deletionVector") for file in added):
+            start = None
+        elif any(file.get("dataChange", True) for file in removed):
+            start = None if live else at + 1
+    return start if start is not None and start <= version else None
+
+
+def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
+    vector = file.get("deletionVector")
+    return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
+
+
+def _schema(actions: list[dict[str, Any]]) -> str | None:
+    found = [action["metaData"]["schemaString"] for action in actions if "metaData" in action]
+    return found[-1] if found else None
+
+
+def _replaces_all(actions: list[dict[str, Any]]) -> bool:
+    """Whether this is a commit of ours that removed every file there was."""
+    for action in actions:
+        info = action.get("commitInfo")
+        if info is not None:
+            parameters = info.get("operationParameters", {})
+            return (
+                info.get("operation") == "WRITE"
+                and parameters.get("mode") == "Overwrite"
+                and "predicate" not in parameters
+                and '"penstock"' in (info.get("userMetadata") or "")
+            )
+    return False

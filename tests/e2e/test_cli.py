@@ -1,0 +1,250 @@
+"""The command line as a user meets it: processes in a folder of their own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._local.demo.delta_log import read_rows, read_snapshot
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
+
+SECONDS = 180.0
+SHOP = """\
+import penstock as dp
+from pyspark.sql import functions as F
+
+
+@dp.table
+def bronze():
+    return spark.readStream.schema("id BIGINT, amount DOUBLE").json("in")
+
+
+@dp.table
+@dp.expect_or_drop("positive", "amount > 0")
+def silver():
+    return dp.read_stream("bronze")
+
+
+@dp.materialized_view
+def gold():
+    return dp.read("silver").agg(F.sum("amount").alias("revenue"))
+"""
+
+
+class Shop:
+    """A pipeline in an otherwise empty folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "in").mkdir(parents=True)
+        self.source(SHOP)
+        self._started: list[subprocess.Popen[str]] = []
+
+    def source(self, text: str) -> None:
+        (self.folder / "shop.py").write_text(text, encoding="utf-8")
+
+    def add(self, name: str, *amounts: float | None) -> None:
+        lines = [json.dumps({"id": i, "amount": amount}) for i, amount in enumerate(amounts)]
+        temporary = self.folder / name
+        temporary.write_text("\n".join(lines), encoding="utf-8")
+        temporary.rename(self.folder / "in" / name)
+
+    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *arguments],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "NO_COLOR": "1", **environment},
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def penstock(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=SECONDS)
+        return process.returncode, out, err
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        snapshot = read_snapshot(self.folder / ".penstock/tables/spark_catalog/default" / table)
+        assert snapshot is not None
+        found = read_rows(snapshot.files, columns).to_pylist()
+        return sorted((tuple(row[c] for c in columns) for row in found), key=repr)
+
+    def events(self) -> list[dict[str, Any]]:
+        files = sorted((self.folder / ".penstock/events").rglob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline
+            pause.wait(0.1)
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path / "shop")
+    yield shop
+    shop.end()
+
+
+def files_of(folder: Path) -> set[str]:
+    found = (str(file.relative_to(folder)) for file in folder.rglob("*"))
+    return {name for name in found if "__pycache__" not in name}
+
+
+def test_a_file_in_a_folder_is_a_pipeline(shop: Shop) -> None:
+    shop.add("a.json", 5.0, -1.0, None, 2.5)
+    before = files_of(shop.folder)
+    code, out, err = shop.penstock("dry-run")
+    assert code == 0, err
+    assert files_of(shop.folder) == before
+    for text in ("bronze", "silver", "gold", "positive", "amount double"):
+        assert text in out
+    code, out, err = shop.penstock("dry-run", "--output", "json")
+    assert code == 0, err
+    assert {"bronze", "silver", "gold"} <= set(re.findall(r"\w+", json.dumps(json.loads(out))))
+    assert files_of(shop.folder) == before
+
+    code, out, err = shop.penstock("run")
+    assert code == 0, err
+    assert shop.rows("silver", "id", "amount") == [(0, 5.0), (3, 2.5)]
+    assert shop.rows("gold", "revenue") == [(7.5,)]
+    # NULL does not satisfy a rule: that row is in quarantine like the one with -1.
+    assert shop.rows("silver_quarantine", "id", "_failed_rules") == [
+        (1, ["positive"]),
+        (2, ["positive"]),
+    ]
+    counts: Counter[str] = Counter()
+    for event in shop.events():
+        quality = event["details"].get("flow_progress", {}).get("data_quality", {})
+        for rule in quality.get("expectations", ()):
+            counts["failed"] += rule["failed_records"]
+            counts["passed"] += rule["passed_records"]
+    assert counts == {"failed": 2, "passed": 2}
+
+    code, out, err = shop.penstock("preview", "gold")
+    assert (code, "7.5" in out) == (0, True), err
+    code, out, err = shop.penstock("quarantine", "show", "silver")
+    assert (code, out.count("positive")) == (0, 2), err
+
+    code, out, err = shop.penstock("run", "--log-format", "json")
+    assert code == 0, err
+    lines = [json.loads(line) for line in (out + err).splitlines()]
+    assert lines[-1]["details"]["update_progress"]["state"] == "COMPLETED"
+    assert shop.rows("gold", "revenue") == [(7.5,)]
+
+
+def test_one_error_names_file_line_and_the_nearest_name_when_a_table_is_misspelled(
+    shop: Shop,
+) -> None:
+    shop.source(SHOP.replace('read_stream("bronze")', 'read_stream("bronz")'))
+    code, _, err = shop.penstock("run")
+    assert code == 2
+    assert err.count("[") == err.count("DATASET_NOT_FOUND]") == 1, err
+    assert re.search(r"shop\.py:\d+", err), err
+    assert "did you mean" in err
+    assert "bronze" in err
+    assert "Traceback" not in err
+    line = int(re.findall(r"shop\.py:(\d+)", err)[0])
+    assert 11 <= line <= 14
+    assert not list((shop.folder / ".penstock").rglob("_delta_log"))
+
+
+def test_the_update_fails_with_rule_values_and_batch_when_a_fail_rule_breaks(shop: Shop) -> None:
+    shop.source(
+        SHOP.replace('expect_or_drop("positive"', 'expect_or_fail("positive"')
+        + '\n\n@dp.table\ndef other():\n    return dp.read_stream("bronze")\n'
+    )
+    shop.add("a.json", 5.0, -1.25)
+    code, out, err = shop.penstock("run")
+    assert code == 1
+    text = out + err
+    for part in ("EXPECTATION_VIOLATED", "positive", "-1.25", "batch 0"):
+        assert part in text, text
+    assert len(shop.rows("other", "id")) == 2
+    assert shop.rows("silver", "id") == []
+
+
+def test_the_second_start_is_refused_and_ctrl_c_stops_the_first(shop: Shop) -> None:
+    shop.add("a.json", 5.0)
+    first = shop.start("run", "--continuous", "--log-format", "json")
+    silver = shop.folder / ".penstock/tables/spark_catalog/default/silver"
+
+    def has_rows() -> bool:
+        snapshot = read_snapshot(silver)
+        return snapshot is not None and bool(snapshot.files)
+
+    shop.wait_for(lambda: has_rows() or first.poll() is not None)
+    assert first.poll() is None
+    started = time.monotonic()
+    code, _, err = shop.penstock("run")
+    assert time.monotonic() - started < 5.0
+    assert code == 3
+    assert "LEASE_HELD" in err
+    assert re.search(rf"\b{first.pid}\b", err), err
+
+    shop.add("b.json", 6.0)
+    shop.wait_for(lambda: len(shop.rows("silver", "amount")) == 2)
+    os.kill(first.pid, signal.SIGINT)
+    first.communicate(timeout=SECONDS)
+    assert first.returncode == 130
+    assert shop.events()[-1]["details"]["update_progress"]["state"] == "CANCELED"
+
+    code, _, err = shop.penstock("run")
+    assert code == 0, err
+    assert shop.rows("silver", "amount") == [(5.0,), (6.0,)]
+    assert shop.rows("gold", "revenue") == [(11.0,)]
+
+
+def test_no_row_is_lost_or_doubled_when_killed_between_the_two_commits(shop: Shop) -> None:
+    shop.add("a.json", 5.0, -1.0)
+    kill = {"PENSTOCK_KILL_AT": "after_quarantine_commit:silver:0"}
+    code, _, err = shop.penstock("run", **kill)
+    assert code == -signal.SIGKILL, err
+    assert shop.rows("silver_quarantine", "id") == [(1,)]
+    assert shop.rows("silver", "id") == []
+    shop.add("b.json", 7.0, None)
+    code, _, err = shop.penstock("run")
+    assert code == 0, err
+    assert shop.rows("silver", "amount") == [(5.0,), (7.0,)]
+    assert shop.rows("silver_quarantine", "amount") == [(-1.0,), (None,)]
+    assert shop.rows("gold", "revenue") == [(12.0,)]
+
+
+def test_a_new_project_runs_as_it_is(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "elsewhere")
+    try:
+        code, out, err = shop.penstock("init", "fresh")
+        assert code == 0, err
+        shop.folder = shop.folder / "fresh"
+        code, out, err = shop.penstock("run")
+        assert code == 0, err
+        code, out, err = shop.penstock("quarantine", "list")
+        assert code == 0, err
+        assert re.search(r"silver.*positive_amount", out, re.DOTALL), out
+    finally:
+        shop.end()

@@ -1,0 +1,171 @@
+"""What the log is asked directly must be what Delta itself would say."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from writer_harness import Harness
+
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.log_scan import append_only_start, last_batch, live_files
+from penstock._tables.prepare import TableSpec, prepare_table, reset_table
+from penstock._tables.writer import WriteMode
+
+APP = "p/orders/writer/1"
+
+
+class Log:
+    """The log of one table, by both ways."""
+
+    def __init__(self, spark: SparkSession, harness: Harness) -> None:
+        self.spark = spark
+        self.harness = harness
+        self.delta = DeltaJvm(spark)
+        self.path = harness.target.path
+
+    @property
+    def version(self) -> int:
+        return int(self.delta.snapshot(self.path).version())
+
+    def last_batch(self) -> int | None:
+        return last_batch(self.delta, self.path, self.version, APP)
+
+    def deltas_last_batch(self) -> int:
+        return int(self.delta.begin(self.path).txnVersion(APP))
+
+    def live(self) -> set[str] | None:
+        files = live_files(self.delta, self.path, self.version)
+        return None if files is None else {file["path"] for file in files}
+
+    def deltas_live(self) -> set[str]:
+        files = self.delta.file_contents(self.delta.begin(self.path).filterFiles())
+        return {file["path"] for file in files}
+
+    def start(self) -> int | None:
+        return append_only_start(self.delta, self.path, self.version)
+
+    def sql(self, text: str) -> None:
+        self.spark.sql(text.format(t=f"delta.`{self.path}`"))
+
+
+@pytest.fixture
+def log(spark: SparkSession, harness: Harness) -> Log:
+    return Log(spark, harness)
+
+
+def rows(spark: SparkSession, n: int = 4) -> DataFrame:
+    return spark.range(n).selectExpr("id", "id * 2 AS twice").coalesce(1)
+
+
+def test_batches_and_files_are_deltas_when_a_flow_appends(spark: SparkSession, log: Log) -> None:
+    df = log.harness.prepare(rows(spark))
+    assert (log.last_batch(), log.deltas_last_batch()) == (-1, -1)
+    assert log.live() == log.deltas_live() == set()
+    writer = log.harness.writer()
+    for batch in range(3):
+        writer.write(df, batch)
+        assert log.last_batch() == log.deltas_last_batch() == batch
+    assert log.live() == log.deltas_live()
+    assert len(log.live() or ()) == 3
+    assert log.start() == 0
+
+
+def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, log: Log) -> None:
+    df = log.harness.prepare(rows(spark))
+    log.harness.writer().write(df, 0)
+    other = log.harness.writer(app_id="p/other/writer/1")
+    for batch in range(20):
+        other.write(df, batch)
+    assert log.last_batch() is None
+    assert log.deltas_last_batch() == 0
+    assert log.live() is None
+    assert log.start() == 0
+    for suffix in ("json", "crc"):
+        (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.{suffix}").unlink()
+    assert log.start() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM {t} WHERE id = 1",
+        "UPDATE {t} SET twice = 0 WHERE id = 1",
+        "ALTER TABLE {t} ADD COLUMNS (more INT)",
+    ],
+)
+def test_appends_alone_do_not_give_the_rows_when_the_table_was_changed(
+    spark: SparkSession, log: Log, change: str
+) -> None:
+    writer = log.harness.writer
+    df = log.harness.prepare(rows(spark))
+    writer().write(df, 0)
+    log.sql(change)
+    assert log.start() is None
+    assert log.live() == log.deltas_live()
+
+
+def test_deletion_vectors_are_told_apart_when_rows_are_deleted(
+    spark: SparkSession, log: Log
+) -> None:
+    properties = {"delta.enableDeletionVectors": "true"}
+    df = log.harness.prepare(rows(spark), properties=properties)
+    log.harness.writer().write(df, 0)
+    log.sql("DELETE FROM {t} WHERE id = 1")
+    log.sql("DELETE FROM {t} WHERE id = 2")
+    assert log.start() is None
+    assert log.live() == log.deltas_live()
+    assert len(log.live() or ()) == 1
+
+
+def test_compaction_changes_no_rows_when_it_runs(spark: SparkSession, log: Log) -> None:
+    df = log.harness.prepare(rows(spark))
+    writer = log.harness.writer()
+    for batch in range(3):
+        writer.write(df, batch)
+    log.sql("OPTIMIZE {t}")
+    assert log.live() == log.deltas_live()
+    assert len(log.live() or ()) == 1
+    assert log.start() == 0
+    assert _streamed(spark, log, 0) == 12
+
+
+def test_a_stream_starts_after_the_reset_when_a_table_was_reset(
+    spark: SparkSession, log: Log
+) -> None:
+    df = log.harness.prepare(rows(spark))
+    writer = log.harness.writer()
+    writer.write(df, 0)
+    reset_table(spark, log.harness.target)
+    assert log.live() == log.deltas_live() == set()
+    assert log.start() is None  # Nothing is there yet that a stream could start from.
+    prepare_table(spark, log.harness.target, TableSpec(schema=df.schema, comment="again"))
+    start = log.start()
+    assert start == 2
+    writer.write(df, 1)
+    assert log.start() == 2
+    assert _streamed(spark, log, 2) == 4
+
+
+def test_files_are_those_of_the_last_refresh_when_a_view_was_replaced(
+    spark: SparkSession, log: Log
+) -> None:
+    df = log.harness.prepare(rows(spark))
+    writer: Any = log.harness.writer(mode=WriteMode.COMPLETE)
+    for turn in range(25):
+        writer.write_batch(df, fingerprint=f"{turn}")
+    assert log.version > 20
+    assert log.live() == log.deltas_live()
+    assert log.start() is None
+    assert log.harness.rows().count() == 4
+
+
+def _streamed(spark: SparkSession, log: Log, start: int) -> int:
+    stream = spark.readStream.format("delta").option("startingVersion", start).load(log.path)
+    found: list[int] = []
+    query = (
+        stream.writeStream.foreachBatch(lambda df, _: found.append(df.count()))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(60)
+    return sum(found)
