@@ -84,14 +84,14 @@ class LinePrinter:
             return
         flow = self._flows.setdefault(name, _Flow(len(self._flows) + 1))
         status = FlowStatus(str(body["status"]))
-        self._count(flow, body)
+        self._count(flow, body, replaces=self._is_view(event))
         if event.level is Level.WARN and status not in _WORDS:
             self._print(event, f"WARN {self._label(event)}: {event.message}")
             if event.error is not None:
                 self._print(event, f"  {error_line(event.error)}")
             return
         head = self._position(flow)
-        if status in _BEGUN and flow.started is None:
+        if status in _BEGUN and flow.started is None and "metrics" not in body:
             flow.started = flow.shown = event.timestamp
             self._print(event, f"{head} START {self._label(event)}")
         if status in _WORDS:
@@ -102,14 +102,20 @@ class LinePrinter:
             self._print(event, f"{head} RUN {self._label(event)} {_figures(flow)}{lag}")
 
     def _ended(self, event: Event, flow: _Flow, status: FlowStatus, head: str) -> None:
+        if status in (FlowStatus.COMPLETED, FlowStatus.IDLE) and flow.started is None:
+            # One more look of a continuous update at its view, not an end.
+            if status is FlowStatus.COMPLETED and flow.is_due(event.timestamp):
+                flow.shown = event.timestamp
+                self._print(event, f"{head} RUN {self._label(event)} {_figures(flow)}")
+            return
         line = f"{head} {_WORDS[status]} {self._label(event)}"
         if status is FlowStatus.IDLE:
             line += " unchanged"
         elif status is FlowStatus.SKIPPED or (status is FlowStatus.FAILED and not event.error):
             line += f": {event.message}"
         elif status is not FlowStatus.FAILED:
-            spent = event.timestamp - (flow.started or event.timestamp)
-            line += f" {_figures(flow, seconds(spent.total_seconds()))}"
+            spent = event.timestamp - flow.started if flow.started else None
+            line += f" {_figures(flow, seconds(spent.total_seconds()) if spent else '')}"
         note = self._notes.get(event.origin.dataset_name)
         if note and status in (FlowStatus.IDLE, FlowStatus.COMPLETED):
             line += f" ({note})"
@@ -120,10 +126,15 @@ class LinePrinter:
                 self._print(event, f"  {text}", is_error=status is FlowStatus.FAILED)
         flow.started = None
 
+    def _is_view(self, event: Event) -> bool:
+        return self._kinds.get(event.origin.dataset_name) == "materialized view"
+
     @staticmethod
-    def _count(flow: _Flow, body: dict[str, object]) -> None:
+    def _count(flow: _Flow, body: dict[str, object], *, replaces: bool) -> None:
         metrics = body.get("metrics")
         if isinstance(metrics, dict):
+            if replaces:
+                flow.rows = flow.quarantined = 0
             flow.rows += metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0)
             flow.lag = metrics.get("backlog_records", flow.lag)
         quality = body.get("data_quality")

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -250,6 +251,7 @@ class SparkEngine:
         node = self._graph.flows[step.flow]
         dataset = self._graph.datasets[step.dataset]
         with self._translated(node), self._pool(step.flow):
+            started = time.monotonic()
             df = self._evaluate(node)
             sources = plans.batch_sources(df)
             fingerprint = self._fingerprint(df, dataset)
@@ -270,7 +272,8 @@ class SparkEngine:
                 else result.version,
             )
             self._state.save_view(step.dataset, made)
-            self._context.emit(result.event(origin, reason))
+            spent = round((time.monotonic() - started) * 1000)
+            self._context.emit(result.event(origin, reason, duration_ms=spent))
             return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
 
     def cancel(self) -> None:

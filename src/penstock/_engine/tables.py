@@ -70,8 +70,14 @@ class Commit:
         """Rows in the target."""
         return self.result.rows_written
 
-    def event(self, origin: EventOrigin, message: str) -> Event:
-        """The `flow_progress` event with the counts of this batch."""
+    def event(self, origin: EventOrigin, message: str, *, duration_ms: int | None = None) -> Event:
+        """The `flow_progress` event with the counts of this batch.
+
+        Args:
+            origin: Of the flow.
+            message: For people.
+            duration_ms: Of the whole batch, where no other event tells it.
+        """
         result = self.result
         dropped = result.rows_quarantined + result.rows_dropped
         has_rules = bool(result.rules)
@@ -84,6 +90,7 @@ class Commit:
                 num_upserted_rows=result.rows_written if self.is_upsert else None,
                 dropped_records=dropped if has_rules else None,
                 quarantined_records=result.rows_quarantined if has_rules else None,
+                batch_duration_ms=duration_ms,
             ),
             expectations=[
                 ExpectationCounts(

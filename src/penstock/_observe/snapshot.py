@@ -13,6 +13,7 @@ _RATE_BATCHES = 5
 _RATE_AGE_SECONDS = 30.0
 _VIEW_TYPES = frozenset({"VIEW", "TEMPORARY_VIEW"})
 _MAX_WARNINGS = 20
+_REPLACED = "materialized view"
 
 _STATE_ORDER = (
     FlowStatus.FAILED,
@@ -58,7 +59,7 @@ class FlowView:
         state: Its last status.
         batches: Finished micro-batches and refreshes.
         batch_id: The newest one, if it had an id.
-        rows: Written so far, inserted and merged.
+        rows: Written so far, inserted and merged; of a materialized view, by the last refresh.
         rows_per_second: Over the last batches; `None` before the first and when they are old.
         batch_seconds: Wall time of the last one.
         quarantined: Rows so far.
@@ -304,6 +305,10 @@ class Snapshot:
         flow.ended = event.timestamp if flow.state in _ENDED else None
         metrics = body.get("metrics")
         if metrics is not None:
+            if dataset.kind == _REPLACED:
+                # A refresh replaces the rows of the one before it, so it does their counts.
+                flow.rows = flow.quarantined = flow.dropped = 0
+                dataset.rules.clear()
             _fold_metrics(flow, event, metrics)
         quality = body.get("data_quality", {})
         flow.dropped += quality.get("dropped_records", 0)

@@ -12,7 +12,14 @@ from penstock._cli.render import WIDE, final_line, live_view, summary_lines, sum
 from penstock._cli.terminal import Output, Terminal, console, detect
 from penstock._cli.text import count, rate, seconds
 from penstock._observe.bus import EventBus
-from penstock._observe.events import ErrorInfo, Event, FlowStatus
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    FlowMetrics,
+    FlowStatus,
+    definition,
+    flow_progress,
+)
 from penstock._observe.snapshot import Snapshot, UpdateView
 
 
@@ -273,3 +280,31 @@ def test_only_events_reach_stdout_when_they_are_json_lines(
     (line,) = captured.out.splitlines()
     assert json.loads(line)["event_type"] == "create_update"
     assert captured.err == "from the pipeline's own code\n"
+
+
+def test_a_view_is_shown_now_and_then_when_it_is_refreshed_again_and_again(
+    recorder,
+) -> None:
+    r = recorder
+    kind = {"dataset_type": "MATERIALIZED_VIEW"}
+    r.add(definition("dataset_definition", r.origin("totals"), "", kind))
+    r.status("totals", FlowStatus.QUEUED)
+    r.status("totals", FlowStatus.STARTING)
+    for rows in range(100, 130):
+        r.add(
+            flow_progress(
+                r.origin("totals"),
+                FlowStatus.RUNNING,
+                "a source changed",
+                metrics=FlowMetrics(num_output_rows=rows),
+            ),
+            1.0,
+        )
+        r.status("totals", FlowStatus.COMPLETED)
+    assert printed(r.events) == [
+        "1 of 1 START materialized view totals",
+        "1 of 1 OK materialized view totals 100 rows in 1.1s",
+        "1 of 1 RUN materialized view totals 109 rows",
+        "1 of 1 RUN materialized view totals 118 rows",
+        "1 of 1 RUN materialized view totals 128 rows",
+    ]

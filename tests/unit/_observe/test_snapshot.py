@@ -197,3 +197,26 @@ def test_names_are_as_short_as_can_be_when_they_are_shown() -> None:
         "plain": "plain",
     }
     assert short_names(["a.orders", "orders"])["a.orders"] == "a.orders"
+
+
+def test_figures_are_those_of_the_last_refresh_when_a_view_is_replaced() -> None:
+    origin = EventOrigin(update_id="u", dataset_name="c.s.silver")
+    kind = {"dataset_type": "MATERIALIZED_VIEW"}
+    declared = replace(definition("dataset_definition", origin, "", kind), timestamp=START)
+    refreshes = [
+        event(
+            FlowStatus.RUNNING,
+            seconds=seconds,
+            metrics=FlowMetrics(num_output_rows=rows, quarantined_records=1, dropped_records=1),
+            rules=(
+                ExpectationCounts(
+                    name="positive", dataset="silver", passed_records=rows, failed_records=1
+                ),
+            ),
+        )
+        for seconds, rows in ((1, 10), (2, 12))
+    ]
+    view = folded(declared, *refreshes)
+    assert (view.rows, view.quarantined, view.dropped) == (12, 1, 1)
+    assert [(rule.passed, rule.failed) for rule in view.rules] == [(12, 1)]
+    assert view.flows[0].batches == 2
