@@ -26,7 +26,7 @@ POINTS = (
     ("after_target_commit", "orders_bronze"),
     ("after_target_commit", "revenue_5m"),
 )
-RANDOM_MOMENTS = 5
+RANDOM_MOMENTS = 10
 
 
 def version(directory: Path, table: str) -> int:
@@ -34,7 +34,7 @@ def version(directory: Path, table: str) -> int:
     return -1 if snapshot is None else snapshot.version
 
 
-def test_nothing_is_lost_or_doubled_when_the_demo_is_killed_ten_times(
+def test_nothing_is_lost_or_doubled_when_the_demo_is_killed_again_and_again(
     start_demo: Start, demo_directory: Path
 ) -> None:
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", time.time_ns()))
@@ -65,7 +65,8 @@ def test_nothing_is_lost_or_doubled_when_the_demo_is_killed_ten_times(
 
 
 def kill_at_point(start_demo: Start, directory: Path, point: str, flow: str) -> None:
-    target = f"{point}:{flow}:{next_batch(directory, flow)}"
+    # An earlier kill may have left that batch in the table: it is replayed, and the next counts.
+    target = f"{point}:{flow}:{next_batch(directory, flow)}+"
     demo = start_demo("--once", "--events", "400", PENSTOCK_KILL_AT=target)
     assert demo.wait(END_SECONDS) == -signal.SIGKILL, f"{target} was not met: {demo.output}"
     demo.kill_group()

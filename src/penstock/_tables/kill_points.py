@@ -1,6 +1,7 @@
 """Named places at which a test can kill the process, as `kill -9` would.
 
-`PENSTOCK_KILL_AT=<point>:<flow>:<batch_id>` is read once, when this module is imported.
+`PENSTOCK_KILL_AT=<point>:<flow>:<batch_id>` is read once, when this module is imported. `2+` as the
+batch means 2 or, where that one is only replayed, a later one.
 """
 
 import os
@@ -17,5 +18,12 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
         flow: Name of the flow.
         batch_id: Micro-batch.
     """
-    if _TARGET is not None and f"{point}:{flow}:{batch_id}" == _TARGET:
+    if _TARGET is None or not _TARGET.startswith(f"{point}:{flow}:"):
+        return
+    wanted = _TARGET.rpartition(":")[2]
+    if wanted.endswith("+"):
+        is_met = batch_id is not None and batch_id >= int(wanted[:-1])
+    else:
+        is_met = wanted == str(batch_id)
+    if is_met:
         os.kill(os.getpid(), signal.SIGKILL)
