@@ -10,7 +10,7 @@ A batch is one file of 1,000 rows of a stream; its time is Spark's own `triggerE
 batch of each block, which starts the query, does not count, nor do the warm-up blocks. Then 200,000
 rows are written with 20 rules and quarantine, and without rules, in turns in one process.
 
-    python bench/writer.py [--blocks 8] [--rounds 9]
+    python bench/writer.py [--blocks 6] [--rounds 9]
 """
 
 import argparse
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-BATCHES = 11
+BATCHES = 7
 WARM_UP_BLOCKS = 2
 BATCH_ROWS = 1_000
 RULE_ROWS = 200_000
@@ -146,7 +146,7 @@ class Side:
         made.repartition(2).write.format("parquet").save(data)
         df = self.spark.read.parquet(data)
         bounds = [
-            f"amount >= {n / 100}" if n % 2 else f"quantity + customer < {110 - n}"
+            f"amount >= {n / 10}" if n % 2 else f"quantity + customer < {120 - n}"
             for n in range(RULES)
         ]
         rules = [
@@ -253,6 +253,7 @@ def compare_batches(processes: dict[str, Process], blocks: int) -> None:
             block = processes[side].ask("block")
             if number >= WARM_UP_BLOCKS:
                 times[side].append(block)
+                print(f"block {number} {side:14s} {statistics.median(block):6.0f} ms", flush=True)
     medians = {side: [statistics.median(block) for block in times[side]] for side in SIDES}
     print(f"\n{BATCH_ROWS}-row batches, warm, {blocks} blocks of {BATCHES - 1}, milliseconds")
     print(f"{'':14s}{'median':>9s}{'p99':>9s}{'ratio':>9s}   penstock / this, per block")
@@ -285,7 +286,7 @@ def compare_rules(process: Process, rounds: int) -> None:
 def main() -> None:
     """Run both comparisons, or one side of the first."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
