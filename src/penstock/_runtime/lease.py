@@ -13,8 +13,8 @@ import shlex
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,68 +135,6 @@ class Lease:
         finally:
             # No LOCK_UN: that would free the lock for the child as well.
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-class LeaseSet:
-    """The leases of an update: that of its pipeline and one per table. Make one with `acquire`.
-
-    Attributes:
-        leases: In the order of taking them.
-    """
-
-    def __init__(self, leases: Iterable[Lease]) -> None:
-        self.leases = tuple(leases)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors that the Spark JVM has to inherit."""
-        return tuple(lease.fd for lease in self.leases)
-
-    @classmethod
-    def acquire(
-        cls,
-        pipeline: Path,
-        tables: Iterable[Path] = (),
-        *,
-        holder: Mapping[str, str],
-        surroundings: LeaseSurroundings | None = None,
-    ) -> Self:
-        """Take all leases or none: the pipeline's first, then the tables' in sorted order.
-
-        Args:
-            pipeline: File of the pipeline's lease.
-            tables: Files of the tables' leases; repeated ones count once.
-            holder: See `Lease.acquire`.
-            surroundings: The machine.
-
-        Raises:
-            SetupError: As `Lease.acquire`; what was taken before is released.
-        """
-        paths = [pipeline, *sorted(set(tables) - {pipeline})]
-        with ExitStack() as taken:
-            leases = [
-                taken.enter_context(Lease.acquire(path, holder=holder, surroundings=surroundings))
-                for path in paths
-            ]
-            taken.pop_all()
-        return cls(leases)
-
-    def release(self) -> None:
-        """Give all up, the last taken first. Idempotent."""
-        with ExitStack() as stack:
-            for lease in self.leases:
-                stack.callback(lease.release)
 
     def __enter__(self) -> Self:
         return self

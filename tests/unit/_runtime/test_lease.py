@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._runtime.lease import Lease, LeaseSet, LeaseSurroundings
+from penstock._runtime.lease import Lease, LeaseSurroundings
 from penstock._runtime.ports import ProcessInfo
 from penstock._runtime.system import SystemProcesses
 from penstock.errors import SetupError
@@ -278,32 +278,13 @@ def test_clear_error_when_the_folder_is_read_only():
     assert "writable" in caught.value.hint
 
 
-def test_set_takes_the_pipeline_first_and_each_table_once(tmp_path):
-    tables = [tmp_path / name for name in ("b", "a", "b")]
-    with LeaseSet.acquire(tmp_path / "z", tables, holder=HOLDER) as leases:
-        assert [lease.path.name for lease in leases.leases] == ["z", "a", "b"]
-        assert len(set(leases.fds)) == 3
-        assert all(os.get_inheritable(fd) for fd in leases.fds)
-    Lease.acquire(tmp_path / "a", holder=HOLDER).release()
-
-
-def test_set_gives_everything_back_when_one_lease_is_held(tmp_path):
-    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
-    with Lease.acquire(paths[1], holder=HOLDER):
-        with pytest.raises(SetupError) as caught:
-            LeaseSet.acquire(tmp_path / "z", paths, holder=HOLDER)
-        assert str(paths[1]) in caught.value.message
-        for free in (tmp_path / "z", paths[0], paths[2]):
-            Lease.acquire(free, holder=HOLDER).release()
-
-
 def test_no_descriptor_leaks_when_leases_are_refused_or_released(tmp_path):
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
     before = len(list(folder.iterdir()))
     with Lease.acquire(tmp_path / "a", holder=HOLDER):
         for _ in range(3):
             with pytest.raises(SetupError):
-                LeaseSet.acquire(tmp_path / "z", [tmp_path / "a"], holder=HOLDER)
+                Lease.acquire(tmp_path / "a", holder=HOLDER)
     assert len(list(folder.iterdir())) == before
 
 
