@@ -68,6 +68,7 @@ def test_batches_and_files_are_deltas_when_a_flow_appends(spark: SparkSession, l
     assert log.live() == log.deltas_live()
     assert len(log.live() or ()) == 3
     assert log.start() == 0
+    assert _streamed(spark, log, 0) == 12
 
 
 def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, log: Log) -> None:
@@ -83,6 +84,17 @@ def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, l
     version = log.version
     (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.json").unlink()
     assert append_only_start(log.delta, log.path, version) is None
+
+
+def test_a_stream_starts_with_a_snapshot_when_the_partitions_changed(
+    spark: SparkSession, log: Log
+) -> None:
+    log.harness.prepare(rows(spark))
+    assert log.start() == 0
+    df = log.harness.prepare(rows(spark), partition_cols=("twice",))
+    log.harness.writer().write(df, 0)
+    assert log.start() is None
+    assert log.live() == log.deltas_live()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +129,9 @@ def test_deletion_vectors_are_told_apart_when_rows_are_deleted(
     assert len(log.live() or ()) == 1
 
 
-def test_compaction_changes_no_rows_when_it_runs(spark: SparkSession, log: Log) -> None:
+def test_older_commits_are_not_read_when_a_compaction_replaced_their_files(
+    spark: SparkSession, log: Log
+) -> None:
     df = log.harness.prepare(rows(spark))
     writer = log.harness.writer()
     for batch in range(3):
@@ -125,8 +139,7 @@ def test_compaction_changes_no_rows_when_it_runs(spark: SparkSession, log: Log) 
     log.sql("OPTIMIZE {t}")
     assert log.live() == log.deltas_live()
     assert len(log.live() or ()) == 1
-    assert log.start() == 0
-    assert _streamed(spark, log, 0) == 12
+    assert log.start() is None
 
 
 def test_a_stream_starts_after_the_reset_when_a_table_was_reset(

@@ -56,8 +56,9 @@ def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]]
 def append_only_start(delta: DeltaJvm, path: str, version: int) -> int | None:
     """The version from which a stream sees every row of the table by reading appends alone.
 
-    0, or the one after the last reset. `None` when rows were changed or removed, when the schema
-    changed on the way, or when the log is not whole.
+    0, or the one after the last reset. `None` when files were removed since, be it by a compaction
+    (VACUUM may have deleted what the older commits name), when columns or partitions changed on the
+    way, or when the log is not whole.
 
     Args:
         delta: The bridge.
@@ -67,24 +68,24 @@ def append_only_start(delta: DeltaJvm, path: str, version: int) -> int | None:
     if version > _WHOLE:
         return None
     start: int | None = 0
-    schema: str | None = None
+    shape: tuple[str, ...] | None = None
     live: set[tuple[str, str]] = set()
     for at in range(version + 1):
         lines = delta.commit_lines(path, at)
         if lines is None:
             return None
         actions = [json.loads(line) for line in lines]
-        changed_schema = _schema(actions) or schema
-        if schema is not None and changed_schema != schema:
+        new_shape = _shape(actions) or shape
+        if shape is not None and new_shape != shape:
             start = None
-        schema = changed_schema
+        shape = new_shape
         removed = [action["remove"] for action in actions if "remove" in action]
         added = [action["add"] for action in actions if "add" in action]
         live -= {_identity(file) for file in removed}
         live |= {_identity(file) for file in added}
         if any(file.get("deletionVector") for file in added):
             start = None
-        elif any(file.get("dataChange", True) for file in removed):
+        elif removed:
             start = None if live else at + 1
     return start if start is not None and start <= version else None
 
@@ -94,9 +95,10 @@ def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
 
 
-def _schema(actions: list[dict[str, Any]]) -> str | None:
-    found = [action["metaData"]["schemaString"] for action in actions if "metaData" in action]
-    return found[-1] if found else None
+def _shape(actions: list[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Columns and partition columns that a commit sets."""
+    found = [action["metaData"] for action in actions if "metaData" in action]
+    return (found[-1]["schemaString"], *found[-1]["partitionColumns"]) if found else None
 
 
 def _replaces_all(actions: list[dict[str, Any]]) -> bool:
