@@ -8,7 +8,8 @@ Three processes take turns, one block of batches each, so that a machine that ge
 
 A batch is one file of 1,000 rows of a stream; its time is Spark's own `triggerExecution`. The first
 batch of each block, which starts the query, does not count, nor do the warm-up blocks. Then 200,000
-rows are written with 20 rules and quarantine, and without rules, in turns in one process.
+rows of twelve columns, about 300 bytes each, are written with 20 rules and quarantine, and without
+rules, in turns in one process.
 
     python bench/writer.py [--blocks 6] [--rounds 9]
 """
@@ -38,6 +39,12 @@ COLUMNS = (
     "CAST((id * 7919) % 10000 AS DOUBLE) / 100 AS amount",
     "id % 7 AS quantity",
     "timestamp_seconds(1767225600 + id) AS ordered_at",
+    "sha2(CAST(id AS STRING), 256) AS session",
+    "concat('street ', (id * 31) % 9973, ', ', (id * 17) % 89989, ' town ', id % 311) AS address",
+    "concat('customer.', (id * 104729) % 1000003, '@example.com') AS email",
+    "CASE WHEN id % 11 = 0 THEN NULL ELSE md5(CAST(id * 3 AS STRING)) END AS voucher",
+    "array('web', 'phone', 'shop')[CAST(id % 3 AS INT)] AS channel",
+    "repeat(chr(CAST(97 + id % 26 AS INT)), CAST(id % 60 AS INT)) AS note",
 )
 
 

@@ -84,6 +84,8 @@ def session_defaults(
         f"{_PREFIX}properties.defaults.checkpointInterval": "50",
         # Delta verifies the list of files in its checksums by computing the table's state anew.
         f"{_PREFIX}allFilesInCrc.enabled": "false",
+        # A write into few partitions, as into table and quarantine, need not sort its rows first.
+        "spark.sql.maxConcurrentOutputFileWriters": "4",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": _SECRETS,

@@ -7,20 +7,25 @@ that the table does not have), the others are moved into the quarantine table an
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import unquote
 
-from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, StructType
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.files import local_path
 from penstock._tables.schema import as_nullable, has_identity, leaf_count, schema_json
 from penstock.quality.rules import quoted
 from penstock.quality.split import (
     DESTINATION,
     FAILED_RULES,
-    FLAG_PREFIX,
+    MASK_PREFIX,
     ROW,
     SOURCE,
     TO_QUARANTINE,
@@ -31,7 +36,10 @@ _INDEXED = "delta.dataSkippingNumIndexedCols"
 _STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _CONSTRAINT = "delta.constraints."
 _DEFAULT_INDEXED = 32
-_FLAG_STATISTIC = re.compile(rf'"{FLAG_PREFIX}\d+":\d+,|,?"{FLAG_PREFIX}\d+":\d+(?=\}})')
+_MASK_STATISTIC = re.compile(rf'"{MASK_PREFIX}\d+":\d+,|,?"{MASK_PREFIX}\d+":\d+(?=\}})')
+
+RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
+"""Rows by the values of the mask columns."""
 
 QUARANTINE_FIELDS = (
     StructField(FAILED_RULES, ArrayType(StringType())),
@@ -70,13 +78,13 @@ def staging_metadata(
         schema: Of the target after evolution.
         split: The split whose DataFrame will be written.
     """
-    flags = [StructField(name, BooleanType()) for name in split.flags.values()]
+    masks = [StructField(name, LongType()) for name in split.masks]
     # With the same types as the DataFrame: nothing may reject a row that goes to quarantine.
     data = [StructField(c.name, as_nullable(c.dataType), True, c.metadata) for c in schema]
     helpers = list(QUARANTINE_FIELDS) if split.quarantine else []
     destination = StructField(DESTINATION, StringType())
     content = dict(metadata.content)
-    content["schemaString"] = schema_json(StructType([*flags, *data, *helpers, destination]))
+    content["schemaString"] = schema_json(StructType([*masks, *data, *helpers, destination]))
     content["partitionColumns"] = [DESTINATION, *metadata.partition_columns]
     content["configuration"] = _configuration(metadata, schema, split)
     return delta.action({"metaData": content})
@@ -85,15 +93,15 @@ def staging_metadata(
 def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit) -> dict[str, str]:
     found = metadata.configuration
     result = {key: value for key, value in found.items() if not key.startswith(_CONSTRAINT)}
-    # Flags come first, so that counting them takes nothing from the table's own statistics.
+    # Masks come first, so that counting them takes nothing from the table's own statistics.
     if _STATS_COLUMNS in found:
-        result[_STATS_COLUMNS] = ",".join([*split.flags.values(), found[_STATS_COLUMNS]])
+        result[_STATS_COLUMNS] = ",".join([*split.masks, found[_STATS_COLUMNS]])
     else:
         partitioned = {name.lower() for name in metadata.partition_columns}
         leaves = leaf_count([c for c in schema if c.name.lower() not in partitioned])
         indexed = int(found.get(_INDEXED, _DEFAULT_INDEXED))
         own = leaves if indexed < 0 else min(leaves, indexed)
-        result[_INDEXED] = str(len(split.flags) + own)
+        result[_INDEXED] = str(len(split.masks) + own)
     elsewhere = f"{DESTINATION} = '{TO_QUARANTINE}'"
     for key, value in found.items():
         if key.startswith(_CONSTRAINT):
@@ -124,29 +132,37 @@ class StagedFiles:
     rules: dict[str, RuleCounts]
 
 
-def sort_files(files: list[dict[str, Any]], split: RowSplit) -> StagedFiles:
+def sort_files(
+    files: list[dict[str, Any]], split: RowSplit, count: Callable[[list[str]], RuleHistogram]
+) -> StagedFiles:
     """Separate the files of a staging job and count their rows and broken rules.
 
-    Counts come from the statistics that the writer of each surviving file made: a task that was
-    retried or ran twice counts once.
+    Counts come from the files that survive: a task that was retried or ran twice counts once.
+
+    Args:
+        files: `AddFile` contents.
+        split: Whose DataFrame was written.
+        count: How often each combination of masks occurs in files, given by the `path` of their
+            `AddFile`; asked only for files with a row that breaks a rule.
     """
     result = StagedFiles([], [], 0, 0, {})
-    failed = dict.fromkeys(split.flags, 0)
+    to_count = []
     for file in files:
         values = dict(file["partitionValues"])
         is_bad = values.pop(DESTINATION, None) == TO_QUARANTINE
         statistics = json.loads(file["stats"])
         rows = int(statistics["numRecords"])
         nulls: Mapping[str, int] = statistics.get("nullCount", {})
-        for rule, flag in split.flags.items():
-            failed[rule] += rows - nulls[flag]
-        moved = dict(file, partitionValues=values, stats=without_flags(file["stats"]))
+        if any(nulls[mask] < rows for mask in split.masks):
+            to_count.append(file["path"])
+        moved = dict(file, partitionValues=values, stats=without_masks(file["stats"]))
         if is_bad:
             result.bad.append(moved)
             result.bad_rows += rows
         else:
             result.clean.append(moved)
             result.clean_rows += rows
+    failed = rule_counts(count(to_count), split) if to_count else {}
     total = result.clean_rows + result.bad_rows
     result.rules = {
         rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
@@ -154,10 +170,46 @@ def sort_files(files: list[dict[str, Any]], split: RowSplit) -> StagedFiles:
     return result
 
 
-def without_flags(statistics: str) -> str:
-    """A file's statistics without those of the flag columns.
+def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
+    """Rows that break each rule."""
+    failed = dict.fromkeys(split.bits, 0)
+    for masks, rows in histogram.items():
+        values = dict(zip(split.masks, masks, strict=True))
+        for rule, (mask, bit) in split.bits.items():
+            if (values[mask] or 0) & bit:
+                failed[rule] += rows
+    return failed
+
+
+def count_masks(spark: SparkSession, root: str, files: list[str], split: RowSplit) -> RuleHistogram:
+    """Read the mask columns of files back.
+
+    Args:
+        spark: Reads files that are not on a disk of this machine.
+        root: Of the table below which the files lie.
+        files: `path` of their `AddFile`.
+        split: Whose DataFrame was written.
+    """
+    here = local_path(root)
+    histogram: RuleHistogram = Counter()
+    if here is not None:
+        for file in files:
+            table = pq.ParquetFile(here / unquote(file)).read(columns=list(split.masks))
+            counted = table.group_by(list(split.masks)).aggregate([([], "count_all")])
+            for row in counted.to_pylist():
+                histogram[tuple(row[mask] for mask in split.masks)] += row["count_all"]
+        return histogram
+    paths = [f"{root}/{unquote(file)}" for file in files]
+    found = spark.read.parquet(*paths).groupBy(*split.masks).count().collect()
+    for line in found:
+        histogram[tuple(line[mask] for mask in split.masks)] += line["count"]
+    return histogram
+
+
+def without_masks(statistics: str) -> str:
+    """A file's statistics without those of the mask columns.
 
     As text: parsing numbers in Python would lose digits of decimals. A quote inside of a value is
     escaped, so the pattern finds keys only.
     """
-    return _FLAG_STATISTIC.sub("", statistics)
+    return _MASK_STATISTIC.sub("", statistics)

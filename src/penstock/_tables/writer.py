@@ -28,12 +28,13 @@ from penstock._tables.staging import (
     QUARANTINE_FIELDS,
     StagedFiles,
     can_stage,
+    count_masks,
     sort_files,
     staging_metadata,
 )
 from penstock.errors import InternalError
 from penstock.quality.rules import quoted
-from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
+from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit, is_broken
 
 # Batches of fewer rows are written by one task: fewer files, less to schedule.
 _SMALL_ROWS = 50_000
@@ -258,7 +259,11 @@ class FlowWriter:
             self._delta.none, self._delta.option(begun.transaction.snapshot())
         )
         staging.updateMetadata(self._staging, False)
-        staged = sort_files(self._delta.file_contents(staging.writeFiles(df._jdf)), split)
+        staged = sort_files(
+            self._delta.file_contents(staging.writeFiles(df._jdf)),
+            split,
+            lambda files: count_masks(df.sparkSession, self._target.ref.path, files, split),
+        )
         return Written(self._delta.add_files(staged.clean), staged)
 
     def _two_jobs(self, df: DataFrame, begun: Begun, split: RowSplit) -> Written:
@@ -335,13 +340,16 @@ def data_columns(split: RowSplit) -> list[Column]:
 
 def count_rows(kept: DataFrame, split: RowSplit) -> StagedFiles:
     """Count a persisted batch by destination and rule, without files."""
-    sums = [F.count(F.col(flag)).alias(flag) for flag in split.flags.values()]
+    sums = [
+        F.count(F.when(is_broken(*place), 1)).alias(f"rule_{number}")
+        for number, place in enumerate(split.bits.values())
+    ]
     is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
     row: Any = kept.agg(
         F.count(F.lit(1)).alias("total"), F.count(is_bad).alias("bad"), *sums
     ).first()
     total, bad = int(row["total"]), int(row["bad"])
-    failed = {rule: int(row[flag]) for rule, flag in split.flags.items()}
+    failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
     rules = {
         rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
     }

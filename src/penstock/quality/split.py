@@ -1,8 +1,8 @@
-"""All expectations of a dataset in one pass: where a row goes, and a flag per broken rule.
+"""All expectations of a dataset in one pass: where a row goes, and a bit per broken rule.
 
 Nothing here runs anything: the result is a DataFrame with a few more columns, built once before
 the flow starts. The writer (`_tables.writer`) sends rows to two tables by the destination column
-and reads exact counts per rule from the null counts of the flag columns.
+and counts broken rules by the mask columns of the rows that it wrote.
 """
 
 import json
@@ -21,7 +21,7 @@ from penstock.quality.rules import condition_column, quoted, row_guard, tolerant
 DESTINATION = "penstock_dest"
 TO_TABLE = "table"
 TO_QUARANTINE = "quarantine"
-FLAG_PREFIX = "penstock_dq_"
+MASK_PREFIX = "penstock_dq_"
 FAILED_RULES = "_failed_rules"
 ROW = "_row"
 SOURCE = "_source"
@@ -29,6 +29,8 @@ QUARANTINE_COLUMNS = (FAILED_RULES, ROW, SOURCE)
 
 FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "
 _SHOWN_ROW_CHARACTERS = 2000
+# Bits of a mask column; the sign bit stays free.
+_MASK_BITS = 63
 _KAFKA_PREFIXES = ("", "_", "kafka_", "_kafka_", "source_", "_source_")
 _FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file_path", "_file")
 
@@ -38,18 +40,20 @@ class RowSplit:
     """A DataFrame whose rows know where they go.
 
     Attributes:
-        df: Flag columns, the data columns, the quarantine's own columns (if it is on) and the
+        df: Mask columns, the data columns, the quarantine's own columns (if it is on) and the
             destination, in this order.
         data_columns: The columns of the user's query.
-        flags: Name of the flag column of each warn and drop rule, by rule; NULL means passed.
-        rules: Names of all rules, in order; those of fail rules have no flag.
+        masks: Names of the mask columns (BIGINT); NULL where none of its rules is broken.
+        bits: Mask column and bit of each warn and drop rule, by rule.
+        rules: Names of all rules, in order; those of fail rules have no bit.
         quarantine: Whether rows that break a drop rule are kept.
         drops: Whether there is a drop rule at all.
     """
 
     df: DataFrame
     data_columns: tuple[str, ...]
-    flags: dict[str, str]
+    masks: tuple[str, ...]
+    bits: dict[str, tuple[str, int]]
     rules: tuple[str, ...]
     quarantine: bool
     drops: bool
@@ -95,30 +99,18 @@ def split_rows(
     """
     if not expectations:
         return None
-    spark = df.sparkSession
     data = tuple(df.columns)
     _check_names(data, expectations, quarantine)
-    guard = row_guard(df.schema)
-    broken: dict[str, Column] = {}
-    flags: dict[str, str] = {}
-    judged: list[Column] = []
-    for position, rule in enumerate(expectations):
-        name = f"{FLAG_PREFIX}{position}"
-        passed = tolerant(spark, condition_column(spark, rule), guard)
-        # A boolean has no minimum and maximum in Delta's statistics: only its nulls are counted.
-        judged.append(F.when(passed, F.lit(None)).otherwise(F.lit(True)).alias(name))
-        broken[rule.name] = F.col(name).isNotNull()
-        if rule.on_violation is not OnViolation.FAIL:
-            flags[rule.name] = name
-    plain = [F.col(quoted(column)) for column in data]
-    with_flags = df.select(*judged, *plain)
+    judged = _judge(df, expectations)
+    with_masks = df.select(*judged.columns, *(plain := [F.col(quoted(c)) for c in data]))
+    broken = judged.broken
 
     drop = [r.name for r in expectations if r.on_violation is OnViolation.DROP]
     fail = [r.name for r in expectations if r.on_violation is OnViolation.FAIL]
     bad = _any([broken[name] for name in drop])
     destination = F.when(bad, F.lit(TO_QUARANTINE)).otherwise(F.lit(TO_TABLE))
     if fail:
-        raised = F.raise_error(_failure_message(with_flags, data, fail, broken))
+        raised = F.raise_error(_failure_message(with_masks, data, fail, broken))
         destination = F.when(
             _any([broken[name] for name in fail]), raised.cast("string")
         ).otherwise(destination)
@@ -127,11 +119,11 @@ def split_rows(
     if keeps:
         extra = [
             F.when(bad, _names(drop, broken)).alias(FAILED_RULES),
-            F.when(bad, _row_json(with_flags, data)).alias(ROW),
+            F.when(bad, _row_json(with_masks, data)).alias(ROW),
             F.when(bad, _source(df)).alias(SOURCE),
         ]
-    result = with_flags.select(
-        *[F.col(name) for name in flags.values()],
+    result = with_masks.select(
+        *[F.when(F.col(name) != 0, F.col(name)).alias(name) for name in judged.masks],
         *plain,
         *extra,
         destination.alias(DESTINATION),
@@ -139,7 +131,8 @@ def split_rows(
     return RowSplit(
         df=result,
         data_columns=data,
-        flags=flags,
+        masks=judged.masks,
+        bits=judged.bits,
         rules=tuple(rule.name for rule in expectations),
         quarantine=keeps,
         drops=bool(drop),
@@ -177,12 +170,51 @@ def parse_failure(message: str) -> ExpectationFailure | None:
         return ExpectationFailure((), "")
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """Columns that say which rules a row breaks; masks first, then one boolean per fail rule."""
+
+    columns: list[Column]
+    masks: tuple[str, ...]
+    bits: dict[str, tuple[str, int]]
+    broken: dict[str, Column]
+
+
+def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
+    spark = df.sparkSession
+    guard = row_guard(df.schema)
+    masks: dict[str, Column] = {}
+    fails: list[Column] = []
+    bits: dict[str, tuple[str, int]] = {}
+    broken: dict[str, Column] = {}
+    for rule in expectations:
+        passed = tolerant(spark, condition_column(spark, rule), guard)
+        if rule.on_violation is OnViolation.FAIL:
+            name = f"{MASK_PREFIX}fail_{len(fails)}"
+            fails.append(F.when(passed, F.lit(False)).otherwise(F.lit(True)).alias(name))
+            broken[rule.name] = F.col(name)
+            continue
+        position, exponent = divmod(len(bits), _MASK_BITS)
+        name, bit = f"{MASK_PREFIX}{position}", 1 << exponent
+        one = F.when(passed, F.lit(0).cast("bigint")).otherwise(F.lit(bit).cast("bigint"))
+        masks[name] = masks[name].bitwiseOR(one) if name in masks else one
+        bits[rule.name] = (name, bit)
+        broken[rule.name] = is_broken(name, bit)
+    columns = [*(mask.alias(name) for name, mask in masks.items()), *fails]
+    return _Judged(columns, tuple(masks), bits, broken)
+
+
+def is_broken(mask: str, bit: int) -> Column:
+    """Whether the rule with this mask column and bit is broken; NULL where the mask is NULL."""
+    return F.col(mask).bitwiseAND(F.lit(bit).cast("bigint")) != 0
+
+
 def _check_names(
     data: tuple[str, ...], expectations: Sequence[Expectation], quarantine: bool
 ) -> None:
     reserved = {DESTINATION, *(QUARANTINE_COLUMNS if quarantine else ())}
     for column in data:
-        if column.lower() in reserved or column.lower().startswith(FLAG_PREFIX):
+        if column.lower() in reserved or column.lower().startswith(MASK_PREFIX):
             raise DefinitionError(
                 "COLUMN_NAME_RESERVED",
                 f"column {column!r} has a name that a dataset with expectations needs itself",
