@@ -28,6 +28,15 @@ class DatasetReader(Protocol):
     def read_stream(self, name: str) -> "DataFrame":
         """Return the dataset of that name, as the user wrote it, as a stream."""
 
+    def query(self, text: str, *, catalog: str | None, schema: str | None) -> "DataFrame":
+        """Return the result of a SQL query over datasets of the pipeline.
+
+        Args:
+            text: One query.
+            catalog: Default catalog of its names; `None` = the pipeline's.
+            schema: Default schema of its names; `None` = the pipeline's.
+        """
+
 
 _reader: ContextVar[DatasetReader | None] = ContextVar("penstock_reader", default=None)
 
@@ -67,6 +76,20 @@ def read_stream(name: str) -> "DataFrame":
 
 
 readStream = read_stream
+
+
+def query(text: str, *, catalog: str | None = None, schema: str | None = None) -> "DataFrame":
+    """Return the result of a SQL query; for the query functions of SQL definitions.
+
+    Args:
+        text: One query; names of datasets in any style.
+        catalog: Default catalog of its names; `None` = the pipeline's.
+        schema: Default schema of its names; `None` = the pipeline's.
+
+    Raises:
+        DefinitionError: Called outside of a query function.
+    """
+    return _current("query").query(text, catalog=catalog, schema=schema)
 
 
 def _current(function: str) -> DatasetReader:

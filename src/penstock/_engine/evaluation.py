@@ -186,6 +186,9 @@ class Evaluator(DatasetReader):
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
         )
+        self._defaults: ContextVar[tuple[str, str] | None] = ContextVar(
+            "penstock_sql_defaults", default=None
+        )
         install_redirection()
 
     def evaluate(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
@@ -228,7 +231,21 @@ class Evaluator(DatasetReader):
         """`dp.read_stream(name)`: the rows of a dataset as a stream."""
         return self._spark.readStream.table(name)
 
+    def query(self, text: str, *, catalog: str | None, schema: str | None) -> DataFrame:
+        """The query of a SQL definition, with the defaults that `USE` set before it."""
+        token = self._defaults.set((catalog or self.index.catalog, schema or self.index.schema))
+        try:
+            return self._spark.sql(text)
+        finally:
+            self._defaults.reset(token)
+
     # -- redirection ---------------------------------------------------------------------------
+
+    def _find(self, name: str) -> DeclaredDataset | None:
+        defaults = self._defaults.get()
+        if defaults is None:
+            return self.index.find(name)
+        return self.index.find(name, catalog=defaults[0], schema=defaults[1])
 
     @property
     def _current(self) -> Evaluation:
@@ -236,7 +253,7 @@ class Evaluator(DatasetReader):
 
     def table(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame | None:
         """The rows of a declared dataset, or `None` for a name from outside."""
-        dataset = self.index.find(name)
+        dataset = self._find(name)
         if dataset is None:
             self._current.external.append(f"table {name}")
             return None
@@ -270,7 +287,7 @@ class Evaluator(DatasetReader):
         return rewrite_relations(self._spark, text, self._sql_relation)
 
     def _sql_relation(self, reference: RelationReference) -> str | None:
-        if self.index.find(reference.name) is None:
+        if self._find(reference.name) is None:
             self._current.external.append(f"table {reference.name.replace('`', '')}")
             return None
         reader: Any = self._spark.readStream if reference.is_streaming else self._spark.read

@@ -44,10 +44,20 @@ class DefinitionIndex:
     schema: str
     errors: tuple[PenstockError, ...]
 
-    def find(self, text: str) -> DeclaredDataset | None:
-        """Look a dataset up as a user would write it: one to three parts, `LIVE.`, any case."""
+    def find(
+        self, text: str, *, catalog: str | None = None, schema: str | None = None
+    ) -> DeclaredDataset | None:
+        """Look a dataset up as a user would write it: one to three parts, `LIVE.`, any case.
+
+        Args:
+            text: The name.
+            catalog: Default catalog instead of the pipeline's.
+            schema: Default schema instead of the pipeline's.
+        """
+        if text.lower().startswith(("live.", "`live`.")):
+            catalog = schema = None  # the pipeline's own schema, whatever `USE` says
         try:
-            name = resolve_name(text, catalog=self.catalog, schema=self.schema)
+            name = resolve_name(text, catalog=catalog or self.catalog, schema=schema or self.schema)
         except ValueError:
             return None
         return self.datasets.get(name.key)

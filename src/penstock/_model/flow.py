@@ -6,10 +6,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from penstock._model.cdc import CdcSpec, SnapshotSpec
 from penstock._model.origin import SourceLocation
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -39,6 +40,10 @@ class Flow:
         spark_conf: Overrides the dataset's and the pipeline's configuration.
         comment: Free text.
         implicit: Made by a dataset decorator rather than declared by itself.
+        language: `PYTHON` or `SQL`.
+        cdc: The rows of the query are change events, applied to the target that way.
+        snapshot: The flow compares snapshots; its function is not called.
+        replace_where: Condition of the target's rows that a batch query replaces.
     """
 
     name: str
@@ -50,6 +55,10 @@ class Flow:
     spark_conf: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     comment: str | None = None
     implicit: bool = False
+    language: str = "PYTHON"
+    cdc: CdcSpec | None = None
+    snapshot: SnapshotSpec | None = None
+    replace_where: "str | Column | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

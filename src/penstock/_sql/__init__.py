@@ -1,0 +1,1 @@
+"""How SQL says it: statements become the same declarations as Python's."""
