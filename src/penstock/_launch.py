@@ -37,10 +37,12 @@ from penstock._runtime.reporter import error_info
 from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
 from penstock._tables.preview import list_quarantines, read_quarantine, read_table
+from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock._engine.evaluation import Surroundings
     from penstock._graph.dataflow import DataflowGraph
 
 __all__ = [
@@ -160,10 +162,11 @@ def _run(
     leases: tuple[contextlib.ExitStack, dict[str, str]],
     on_running: Callable[[RunningUpdate], None] | None,
 ) -> UpdateResult:
-    from penstock._engine.evaluation import DeltaSource, Evaluator
+    from penstock._engine.evaluation import Evaluator
     from penstock._engine.flow_state import StateStore
     from penstock._engine.queries import EngineContext, SparkEngine
     from penstock._engine.session import jvm_watch
+    from penstock._engine.table_sources import DeltaSource
     from penstock._engine.tables import PipelineTables
     from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
@@ -175,7 +178,7 @@ def _run(
     layout = StorageLayout(settings.storage)
     tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
-    evaluator = Evaluator(spark, index, source, resolve_secrets)
+    evaluator = Evaluator(spark, index, source, _surroundings(settings, spark))
     events = event_directory(settings)
     engine = SparkEngine(
         spark,
@@ -221,10 +224,37 @@ def _analyse(
     settings: PipelineSettings, spark: "SparkSession"
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
+    from penstock._engine.evaluation import OutsideReads
+    from penstock._engine.redirection import redirected
 
-    declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
+    around = _surroundings(settings, spark)
+    with redirected(OutsideReads(spark, around)):
+        declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
     index = build_index(declared, settings)
-    return index, analyse(spark, index, resolve_secrets=resolve_secrets)
+    return index, analyse(spark, index, around)
+
+
+def _surroundings(settings: PipelineSettings, spark: "SparkSession") -> "Surroundings":
+    from penstock._engine.evaluation import Surroundings
+    from penstock._engine.outside import OutsideTables
+    from penstock._tables.layout import StorageLayout
+
+    return Surroundings(
+        outside=OutsideTables(
+            spark,
+            settings.tables,
+            StorageLayout(settings.storage),
+            catalog=settings.catalog,
+            schema=settings.schema,
+        ),
+        resolve_secrets=resolve_secrets,
+        files=_no_files,
+        events=event_directory(settings),
+    )
+
+
+def _no_files(**given: Any) -> Any:
+    raise DefinitionError("FEATURE_NOT_AVAILABLE", "Auto Loader is not available yet")
 
 
 def _plan(graph: "DataflowGraph", settings: PipelineSettings, options: UpdateOptions) -> Plan:

@@ -1,13 +1,14 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.boundary import DatasetNotReadyError
-from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, SchemaSource
+from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
+from penstock._engine.table_sources import SchemaSource
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
@@ -29,19 +30,18 @@ class _UpstreamFailedError(Exception):
 def analyse(
     spark: SparkSession,
     index: DefinitionIndex,
-    *,
-    resolve_secrets: Callable[[str], str] = lambda text: text,
+    around: Surroundings,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
-    Nothing is read, written or started: datasets are stood in for by empty ones with their schema.
+    Nothing is written or started: datasets are stood in for by empty ones with their schema.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = SchemaSource()
     try:
-        analysis = _Analysis(spark, index, source, resolve_secrets)
+        analysis = _Analysis(spark, index, source, around)
         for key in index.datasets:
             analysis.dataset(key)
         for name, flow in index.flows.items():
@@ -58,14 +58,14 @@ class _Analysis:
         spark: SparkSession,
         index: DefinitionIndex,
         source: SchemaSource,
-        resolve_secrets: Callable[[str], str],
+        around: Surroundings,
     ) -> None:
         self.index = index
         self.found: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
-        self._evaluator = Evaluator(spark, index, source, resolve_secrets)
+        self._evaluator = Evaluator(spark, index, source, around)
         self._path: list[str] = []
 
     def dataset(self, key: str) -> None:

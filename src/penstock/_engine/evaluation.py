@@ -1,166 +1,240 @@
-"""Calls query functions, with every way of reading a dataset redirected to the pipeline's own.
+"""Calls query functions, with every way of reading a dataset led to the pipeline's own."""
 
-`spark.read.table`, `spark.readStream.table`, `spark.table`, `spark.sql` and the readers of the
-declarative API all end in one resolver while a query function runs. The redirection is installed
-once per process and does nothing unless an `Evaluator` is active in the current context, so other
-threads and the user's own code outside of pipelines are untouched.
-"""
-
-import contextlib
-import functools
+import hashlib
 import itertools
-import logging
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.streaming.readwriter import DataStreamReader
-from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine.boundary import DatasetNotReadyError, user_code
-from penstock._engine.sql_names import RelationReference, rewrite_relations
+from penstock._engine.outside import OutsideTables
+from penstock._engine.redirection import (
+    Reader,
+    install_redirection,
+    own_read,
+    reader_format,
+    reader_options,
+    reader_paths,
+    reader_schema,
+    real_path,
+    redirected,
+)
+from penstock._engine.sql_names import Found, FunctionCall, RelationReference, rewrite_names
+from penstock._engine.table_functions import FunctionReaders, call_function
+from penstock._engine.table_sources import TableSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
-from penstock.connectors.options import prepare_reader_options
-from penstock.errors import DefinitionError, PlanError
+from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
+from penstock.errors import DefinitionError
 from penstock.quality.split import filter_view
 
-_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
-# Options with which a query says by itself where to begin, or how.
-_OWN_START = {
-    *("startingversion", "startingtimestamp", "readchangefeed", "readchangedata"),
-    *("witheventtimeorder", "schematrackinglocation", "schemalocation"),
-}
-_active: ContextVar["Evaluator | None"] = ContextVar("penstock_evaluator", default=None)
+_PATH_FORMATS = FILE_FORMATS | {"delta", "binaryfile"}
+# Statements of a workspace that a pipeline's code may hold: its settings decide these here.
+_WITHOUT_EFFECT = re.compile(
+    r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
+    r"|CREATE\s+(?:CATALOG|SCHEMA|DATABASE|(?:EXTERNAL\s+)?VOLUME)\b)",
+    re.IGNORECASE,
+)
 _view_numbers = itertools.count()
-
-
-class TableSource(Protocol):
-    """Where the rows of a stored dataset come from."""
-
-    def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
-        """All rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
-
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
-        """New rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
-
-
-class SchemaSource:
-    """Empty stand-ins with the right schema, for analysis: nothing of the storage is touched."""
-
-    def __init__(self) -> None:
-        self.schemas: dict[str, StructType] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-analysis-")
-
-    def close(self) -> None:
-        """Remove the empty folder that the stand-ins read."""
-        self._folder.cleanup()
-
-    def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
-        """See `TableSource.batch`."""
-        return reader.format("parquet").schema(self._schema(key, reader)).load(self._path)
-
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
-        """See `TableSource.stream`."""
-        return reader.format("parquet").schema(self._schema(key, reader)).load(self._path)
-
-    @property
-    def _path(self) -> str:
-        return Path(self._folder.name).as_uri()
-
-    def _schema(self, key: str, reader: DataFrameReader | DataStreamReader) -> StructType:
-        if key not in self.schemas:
-            raise DatasetNotReadyError(key)
-        schema = self.schemas[key]
-        options = {name.lower(): value for name, value in reader_options(reader).items()}
-        if options.get("readchangefeed", options.get("readchangedata", "")).lower() == "true":
-            schema = StructType(list(schema.fields))
-            schema = schema.add("_change_type", StringType()).add("_commit_version", LongType())
-            schema = schema.add("_commit_timestamp", TimestampType())
-        return schema
-
-
-@dataclass
-class StreamStarts:
-    """From which version of each table a new flow reads appends.
-
-    A stream that begins with a snapshot of its table computes the state of that table at its first
-    start, and again at every start without news; one that reads the log from its beginning sees the
-    same rows and computes nothing.
-
-    Attributes:
-        chosen: Version by dataset; others begin with a snapshot.
-        is_open: Whether versions may still be chosen: the flow has not started yet.
-    """
-
-    chosen: dict[str, int]
-    is_open: bool
-
-
-class DeltaSource:
-    """The real tables.
-
-    Args:
-        paths: Path of each table by dataset.
-        append_only_start: Of the table at a path; see `_tables.log_scan`.
-    """
-
-    def __init__(
-        self, paths: Mapping[str, str], append_only_start: Callable[[str], int | None]
-    ) -> None:
-        self._paths = paths
-        self._append_only_start = append_only_start
-        self._starts: ContextVar[StreamStarts | None] = ContextVar("penstock_starts", default=None)
-
-    @contextlib.contextmanager
-    def starting(self, starts: StreamStarts) -> Iterator[None]:
-        """Use these versions for the streams that are read inside."""
-        token = self._starts.set(starts)
-        try:
-            yield
-        finally:
-            self._starts.reset(token)
-
-    def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
-        """See `TableSource.batch`."""
-        return reader.format("delta").load(self._paths[key])
-
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
-        """See `TableSource.stream`."""
-        start = self._start(key, reader)
-        if start is not None:
-            reader = reader.option("startingVersion", start)
-        return reader.format("delta").load(self._paths[key])
-
-    def _start(self, key: str, reader: DataStreamReader) -> int | None:
-        starts = self._starts.get()
-        if starts is None or {name.lower() for name in reader_options(reader)} & _OWN_START:
-            return None
-        if starts.is_open and key not in starts.chosen:
-            found = self._append_only_start(self._paths[key])
-            if found is not None:
-                starts.chosen[key] = found
-        return starts.chosen.get(key)
 
 
 @dataclass
 class Evaluation:
-    """What one call of a query function read."""
+    """What one call of a query function read.
+
+    Attributes:
+        inputs: Keys of the pipeline's datasets.
+        external: Sources from outside, in words.
+        file_reads: How often Auto Loader was asked; numbers its schemas.
+    """
 
     inputs: set[str] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
+    file_reads: int = 0
 
 
-class Evaluator(DatasetReader):
+class FilesReader(Protocol):
+    """Reads files as Auto Loader does."""
+
+    def __call__(
+        self,
+        *,
+        paths: Sequence[str],
+        options: Mapping[str, str],
+        schema: Any,
+        streaming: bool,
+        key: str,
+    ) -> DataFrame:
+        """The rows of files.
+
+        Args:
+            paths: Mapped and absolute.
+            options: As the user gave them.
+            schema: StructType, DDL or `None`.
+            streaming: Whether to read a stream.
+            key: Names the place of the schemas that were inferred; the same on every call.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What reads need to know of the world around the pipeline.
+
+    Attributes:
+        outside: Tables that the pipeline does not declare.
+        map_path: The place that a path of the user's stands for.
+        resolve_secrets: Fills `${secret:...}` in reader options.
+        files: Auto Loader.
+        events: Folder of the event log.
+    """
+
+    outside: OutsideTables
+    map_path: Callable[[str], str] = str
+    resolve_secrets: Callable[[str], str] = str
+    files: FilesReader
+    events: Path | None = None
+
+
+class OutsideReads:
+    """Reads of code that runs while source files are loaded: nothing is declared yet.
+
+    Args:
+        spark: Classic session of the pipeline.
+        around: See `Surroundings`.
+    """
+
+    def __init__(self, spark: SparkSession, around: Surroundings) -> None:
+        self._spark = spark
+        self._around = around
+        self._functions = FunctionReaders(
+            files=self._read_files,
+            changes=lambda name, options: self._spark.read.options(**options).table(name),
+            stream=lambda name, options: self._spark.readStream.options(**options).table(name),
+            events=around.events,
+        )
+
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """See `Redirect.table`."""
+        self.record(f"table {name.replace('`', '')}")
+        found = self._around.outside.find(name)
+        return None if found is None else self._around.outside.read(found, reader, name)
+
+    def sql(self, text: str) -> str | None:
+        """See `Redirect.sql`."""
+        if _WITHOUT_EFFECT.match(text):
+            return None
+        return rewrite_names(self._spark, text, self._replacement)
+
+    def load(self, reader: Reader) -> DataFrame | None:
+        """See `Redirect.load`."""
+        if reader_format(reader).lower() != "cloudfiles":
+            return None
+        return self._files(
+            reader_paths(reader),
+            reader_options(reader),
+            reader_schema(reader),
+            isinstance(reader, DataStreamReader),
+        )
+
+    def prepare_options(self, reader: Reader) -> None:
+        """See `Redirect.prepare_options`."""
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        for key, value in prepare_reader_options(
+            reader_format(reader), resolved, streaming=isinstance(reader, DataStreamReader)
+        ).items():
+            if given.get(key) != value:
+                reader._jreader = reader._jreader.option(key, value)
+
+    def map_path(self, path: str) -> str:
+        """See `Redirect.map_path`."""
+        return self._around.map_path(path)
+
+    def record(self, what: str) -> None:
+        """See `Redirect.record`; nothing asks for it while source files are loaded."""
+
+    def table_exists(self, name: str) -> bool | None:
+        """See `Redirect.table_exists`."""
+        return True if self._around.outside.find(name) is not None else None
+
+    def delta_path(self, name: str) -> str | None:
+        """See `Redirect.delta_path`."""
+        found = self._around.outside.find(name)
+        return found.path if found is not None and found.format == "delta" else None
+
+    # -- SQL -----------------------------------------------------------------------------------
+
+    def _replacement(self, found: Found) -> str | None:
+        if isinstance(found, FunctionCall):
+            df = call_function(self._spark, found, self._functions)
+            return None if df is None else _as_view(df)
+        if len(found.parts) == 2 and found.parts[0].lower() in _PATH_FORMATS:
+            return self._path_relation(found)
+        return self._relation(found)
+
+    def _relation(self, found: RelationReference) -> str | None:
+        return None if self._is_temporary(found) else self._through_view(found)
+
+    def _through_view(self, found: RelationReference) -> str | None:
+        reader: Any = self._spark.readStream if found.is_streaming else self._spark.read
+        if found.options:
+            reader = reader.options(**found.options)
+        df = self.table(found.name, reader)
+        return None if df is None else _as_view(df)
+
+    def _is_temporary(self, found: RelationReference) -> bool:
+        """Whether the user's code has made a temporary view of that name."""
+        if len(found.parts) > 1:
+            return False
+        catalog: Any = self._spark._jsparkSession.sessionState().catalog()
+        return bool(catalog.getTempView(found.parts[0]).isDefined())
+
+    def _path_relation(self, found: RelationReference) -> str | None:
+        """``json.`/path` ``: the mapped path; below STREAM a real stream."""
+        source, path = found.parts
+        self.record(f"{source} {path}")
+        real = real_path(path, self.map_path)
+        if not found.is_streaming:
+            return f"{source}.`{real.replace('`', '``')}`"
+        reader: Any = self._spark.readStream.format(source)
+        if source.lower() not in ("delta", "text", "binaryfile"):
+            with own_read():
+                reader = reader.schema(self._spark.read.format(source).load(real).schema)
+        return _as_view(reader.load(path))
+
+    def _read_files(
+        self, path: str, options: Mapping[str, str], schema: str | None, streaming: bool
+    ) -> DataFrame:
+        self.record(f"files {path}")
+        paths = [real_path(part.strip(), self.map_path) for part in path.split(",")]
+        return self._files(paths, options, schema, streaming)
+
+    def _files(
+        self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
+    ) -> DataFrame:
+        resolved = {key: self._around.resolve_secrets(value) for key, value in options.items()}
+        with own_read():
+            return self._around.files(
+                paths=paths,
+                options=resolved,
+                schema=schema,
+                streaming=streaming,
+                key=self._files_key(paths),
+            )
+
+    def _files_key(self, paths: Sequence[str]) -> str:
+        return "module/" + hashlib.sha256("\0".join(paths).encode()).hexdigest()[:16]
+
+
+class Evaluator(OutsideReads, DatasetReader):
     """Evaluates query functions against a source of tables.
 
     Used on several threads at once; each evaluation belongs to one thread.
@@ -169,7 +243,7 @@ class Evaluator(DatasetReader):
         spark: Classic session of the pipeline.
         index: Declarations by name.
         source: Stand-ins or real tables.
-        resolve_secrets: Fills `${secret:...}` in reader options.
+        around: See `Surroundings`.
     """
 
     def __init__(
@@ -177,12 +251,11 @@ class Evaluator(DatasetReader):
         spark: SparkSession,
         index: DefinitionIndex,
         source: TableSource,
-        resolve_secrets: Callable[[str], str],
+        around: Surroundings,
     ) -> None:
-        self._spark = spark
+        super().__init__(spark, around)
         self.index = index
         self._source = source
-        self._resolve_secrets = resolve_secrets
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
         )
@@ -204,13 +277,12 @@ class Evaluator(DatasetReader):
         if any(name == flow.name for name, _ in stack):
             names = [name for name, _ in stack]
             raise DatasetCycleError([*names[names.index(flow.name) :], flow.name])
-        tokens = _active.set(self), self._stack.set((*stack, (flow.name, evaluation)))
+        token = self._stack.set((*stack, (flow.name, evaluation)))
         try:
-            with reading(self), user_code(flow, self.index.nearest):
+            with redirected(self), reading(self), user_code(flow, self.index.nearest):
                 result = flow.function()
         finally:
-            self._stack.reset(tokens[1])
-            _active.reset(tokens[0])
+            self._stack.reset(token)
         if not isinstance(result, DataFrame):
             raise DefinitionError(
                 "QUERY_RETURNS_NO_DATAFRAME",
@@ -251,18 +323,17 @@ class Evaluator(DatasetReader):
     def _current(self) -> Evaluation:
         return self._stack.get()[-1][1]
 
-    def table(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame | None:
-        """The rows of a declared dataset, or `None` for a name from outside."""
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """The rows of a declared dataset or of a table from outside; `None` for the catalog's."""
         dataset = self._find(name)
         if dataset is None:
-            self._current.external.append(f"table {name}")
-            return None
+            return super().table(name, reader)
         key = dataset.name.key
         self._current.inputs.add(key)
         streaming = isinstance(reader, DataStreamReader)
         if dataset.declared.kind is DatasetKind.TEMPORARY_VIEW:
             return self._view(dataset, streaming=streaming)
-        with _own_read():
+        with own_read():
             if isinstance(reader, DataStreamReader):
                 return self._source.stream(key, reader)
             return self._source.batch(key, reader)
@@ -282,35 +353,45 @@ class Evaluator(DatasetReader):
             )
         return filter_view(df, dataset.declared.expectations)
 
-    def sql(self, text: str) -> str:
-        """SQL text with the pipeline's datasets replaced by temporary views on them."""
-        return rewrite_relations(self._spark, text, self._sql_relation)
-
-    def _sql_relation(self, reference: RelationReference) -> str | None:
-        if self._find(reference.name) is None:
-            self._current.external.append(f"table {reference.name.replace('`', '')}")
-            return None
-        reader: Any = self._spark.readStream if reference.is_streaming else self._spark.read
-        df = self.table(reference.name, reader)
-        if df is None:
-            raise PlanError("DATASET_NOT_FOUND", f"{reference.name} vanished while it was read")
-        name = f"__penstock_{next(_view_numbers)}"
-        df.createOrReplaceTempView(name)
-        return f"`{name}`"
+    def _relation(self, found: RelationReference) -> str | None:
+        if self._find(found.name) is None:
+            return super()._relation(found)
+        if found.is_time_travel:
+            raise DefinitionError(
+                "FEATURE_NOT_AVAILABLE",
+                f"an older version of {found.name.replace('`', '')} is read, which is a dataset of "
+                "this pipeline",
+                hint="read its newest version, or keep the history in a table of its own",
+            )
+        return self._through_view(found)
 
     def record(self, what: str) -> None:
         """Remember a source from outside of the pipeline, for the plan."""
         self._current.external.append(what)
 
-    def prepare_options(self, reader: DataFrameReader | DataStreamReader) -> None:
-        """Fill secrets and defaults into a reader's options, and refuse wrong ones."""
-        given = reader_options(reader)
-        resolved = {key: self._resolve_secrets(value) for key, value in given.items()}
-        for key, value in prepare_reader_options(
-            _format_of(reader), resolved, streaming=isinstance(reader, DataStreamReader)
-        ).items():
-            if given.get(key) != value:
-                reader._jreader = reader._jreader.option(key, value)
+    def table_exists(self, name: str) -> bool | None:
+        """See `Redirect.table_exists`: a dataset of the pipeline exists once it was written."""
+        dataset = self._find(name)
+        if dataset is None:
+            return super().table_exists(name)
+        return self._around.outside.find(str(dataset.name)) is not None
+
+    def delta_path(self, name: str) -> str | None:
+        """See `Redirect.delta_path`."""
+        dataset = self._find(name)
+        return super().delta_path(name if dataset is None else str(dataset.name))
+
+    def _files_key(self, paths: Sequence[str]) -> str:
+        # A view is evaluated inside of the flow that reads it, and belongs to that flow.
+        flow, evaluation = self._stack.get()[0]
+        evaluation.file_reads += 1
+        return f"{flow}/{evaluation.file_reads}"
+
+
+def _as_view(df: DataFrame) -> str:
+    name = f"__penstock_{next(_view_numbers)}"
+    df.createOrReplaceTempView(name)
+    return f"`{name}`"
 
 
 class DatasetCycleError(BaseException):
@@ -319,155 +400,3 @@ class DatasetCycleError(BaseException):
     def __init__(self, path: list[str]) -> None:
         self.path = path
         super().__init__(" -> ".join(path))
-
-
-# -- what a reader was told ---------------------------------------------------------------------
-
-
-def reader_options(reader: Any) -> dict[str, str]:
-    """Options given so far to a reader that was made in an evaluation."""
-    options: dict[str, str] = reader.__dict__.setdefault("_penstock_options", {})
-    return options
-
-
-def _format_of(reader: Any) -> str:
-    return str(reader.__dict__.get("_penstock_format", ""))
-
-
-def _as_text(value: Any) -> str | None:
-    if value is None:
-        return None
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@functools.cache
-def install_redirection() -> None:
-    """Redirect the readers of classic PySpark; once per process, idempotent."""
-    # PySpark prints every failed analysis with its whole stack; the error that we raise says it.
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
-    for reader in (DataFrameReader, DataStreamReader):
-        _wrap_reader(reader)
-    original_sql = SparkSession.sql
-
-    @functools.wraps(original_sql)
-    def sql(self: SparkSession, sqlQuery: str, *args: Any, **kwargs: Any) -> DataFrame:
-        evaluator = _active.get()
-        if evaluator is not None:
-            sqlQuery = evaluator.sql(sqlQuery)
-        return original_sql(self, sqlQuery, *args, **kwargs)
-
-    @functools.wraps(SparkSession.table)
-    def table(self: SparkSession, tableName: str) -> DataFrame:
-        return self.read.table(tableName)
-
-    SparkSession.sql = sql  # type: ignore[method-assign]
-    SparkSession.table = table  # type: ignore[method-assign]
-
-
-def _wrap_reader(reader: Any) -> None:
-    original = {
-        name: getattr(reader, name)
-        for name in ("table", "load", "format", "option", "options", *_ROW_READERS)
-        if hasattr(reader, name)
-    }
-
-    def wrap(name: str, replacement: Callable[..., Any]) -> None:
-        setattr(reader, name, functools.wraps(original[name])(replacement))
-
-    def table(self: Any, tableName: str) -> DataFrame:
-        evaluator = _active.get()
-        found = evaluator.table(tableName, self) if evaluator is not None else None
-        result: DataFrame = found if found is not None else original["table"](self, tableName)
-        return result
-
-    def format_(self: Any, source: str) -> Any:
-        self.__dict__["_penstock_format"] = source
-        return original["format"](self, source)
-
-    def option(self: Any, key: str, value: Any) -> Any:
-        text = _as_text(value)
-        if text is not None:
-            reader_options(self)[key] = text
-        return original["option"](self, key, value)
-
-    def options(self: Any, **given: Any) -> Any:
-        reader_options(self).update(
-            {key: text for key, value in given.items() if (text := _as_text(value)) is not None}
-        )
-        return original["options"](self, **given)
-
-    def load(
-        self: Any, path: Any = None, format: Any = None, schema: Any = None, **more: Any
-    ) -> Any:
-        evaluator = _active.get()
-        if evaluator is not None and not _is_own_read():
-            if format is not None:
-                self.__dict__["_penstock_format"] = format
-            options(self, **more)
-            evaluator.prepare_options(self)
-            path = _absolute(path)
-            evaluator.record(_describe(_format_of(self), path, reader_options(self)))
-        with _own_read():
-            return original["load"](self, path, format, schema, **more)
-
-    wrap("table", table)
-    wrap("format", format_)
-    wrap("option", option)
-    wrap("options", options)
-    wrap("load", load)
-    for name in _ROW_READERS:
-        if name in original:
-            wrap(name, _row_reader(name, original[name]))
-
-
-def _row_reader(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def read(self: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
-        evaluator = _active.get()
-        if evaluator is not None and not _is_own_read():
-            self.__dict__["_penstock_format"] = name
-            evaluator.prepare_options(self)
-            if path is None:
-                path = kwargs.pop("path", None)
-            path = _absolute(path)
-            evaluator.record(_describe(name, path, {}))
-        given = {} if path is None else {"path": path}
-        with _own_read():
-            if args:
-                return original(self, path, *args, **kwargs)
-            return original(self, **given, **kwargs)
-
-    return read
-
-
-_inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
-
-
-def _is_own_read() -> bool:
-    return _inner_read.get()
-
-
-@contextlib.contextmanager
-def _own_read() -> Iterator[None]:
-    token = _inner_read.set(True)
-    try:
-        yield
-    finally:
-        _inner_read.reset(token)
-
-
-def _absolute(path: Any) -> Any:
-    """Relative paths start at the project's root, wherever the JVM was started."""
-    if isinstance(path, list):
-        return [_absolute(item) for item in path]
-    if not isinstance(path, str) or path.startswith("/") or _HAS_SCHEME.match(path):
-        return path
-    return str(Path.cwd() / path)
-
-
-def _describe(source: str, path: Any, options: Mapping[str, str]) -> str:
-    where = path
-    if where is None:
-        for key in ("subscribe", "subscribePattern", "assign", "path", "dbtable", "streamName"):
-            where = options.get(key, where)
-    name = source or "files"
-    return f"{name} {where}" if where is not None else name

@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine import plans
-from penstock._engine.evaluation import DeltaSource, Evaluator, StreamStarts
+from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
+from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.flow import OutputMode

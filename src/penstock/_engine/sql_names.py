@@ -1,17 +1,26 @@
-"""Relations in SQL text: found with Spark's own parser, replaced in place.
+"""Names in SQL text: found with Spark's own parser, replaced in place.
 
-The parser gives each relation with its position in the text, so everything else of the user's SQL
-stays as written. Common table expressions shadow datasets of the same name, subqueries are
-searched too.
+The parser gives each relation and each table function with its position in the text, so everything
+else of the user's SQL stays as written. Common table expressions shadow datasets of the same name,
+subqueries are searched too.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from penstock._engine.plans import iterate
+
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
-_IDENTIFIER = re.compile(r"(`(?:[^`]|``)+`|[\w$]+)(\s*\.\s*(`(?:[^`]|``)+`|[\w$]+))*")
+_PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"
+_NAME = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})*")
+_LITERAL = r"'(?:[^'\\]|'')*'"
+# Names that are put together from literals; the parser leaves those to the analyzer.
+_IDENTIFIER_CLAUSE = re.compile(
+    rf"\bIDENTIFIER\s*\(\s*({_LITERAL}(?:\s*\|\|\s*{_LITERAL})*)\s*\)", re.IGNORECASE
+)
 _SUBQUERIES = {
     "ScalarSubquery",
     "Exists",
@@ -28,98 +37,182 @@ class RelationReference:
     Attributes:
         start: First character of the identifier.
         end: Behind its last character.
-        name: The name, each part in backticks.
+        parts: The name, without backticks.
+        is_streaming: Whether it stands below `STREAM`.
+        is_time_travel: Whether a version or a timestamp of it is read.
+        options: Given in a `WITH` clause.
+    """
+
+    start: int
+    end: int
+    parts: tuple[str, ...]
+    is_streaming: bool = False
+    is_time_travel: bool = False
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def name(self) -> str:
+        """The name, each part in backticks."""
+        return ".".join("`" + part.replace("`", "``") + "`" for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionCall:
+    """A table-valued function in SQL text, such as `read_files(...)`.
+
+    Attributes:
+        start: First character of the function's name.
+        end: Behind the closing parenthesis.
+        name: In lower case.
+        arguments: Name (`None` if positional) and Spark's expression of each argument.
         is_streaming: Whether it stands below `STREAM`.
     """
 
     start: int
     end: int
     name: str
-    is_streaming: bool
+    arguments: tuple[tuple[str | None, Any], ...]
+    is_streaming: bool = False
 
 
-def rewrite_relations(
-    spark: Any, text: str, replace: Callable[[RelationReference], str | None]
-) -> str:
-    """Replace table names in a query.
+Found = RelationReference | FunctionCall
+
+
+def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None]) -> str:
+    """Replace table names and calls of table functions in a query.
 
     Args:
         spark: A classic SparkSession; only its parser is used.
         text: One SQL statement.
-        replace: Called for every relation; `None` leaves it as it is.
+        replace: Called for every relation and every table function; `None` leaves it as it is.
 
     Returns:
-        The text with replaced names; unchanged when it is not a query that Spark can parse (Spark
+        The text with replacements; unchanged when it is not a query that Spark can parse (Spark
         will say why when it runs it).
     """
+    text = _IDENTIFIER_CLAUSE.sub(_joined_literals, text)
     try:
         plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     except Exception as error:
         if "ParseException" in type(error).__name__ or "ParseException" in str(error):
             return text
         raise
-    references = sorted(_relations(plan, frozenset()), key=lambda found: -found[0].start)
-    for reference, full_text in references:
+    found = sorted(_names(plan, frozenset(), streaming=False), key=lambda pair: pair[0].start)
+    replacements: list[tuple[int, int, str]] = []
+    for reference, full_text in found:
         # Positions refer to the text after Spark's own ${} substitution.
-        text = full_text if reference is references[0][0] else text
+        text = full_text
+        if replacements and reference.start < replacements[-1][1]:
+            continue  # an argument of a call that is replaced as a whole
         replacement = replace(reference)
         if replacement is not None:
-            text = text[: reference.start] + replacement + text[reference.end :]
+            replacements.append((reference.start, reference.end, replacement))
+    for start, end, replacement in reversed(replacements):
+        text = text[:start] + replacement + text[end:]
     return text
 
 
-def _iterate(sequence: Any) -> Iterator[Any]:
-    iterator = sequence.iterator()
-    while iterator.hasNext():
-        yield iterator.next()
+def _joined_literals(match: re.Match[str]) -> str:
+    parts = re.findall(_LITERAL, match.group(1))
+    return "".join(part[1:-1].replace("''", "'") for part in parts)
 
 
-def _relations(plan: Any, hidden: frozenset[str]) -> Iterator[tuple[RelationReference, str]]:
+def _names(
+    plan: Any, hidden: frozenset[str], *, streaming: bool, time_travel: bool = False
+) -> Iterator[tuple[Found, str]]:
     kind = plan.getClass().getSimpleName()
     if kind == "UnresolvedRelation":
-        parts = list(_iterate(plan.multipartIdentifier()))
-        streaming = bool(plan.isStreaming())
-        if not (len(parts) == 1 and parts[0].lower() in hidden and not streaming):
-            yield _reference(plan.origin(), parts, streaming)
+        parts = tuple(iterate(plan.multipartIdentifier()))
+        if not (len(parts) == 1 and parts[0].lower() in hidden and not plan.isStreaming()):
+            yield _reference(plan, parts, time_travel)
+        return
+    if kind == "UnresolvedTableValuedFunction":
+        yield _call(plan, streaming)
+        for expression in iterate(plan.functionArgs()):
+            yield from _in_expression(expression, hidden)
         return
     if kind == "RelationTimeTravel":  # a leaf whose relation is not among its children
-        yield from _relations(plan.relation(), hidden)
+        yield from _names(plan.relation(), hidden, streaming=False, time_travel=True)
         return
     if kind == "UnresolvedWith":
         names = hidden
-        for relation in _iterate(plan.cteRelations()):
-            yield from _relations(relation._2(), names)
+        for relation in iterate(plan.cteRelations()):
+            yield from _names(relation._2(), names, streaming=False)
             names = names | {relation._1().lower()}
-        yield from _relations(plan.child(), names)
+        yield from _names(plan.child(), names, streaming=False)
         return
-    for child in _iterate(plan.children()):
-        yield from _relations(child, hidden)
-    for expression in _iterate(plan.expressions()):
+    for child in iterate(plan.children()):
+        yield from _names(child, hidden, streaming=kind == "NamedStreamingRelation")
+    for expression in iterate(plan.expressions()):
         yield from _in_expression(expression, hidden)
 
 
-def _in_expression(
-    expression: Any, hidden: frozenset[str]
-) -> Iterator[tuple[RelationReference, str]]:
+def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[Found, str]]:
     if expression.getClass().getSimpleName() in _SUBQUERIES:
-        yield from _relations(expression.plan(), hidden)
-    for child in _iterate(expression.children()):
+        yield from _names(expression.plan(), hidden, streaming=False)
+    for child in iterate(expression.children()):
         yield from _in_expression(child, hidden)
 
 
-def _reference(origin: Any, parts: list[str], streaming: bool) -> tuple[RelationReference, str]:
+def _place(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
+    """The whole text, and where a name begins and its node ends."""
     full_text: str = origin.sqlText().get()
     start, end = origin.startIndex().get(), origin.stopIndex().get() + 1
-    segment = full_text[start:end]
     # Below STREAM the origin covers the keyword, the parentheses and an alias as well.
-    prefix = _STREAM.match(segment) if streaming else None
-    offset = prefix.end() if prefix else 0
-    identifier = _IDENTIFIER.match(segment, offset)
-    stop = identifier.end() if identifier else len(segment)
-    name = ".".join("`" + part.replace("`", "``") + "`" for part in parts)
-    return (
-        RelationReference(
-            start=start + offset, end=start + stop, name=name, is_streaming=streaming
-        ),
-        full_text,
+    prefix = _STREAM.match(full_text, start, end) if streaming else None
+    return full_text, prefix.end() if prefix else start, end
+
+
+def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Found, str]:
+    streaming = bool(plan.isStreaming())
+    full_text, start, end = _place(plan.origin(), streaming=streaming)
+    name = _NAME.match(full_text, start, end)
+    reference = RelationReference(
+        start=start,
+        end=name.end() if name else end,
+        parts=parts,
+        is_streaming=streaming,
+        is_time_travel=time_travel,
+        options=dict(plan.options().asCaseSensitiveMap()),
     )
+    return reference, full_text
+
+
+def _call(plan: Any, streaming: bool) -> tuple[Found, str]:
+    full_text, start, end = _place(plan.origin(), streaming=streaming)
+    arguments: list[tuple[str | None, Any]] = []
+    for expression in iterate(plan.functionArgs()):
+        if expression.getClass().getSimpleName() == "NamedArgumentExpression":
+            arguments.append((str(expression.key()), expression.value()))
+        else:
+            arguments.append((None, expression))
+    call = FunctionCall(
+        start=start,
+        end=_closing_parenthesis(full_text, start, end),
+        name=".".join(iterate(plan.name())).lower(),
+        arguments=tuple(arguments),
+        is_streaming=streaming,
+    )
+    return call, full_text
+
+
+def _closing_parenthesis(text: str, start: int, end: int) -> int:
+    """Behind the parenthesis that closes the first one of a part of a text."""
+    depth, position, quote = 0, start, ""
+    while position < end:
+        letter = text[position]
+        if quote:
+            if letter == "\\" and quote != "`":
+                position += 1
+            elif letter == quote:
+                quote = ""
+        elif letter in "'\"`":
+            quote = letter
+        elif letter == "(":
+            depth += 1
+        elif letter == ")":
+            depth -= 1
+            if depth == 0:
+                return position + 1
+        position += 1
+    return end

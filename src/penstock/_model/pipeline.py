@@ -8,6 +8,24 @@ from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
+_EMPTY_TABLES: "Mapping[str, ExternalTable]" = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTable:
+    """A table that the pipeline reads but does not declare.
+
+    Attributes:
+        path: Where it lies: a folder or a file.
+        format: Of its files; empty = as the files show.
+        options: Of the reader.
+        schema: DDL; `None` = as the files show.
+    """
+
+    path: str
+    format: str = "delta"
+    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    schema: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +41,7 @@ class PipelineSettings:
         configuration: Spark and free keys that source files read with `spark.conf.get`.
         source_patterns: File paths, or folders ending in `/**`, relative to `root`.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
+        tables: Where tables lie that the pipeline reads but does not declare, by name.
         master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
     """
 
@@ -34,6 +53,7 @@ class PipelineSettings:
     configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     source_patterns: tuple[str, ...] = ()
     quarantine: bool = True
+    tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _EMPTY_TABLES)
     master: str | None = None
 
 

@@ -1,0 +1,347 @@
+"""Every way of reading in PySpark, redirected while user code of a pipeline runs.
+
+Readers, `spark.sql`, `spark.table`, the catalog and `DeltaTable` are wrapped once per process. The
+wrappers do nothing unless a `Redirect` is active in the current context, so other threads and code
+outside of pipelines are untouched.
+"""
+
+import contextlib
+import functools
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.catalog import Catalog
+from pyspark.sql.readwriter import DataFrameReader
+from pyspark.sql.sql_formatter import SQLStringFormatter
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+Reader = DataFrameReader | DataStreamReader
+
+_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
+_PATH_OPTION = "path"
+
+
+class Redirect(Protocol):
+    """What reads become. Called on the thread that runs the user's code."""
+
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """The rows behind a name, or `None` to let Spark's catalog answer."""
+
+    def sql(self, text: str) -> str | None:
+        """The text that Spark shall run instead; `None` for a statement that has no effect here."""
+
+    def load(self, reader: Reader) -> DataFrame | None:
+        """The rows of `reader.load()`, or `None` to let Spark load them.
+
+        Format, options, schema and paths are in `reader_format`, `reader_options`,
+        `reader_schema` and `reader_paths`.
+        """
+
+    def prepare_options(self, reader: Reader) -> None:
+        """Fill secrets and defaults into a reader's options, and refuse wrong ones."""
+
+    def map_path(self, path: str) -> str:
+        """The place that a path of the user's stands for."""
+
+    def record(self, what: str) -> None:
+        """Remember a source from outside of the pipeline, for the plan."""
+
+    def table_exists(self, name: str) -> bool | None:
+        """Whether a table exists; `None` to let Spark's catalog answer."""
+
+    def delta_path(self, name: str) -> str | None:
+        """Where the Delta table of that name lies; `None` to let Spark's catalog answer."""
+
+
+_active: ContextVar[Redirect | None] = ContextVar("penstock_redirect", default=None)
+_inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
+
+
+@contextlib.contextmanager
+def redirected(redirect: Redirect) -> Iterator[None]:
+    """Let reads of this context go through `redirect`."""
+    install_redirection()
+    token = _active.set(redirect)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextlib.contextmanager
+def own_read() -> Iterator[None]:
+    """Read as Spark does: for reads that Penstock makes itself."""
+    token = _inner_read.set(True)
+    try:
+        yield
+    finally:
+        _inner_read.reset(token)
+
+
+def _redirect() -> Redirect | None:
+    return None if _inner_read.get() else _active.get()
+
+
+# -- what a reader was told ---------------------------------------------------------------------
+
+
+def reader_options(reader: Any) -> dict[str, str]:
+    """Options given so far to a reader that was made while user code ran."""
+    options: dict[str, str] = reader.__dict__.setdefault("_penstock_options", {})
+    return options
+
+
+def reader_format(reader: Any) -> str:
+    """What was given to `format`; empty if nothing was."""
+    return str(reader.__dict__.get("_penstock_format", ""))
+
+
+def reader_schema(reader: Any) -> Any:
+    """What was given to `schema`; `None` if nothing was."""
+    return reader.__dict__.get("_penstock_schema")
+
+
+def reader_paths(reader: Any) -> tuple[str, ...]:
+    """Paths to load from, mapped and absolute."""
+    return tuple(reader.__dict__.get("_penstock_paths", ()))
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def real_path(path: str, map_path: Callable[[str], str]) -> str:
+    """A path as Spark shall see it: mapped; relative ones start at the project's root."""
+    mapped = map_path(path)
+    if mapped.startswith("/") or _HAS_SCHEME.match(mapped):
+        return mapped
+    # The JVM may have been started elsewhere.
+    return str(Path.cwd() / mapped)
+
+
+def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
+    """A source in words: format and place."""
+    where = path
+    if where is None:
+        for key in ("subscribe", "subscribePattern", "assign", "path", "dbtable", "streamName"):
+            where = options.get(key, where)
+    name = source or "files"
+    return f"{name} {where}" if where is not None else name
+
+
+# -- wrappers -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def install_redirection() -> None:
+    """Wrap the readers of classic PySpark; once per process, idempotent."""
+    # PySpark prints every failed analysis with its whole stack; the error that we raise says it.
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    for reader in (DataFrameReader, DataStreamReader):
+        _wrap_reader(reader)
+    _wrap_session()
+    _wrap_catalog()
+
+
+def _wrap_session() -> None:
+    original_sql = SparkSession.sql
+
+    @functools.wraps(original_sql)
+    def sql(self: SparkSession, sqlQuery: str, args: Any = None, **kwargs: Any) -> DataFrame:
+        redirect = _redirect()
+        if redirect is None:
+            return original_sql(self, sqlQuery, args, **kwargs)
+        formatter = SQLStringFormatter(self)
+        try:
+            # DataFrames in braces become temporary views first: the parser knows no braces.
+            text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
+            rewritten = redirect.sql(text)
+            if rewritten is None:
+                return self.createDataFrame([], "result STRING")
+            return original_sql(self, rewritten, args)
+        finally:
+            formatter.clear()
+
+    @functools.wraps(SparkSession.table)
+    def table(self: SparkSession, tableName: str) -> DataFrame:
+        return self.read.table(tableName)
+
+    SparkSession.sql = sql  # type: ignore[method-assign]
+    SparkSession.table = table  # type: ignore[method-assign]
+
+
+def _wrap_catalog() -> None:
+    original_exists = Catalog.tableExists
+
+    @functools.wraps(original_exists)
+    def exists(self: Catalog, tableName: str, dbName: str | None = None) -> bool:
+        redirect = _redirect()
+        if redirect is not None:
+            found = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
+            if found is not None:
+                return found
+        return original_exists(self, tableName, dbName)
+
+    Catalog.tableExists = exists  # type: ignore[method-assign]
+    for name in ("setCurrentCatalog", "setCurrentDatabase"):
+        setattr(Catalog, name, _without_effect(getattr(Catalog, name)))
+
+    from delta.tables import DeltaTable
+
+    original_for_name = DeltaTable.forName.__func__  # type: ignore[attr-defined]
+
+    def for_name(cls: Any, sparkSession: SparkSession, tableOrViewName: str) -> Any:
+        redirect = _redirect()
+        path = redirect.delta_path(tableOrViewName) if redirect is not None else None
+        if path is not None:
+            return cls.forPath(sparkSession, path)
+        return original_for_name(cls, sparkSession, tableOrViewName)
+
+    original_for_path = DeltaTable.forPath.__func__  # type: ignore[attr-defined]
+
+    def for_path(cls: Any, sparkSession: SparkSession, path: str, hadoopConf: Any = None) -> Any:
+        redirect = _redirect()
+        if redirect is not None:
+            path = real_path(path, redirect.map_path)
+        return original_for_path(cls, sparkSession, path, hadoopConf or {})
+
+    DeltaTable.forName = classmethod(for_name)  # type: ignore[assignment]
+    DeltaTable.forPath = classmethod(for_path)  # type: ignore[assignment]
+
+
+def _without_effect(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    """The settings of the pipeline decide its catalog and schema."""
+
+    @functools.wraps(original)
+    def ignored(self: Any, name: str) -> None:
+        if _redirect() is None:
+            original(self, name)
+
+    return ignored
+
+
+def _wrap_reader(reader: Any) -> None:
+    original = {
+        name: getattr(reader, name)
+        for name in ("table", "load", "format", "schema", "option", "options", *_ROW_READERS)
+        if hasattr(reader, name)
+    }
+
+    def wrap(name: str, replacement: Callable[..., Any]) -> None:
+        setattr(reader, name, functools.wraps(original[name])(replacement))
+
+    def table(self: Any, tableName: str) -> DataFrame:
+        redirect = _redirect()
+        found = redirect.table(tableName, self) if redirect is not None else None
+        result: DataFrame = found if found is not None else original["table"](self, tableName)
+        return result
+
+    def format_(self: Any, source: str) -> Any:
+        self.__dict__["_penstock_format"] = source
+        if source.lower() == "cloudfiles":
+            return self  # Spark looks formats up when it loads; this one never gets there
+        return original["format"](self, source)
+
+    def schema_(self: Any, schema: Any) -> Any:
+        self.__dict__["_penstock_schema"] = schema
+        return original["schema"](self, schema)
+
+    def option(self: Any, key: str, value: Any) -> Any:
+        text = _as_text(value)
+        if text is not None:
+            reader_options(self)[key] = text
+        return original["option"](self, key, value)
+
+    def options(self: Any, **given: Any) -> Any:
+        reader_options(self).update(
+            {key: text for key, value in given.items() if (text := _as_text(value)) is not None}
+        )
+        return original["options"](self, **given)
+
+    def load(
+        self: Any, path: Any = None, format: Any = None, schema: Any = None, **more: Any
+    ) -> Any:
+        redirect = _redirect()
+        if redirect is None:
+            return original["load"](self, path, format, schema, **more)
+        if format is not None:
+            format_(self, format)
+        if schema is not None:
+            schema_(self, schema)
+        options(self, **more)
+        path = _mapped(self, path, redirect, original["option"])
+        with own_read():
+            found = redirect.load(self)
+            if found is None:
+                redirect.prepare_options(self)
+                found = original["load"](self, path)
+        redirect.record(describe_source(reader_format(self), path, reader_options(self)))
+        return found
+
+    wrap("table", table)
+    wrap("format", format_)
+    wrap("schema", schema_)
+    wrap("option", option)
+    wrap("options", options)
+    wrap("load", load)
+    for name in _ROW_READERS:
+        if name in original:
+            wrap(name, _row_reader(name, original[name], original["option"]))
+
+
+def _mapped(reader: Any, path: Any, redirect: Redirect, set_option: Callable[..., Any]) -> Any:
+    """Map the paths of a reader, given as an argument or as an option; returns the argument."""
+    if path is None:
+        for key, value in list(reader_options(reader).items()):
+            if key.lower() == _PATH_OPTION:
+                mapped = real_path(value, redirect.map_path)
+                reader.__dict__["_penstock_paths"] = (mapped,)
+                reader_options(reader)[key] = mapped
+                set_option(reader, key, mapped)
+        return None
+    if isinstance(path, list | tuple):
+        paths = [real_path(str(entry), redirect.map_path) for entry in path]
+        reader.__dict__["_penstock_paths"] = tuple(paths)
+        return paths
+    if isinstance(path, str | Path):
+        mapped = real_path(str(path), redirect.map_path)
+        reader.__dict__["_penstock_paths"] = (mapped,)
+        return mapped
+    return path
+
+
+def _row_reader(
+    name: str, original: Callable[..., Any], set_option: Callable[..., Any]
+) -> Callable[..., Any]:
+    keyword = "paths" if "paths" in inspect.signature(original).parameters else "path"
+
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        redirect = _redirect()
+        if redirect is None:
+            return original(self, *args, **kwargs)
+        self.__dict__["_penstock_format"] = name
+        redirect.prepare_options(self)
+        if args:
+            # `parquet(*paths)` takes any number of paths, the others one path first.
+            count = len(args) if name == "parquet" else 1
+            mapped = (_mapped(self, value, redirect, set_option) for value in args[:count])
+            args = (*mapped, *args[count:])
+            shown = args[0]
+        else:
+            shown = _mapped(self, kwargs.get(keyword), redirect, set_option)
+            if shown is not None:
+                kwargs[keyword] = shown
+        redirect.record(describe_source(name, shown if isinstance(shown, str) else None, {}))
+        with own_read():
+            return original(self, *args, **kwargs)
+
+    return read

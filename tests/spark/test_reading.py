@@ -1,0 +1,236 @@
+"""What reads of user code become: mapped paths and tables, table functions, statements."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock._engine.evaluation import Evaluator, OutsideReads, Surroundings
+from penstock._engine.outside import OutsideTables
+from penstock._engine.redirection import redirected
+from penstock._engine.table_sources import SchemaSource
+from penstock._graph.index import build_index
+from penstock._model.dataset import Dataset, DatasetKind
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._model.pipeline import ExternalTable, PipelineDefinition, PipelineSettings
+from penstock._tables.layout import StorageLayout
+from penstock.errors import DefinitionError, PenstockError
+
+HERE = SourceLocation("pipeline.py", 3)
+
+
+class World:
+    """A folder with data, reachable under paths and names of somewhere else."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.root = root
+        self.files_read: list[dict[str, Any]] = []
+        (root / "raw").mkdir()
+        lines = [json.dumps({"id": n, "name": f"n{n}"}) for n in range(3)]
+        (root / "raw" / "a.json").write_text("\n".join(lines), encoding="utf-8")
+        (root / "trips.csv").write_text("id,fare\n1,2.5\n2,3.5\n", encoding="utf-8")
+        self.tables = {
+            "main.ref.countries": ExternalTable(path=str(root / "countries")),
+            "samples.*": ExternalTable(path=str(root), format=""),
+        }
+        spark.range(2).write.format("delta").save(str(root / "countries"))
+        self.layout = StorageLayout((root / "storage").as_uri())
+
+    def around(self) -> Surroundings:
+        return Surroundings(
+            outside=OutsideTables(
+                self.spark, self.tables, self.layout, catalog="main", schema="work"
+            ),
+            map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
+            files=self._files,
+            events=self.root / "events",
+        )
+
+    def _files(self, **given: Any) -> DataFrame:
+        self.files_read.append(given)
+        reader: Any = self.spark.readStream if given["streaming"] else self.spark.read
+        return reader.schema("id BIGINT, name STRING").json(given["paths"][0])
+
+    def outside(self) -> Any:
+        return redirected(OutsideReads(self.spark, self.around()))
+
+    def evaluate(self, function: Any, **datasets: str) -> tuple[DataFrame, Any]:
+        """The result of a query function; datasets are given as name and schema."""
+        definition = PipelineDefinition(
+            datasets=tuple(
+                Dataset(name=name, kind=DatasetKind.STREAMING_TABLE, origin=HERE)
+                for name in datasets
+            )
+        )
+        settings = PipelineSettings(
+            name="p", storage=self.layout.root, root=str(self.root), catalog="main", schema="work"
+        )
+        index = build_index(definition, settings)
+        source = SchemaSource()
+        for name, ddl in datasets.items():
+            source.schemas[f"main.work.{name}"] = self.spark.createDataFrame([], ddl).schema
+        try:
+            evaluator = Evaluator(self.spark, index, source, self.around())
+            flow = Flow(name="f", target="f", function=function, origin=HERE)
+            return evaluator.evaluate(flow)
+        finally:
+            source.close()
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.chdir(tmp_path)
+    return World(spark, tmp_path)
+
+
+def test_paths_are_mapped_when_readers_take_them_in_any_way(world: World, spark: SparkSession):
+    where = "/Volumes/main/raw"
+    with world.outside():
+        assert spark.read.json(where).count() == 3
+        assert spark.read.json([f"{where}/a.json"]).count() == 3
+        assert spark.read.json(path=where).count() == 3
+        assert spark.read.format("json").load(where).count() == 3
+        assert spark.read.format("json").load([where]).count() == 3
+        assert spark.read.format("json").option("path", where).load().count() == 3
+        assert spark.read.text(where).count() == 3
+        assert spark.read.text(paths=where).count() == 3
+        assert spark.read.json("raw").count() == 3
+        assert spark.read.csv("trips.csv", header=True).columns == ["id", "fare"]
+        assert spark.sql(f"SELECT * FROM json.`{where}/*.json`").count() == 3
+        stream = spark.readStream.schema("id BIGINT").json(where)
+        assert stream.isStreaming
+        assert spark.sql(f"SELECT * FROM STREAM json.`{where}`").isStreaming
+        rows = spark.createDataFrame([(json.dumps({"id": 7}),)], "v STRING")
+        assert spark.read.json(rows.rdd.map(lambda row: row.v)).collect()[0].id == 7
+
+
+def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
+    world: World, spark: SparkSession
+):
+    spark.range(5).write.format("delta").save(f"{world.layout.root}/tables/main/work/sibling")
+    with world.outside():
+        for name in ("main.ref.countries", "MAIN.Ref.`Countries`", "ref.countries"):
+            assert spark.table(name).count() == 2
+        assert spark.sql("SELECT * FROM main.ref.countries c JOIN sibling USING (id)").count() == 2
+        assert spark.table("samples.trips").collect()[1].fare == 3.5
+        assert spark.readStream.table("samples.trips").isStreaming
+        assert spark.sql("SELECT * FROM STREAM(main.ref.countries)").isStreaming
+        assert spark.read.table("main.work.sibling").count() == 5
+        assert spark.catalog.tableExists("ref.countries")
+        assert not spark.catalog.tableExists("nothing_like_it")
+        from delta.tables import DeltaTable
+
+        assert DeltaTable.forName(spark, "main.ref.countries").toDF().count() == 2
+        world.tables["main.ref.gone"] = ExternalTable(path=str(world.root / "gone"))
+    with world.outside(), pytest.raises(DefinitionError) as error:
+        spark.table("main.ref.gone")
+    assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
+
+
+def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
+    world: World, spark: SparkSession
+):
+    with world.outside():
+        for text in (
+            "USE CATALOG main",
+            "use schema work",
+            "CREATE SCHEMA IF NOT EXISTS main.work",
+            "GRANT SELECT ON TABLE x TO y",
+        ):
+            assert spark.sql(text).count() == 0
+        spark.catalog.setCurrentCatalog("main")
+        assert spark.sql("SELECT current_catalog() AS c").first().c == "spark_catalog"
+
+
+def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spark: SparkSession):
+    def query() -> DataFrame:
+        text = """
+            WITH raw AS (
+              SELECT *, 'read_files(' AS note
+              FROM STREAM read_files('/Volumes/' || 'main/raw', format => 'json', header => true) f
+            )
+            SELECT raw.id FROM raw
+            UNION ALL SELECT id FROM STREAM(read_files("/Volumes/main/raw", schema => 'id BIGINT'))
+            UNION ALL SELECT id FROM cloud_files(
+              '/Volumes/main/raw', 'json', map('cloudFiles.maxFilesPerTrigger', '5')
+            )
+        """
+        return spark.sql(text)
+
+    df, _ = world.evaluate(query)
+    assert df.isStreaming
+    assert df.columns == ["id"]
+    read = {call["key"]: call for call in world.files_read}
+    assert sorted(read) == ["f/1", "f/2", "f/3"]
+    assert {tuple(call["paths"]) for call in world.files_read} == {(str(world.root / "raw"),)}
+    options = [call["options"] for call in world.files_read]
+    assert {"inferColumnTypes": "true", "format": "json", "header": "true"} in options
+    assert {"cloudFiles.maxFilesPerTrigger": "5", "cloudFiles.format": "json"} in options
+    assert [call["schema"] for call in world.files_read].count("id BIGINT") == 1
+    assert all(call["streaming"] for call in world.files_read)
+
+    world.evaluate(lambda: spark.sql("SELECT * FROM read_files('/Volumes/main/raw')"))
+    assert not world.files_read[-1]["streaming"]
+    world.evaluate(
+        lambda: (
+            spark.readStream.format("cloudFiles")
+            .option("cloudFiles.format", "json")
+            .schema("id BIGINT, name STRING")
+            .load("/Volumes/main/raw")
+        )
+    )
+    assert world.files_read[-1]["options"] == {"cloudFiles.format": "json"}
+    assert world.files_read[-1]["key"] == "f/1"
+
+
+def test_table_functions_become_readers_when_sql_calls_them(world: World, spark: SparkSession):
+    kafka = "read_kafka(bootstrapServers => 'localhost:1', subscribe => 'orders')"
+    df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka}"))
+    assert df.isStreaming
+    assert "kafka orders" in evaluation.external
+    df, _ = world.evaluate(
+        lambda: spark.sql("SELECT event_type, get_json_object(details, '$.x') FROM event_log('p')")
+    )
+    assert df.count() == 0
+    df, evaluation = world.evaluate(
+        lambda: spark.sql("SELECT _change_type, id FROM table_changes('orders', 1)"),
+        orders="id BIGINT",
+    )
+    assert df.columns == ["_change_type", "id"]
+    assert evaluation.inputs == {"main.work.orders"}
+    for text, condition in (
+        ("SELECT * FROM STREAM read_pubsub(topicId => 'x')", "FEATURE_NOT_AVAILABLE"),
+        ("SELECT * FROM read_files()", "SQL_FUNCTION_INVALID"),
+        ("SELECT * FROM read_files(format => x)", "SQL_FUNCTION_INVALID"),
+        ("SELECT * FROM orders VERSION AS OF 1", "FEATURE_NOT_AVAILABLE"),
+    ):
+        with pytest.raises(PenstockError) as error:
+            world.evaluate(lambda text=text: spark.sql(text), orders="id BIGINT")
+        assert error.value.condition == condition, text
+
+
+def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, spark: SparkSession):
+    frame = spark.range(3)
+    for text in (
+        "SELECT * FROM orders",
+        "SELECT * FROM LIVE.Orders o WHERE o.id IN (SELECT id FROM main.work.orders)",
+        "SELECT (SELECT max(id) FROM work.orders) AS m FROM {frame}",
+        "SELECT * FROM IDENTIFIER('main.' || 'work.orders')",
+        "WITH countries AS (SELECT * FROM live.orders) SELECT * FROM countries",
+        "SELECT * FROM STREAM(live.orders) WITH ('skipChangeCommits' = 'true')",
+        "SELECT * FROM STREAM orders WATERMARK ts DELAY OF INTERVAL 10 MINUTES AS o",
+        "SELECT * EXCEPT (id) FROM orders QUALIFY row_number() OVER (ORDER BY id) = 1",
+        "SELECT * FROM read_stream('orders', skipChangeCommits => true)",
+    ):
+        given = {"frame": frame} if "{frame}" in text else {}
+        df, evaluation = world.evaluate(
+            lambda text=text, given=given: spark.sql(text, **given),
+            orders="id BIGINT, ts TIMESTAMP",
+        )
+        assert evaluation.inputs == {"main.work.orders"}, text
+        assert evaluation.external == [], text
+        df.schema  # noqa: B018 (Spark analyses here)
