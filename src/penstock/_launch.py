@@ -20,9 +20,10 @@ from penstock._graph.index import DefinitionIndex, build_index
 from penstock._local.cds import is_training, java_options
 from penstock._local.jars import class_path
 from penstock._local.java import require_java
-from penstock._model.pipeline import PipelineSettings
+from penstock._model.pipeline import EventHook, PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
+from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
@@ -132,6 +133,8 @@ def run_update(
         lease = leases.enter_context(Lease.acquire(place, holder=holder))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
+        hooks = EventHooks(bus, origin)
+        bus.subscribe(hooks)
         try:
             bus.emit(_create_update(settings, options, origin, log_file))
             bus.emit(update_progress(origin, UpdateState.INITIALIZING, "starting Spark"))
@@ -140,7 +143,8 @@ def run_update(
                 installed_modules(),
                 project_imports(settings),
             ):
-                return _run(settings, options, bus, origin, spark, (leases, holder), on_running)
+                held = (leases, holder)
+                return _run(settings, options, bus, hooks, origin, spark, held, on_running)
         except KeyboardInterrupt:
             bus.emit(update_progress(origin, UpdateState.CANCELED, "interrupted"))
             raise
@@ -150,6 +154,7 @@ def run_update(
             bus.emit(update_progress(origin, state, info.message, error=info))
             raise
         finally:
+            hooks.close()
             log.close()
 
 
@@ -157,6 +162,7 @@ def _run(
     settings: PipelineSettings,
     options: UpdateOptions,
     bus: EventBus,
+    hooks: EventHooks,
     origin: EventOrigin,
     spark: "SparkSession",
     leases: tuple[contextlib.ExitStack, dict[str, str]],
@@ -171,7 +177,7 @@ def _run(
     from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
 
-    index, graph = _analyse(settings, spark)
+    index, graph = _analyse(settings, spark, on_hooks=hooks.start)
     plan = _plan(graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
@@ -221,7 +227,9 @@ def _run(
 
 
 def _analyse(
-    settings: PipelineSettings, spark: "SparkSession"
+    settings: PipelineSettings,
+    spark: "SparkSession",
+    on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
     from penstock._engine.evaluation import OutsideReads
@@ -230,6 +238,8 @@ def _analyse(
     around = _surroundings(settings, spark)
     with redirected(OutsideReads(spark, around)):
         declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
+    if on_hooks is not None:
+        on_hooks(declared.hooks)
     index = build_index(declared, settings)
     return index, analyse(spark, index, around)
 

@@ -43,7 +43,7 @@ class World:
     def around(self) -> Surroundings:
         return Surroundings(
             outside=OutsideTables(
-                self.spark, self.tables, self.layout, catalog="main", schema="work"
+                self.spark, self.tables, self.layout, catalog="main", schema="shop"
             ),
             map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
             files=self._files,
@@ -67,12 +67,12 @@ class World:
             )
         )
         settings = PipelineSettings(
-            name="p", storage=self.layout.root, root=str(self.root), catalog="main", schema="work"
+            name="p", storage=self.layout.root, root=str(self.root), catalog="main", schema="shop"
         )
         index = build_index(definition, settings)
         source = SchemaSource()
         for name, ddl in datasets.items():
-            source.schemas[f"main.work.{name}"] = self.spark.createDataFrame([], ddl).schema
+            source.schemas[f"main.shop.{name}"] = self.spark.createDataFrame([], ddl).schema
         try:
             evaluator = Evaluator(self.spark, index, source, self.around())
             flow = Flow(name="f", target="f", function=function, origin=HERE)
@@ -111,7 +111,7 @@ def test_paths_are_mapped_when_readers_take_them_in_any_way(world: World, spark:
 def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
     world: World, spark: SparkSession
 ):
-    spark.range(5).write.format("delta").save(f"{world.layout.root}/tables/main/work/sibling")
+    spark.range(5).write.format("delta").save(f"{world.layout.root}/tables/main/shop/sibling")
     with world.outside():
         for name in ("main.ref.countries", "MAIN.Ref.`Countries`", "ref.countries"):
             assert spark.table(name).count() == 2
@@ -119,7 +119,7 @@ def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
         assert spark.table("samples.trips").collect()[1].fare == 3.5
         assert spark.readStream.table("samples.trips").isStreaming
         assert spark.sql("SELECT * FROM STREAM(main.ref.countries)").isStreaming
-        assert spark.read.table("main.work.sibling").count() == 5
+        assert spark.read.table("main.shop.sibling").count() == 5
         assert spark.catalog.tableExists("ref.countries")
         assert not spark.catalog.tableExists("nothing_like_it")
         from delta.tables import DeltaTable
@@ -137,8 +137,8 @@ def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
     with world.outside():
         for text in (
             "USE CATALOG main",
-            "use schema work",
-            "CREATE SCHEMA IF NOT EXISTS main.work",
+            "use schema shop",
+            "CREATE SCHEMA IF NOT EXISTS main.shop",
             "GRANT SELECT ON TABLE x TO y",
         ):
             assert spark.sql(text).count() == 0
@@ -201,7 +201,7 @@ def test_table_functions_become_readers_when_sql_calls_them(world: World, spark:
         orders="id BIGINT",
     )
     assert df.columns == ["_change_type", "id"]
-    assert evaluation.inputs == {"main.work.orders"}
+    assert evaluation.inputs == {"main.shop.orders"}
     for text, condition in (
         ("SELECT * FROM STREAM read_pubsub(topicId => 'x')", "FEATURE_NOT_AVAILABLE"),
         ("SELECT * FROM read_files()", "SQL_FUNCTION_INVALID"),
@@ -217,9 +217,9 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
     frame = spark.range(3)
     for text in (
         "SELECT * FROM orders",
-        "SELECT * FROM LIVE.Orders o WHERE o.id IN (SELECT id FROM main.work.orders)",
-        "SELECT (SELECT max(id) FROM work.orders) AS m FROM {frame}",
-        "SELECT * FROM IDENTIFIER('main.' || 'work.orders')",
+        "SELECT * FROM LIVE.Orders o WHERE o.id IN (SELECT id FROM main.shop.orders)",
+        "SELECT (SELECT max(id) FROM shop.orders) AS m FROM {frame}",
+        "SELECT * FROM IDENTIFIER('main.' || 'shop.orders')",
         "WITH countries AS (SELECT * FROM live.orders) SELECT * FROM countries",
         "SELECT * FROM STREAM(live.orders) WITH ('skipChangeCommits' = 'true')",
         "SELECT * FROM STREAM orders WATERMARK ts DELAY OF INTERVAL 10 MINUTES AS o",
@@ -231,6 +231,6 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
             lambda text=text, given=given: spark.sql(text, **given),
             orders="id BIGINT, ts TIMESTAMP",
         )
-        assert evaluation.inputs == {"main.work.orders"}, text
+        assert evaluation.inputs == {"main.shop.orders"}, text
         assert evaluation.external == [], text
         df.schema  # noqa: B018 (Spark analyses here)

@@ -1,7 +1,8 @@
-"""`append_flow` and `create_sink`."""
+"""`append_flow`, `update_flow` and sinks."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from penstock._api.arguments import Arguments, ConfValues, F, checked_call, stand_in
 from penstock._api.query import decorator, is_query_function
@@ -32,23 +33,70 @@ def append_flow(
         spark_conf: Settings of the flow; they win over those of its target and the pipeline.
         comment: Free text.
         output_mode: `append`, `complete` or `update`; chosen by the query if not given.
-        depends_on: Not available yet.
+        depends_on: Names of datasets that must be up to date before the flow starts.
         import_checkpoint: Not available yet.
 
     Returns:
         A decorator that returns the function itself.
     """
     arguments = Arguments("append_flow")
+    arguments.unavailable("import_checkpoint", import_checkpoint)
+    mode = arguments.choice("output_mode", output_mode, list(OutputMode))
+    return _flow(
+        arguments,
+        target,
+        name,
+        {
+            "once": bool(arguments.flag("once", once)),
+            "output_mode": OutputMode(mode) if mode else None,
+            "spark_conf": arguments.mapping("spark_conf", spark_conf),
+            "comment": arguments.free_text("comment", comment),
+            "depends_on": _names(arguments, depends_on),
+        },
+    )
+
+
+@checked_call
+def update_flow(
+    target: str,
+    *,
+    name: str | None = None,
+    spark_conf: ConfValues | None = None,
+    comment: str | None = None,
+) -> Callable[[F], F]:
+    """Define a flow that writes the rows that changed to a sink, in update mode.
+
+    Databricks runs it with its real-time trigger; here it runs in micro-batches.
+
+    Args:
+        target: Name of the sink.
+        name: Unique in the pipeline, one part; the name of the function if not given.
+        spark_conf: Settings of the flow.
+        comment: Free text.
+
+    Returns:
+        A decorator that returns the function itself.
+    """
+    arguments = Arguments("update_flow")
+    return _flow(
+        arguments,
+        target,
+        name,
+        {
+            "output_mode": OutputMode.UPDATE,
+            "spark_conf": arguments.mapping("spark_conf", spark_conf),
+            "comment": arguments.free_text("comment", comment),
+        },
+    )
+
+
+def _flow(
+    arguments: Arguments, target: object, name: object, properties: dict[str, Any]
+) -> Callable[[F], F]:
     if target is None:
         arguments.reject("target", "must be given")
     checked_target = arguments.dataset_name("target", target)
     checked_name = arguments.single_name("name", name)
-    checked_conf = arguments.mapping("spark_conf", spark_conf)
-    checked_comment = arguments.free_text("comment", comment)
-    checked_once = bool(arguments.flag("once", once))
-    mode = arguments.choice("output_mode", output_mode, list(OutputMode))
-    arguments.unavailable("depends_on", depends_on)
-    arguments.unavailable("import_checkpoint", import_checkpoint)
     if checked_target is None:
         return cast("Callable[[F], F]", stand_in(arguments.registry, (target,)))
     known_target = checked_target
@@ -68,14 +116,16 @@ def append_flow(
                 target=known_target,
                 function=function,
                 origin=application.origin,
-                once=checked_once,
-                output_mode=OutputMode(mode) if mode else None,
-                spark_conf=checked_conf,
-                comment=checked_comment,
+                **properties,
             )
         )
 
     return decorator(arguments, None, declare)
+
+
+def _names(arguments: Arguments, value: object) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    return arguments.columns("depends_on", given)
 
 
 @checked_call
@@ -103,3 +153,46 @@ def create_sink(name: str, format: str, options: ConfValues | None = None) -> No
                 origin=arguments.origin,
             )
         )
+
+
+@overload
+def foreach_batch_sink(function: F) -> F: ...
+@overload
+def foreach_batch_sink(function: None = None, *, name: str | None = None) -> Callable[[F], F]: ...
+@checked_call
+def foreach_batch_sink(
+    function: Callable[..., Any] | None = None, *, name: str | None = None
+) -> Any:
+    """Define a sink by a function that writes each micro-batch.
+
+    The function takes a batch DataFrame and the id of the micro-batch. After a crash it may get
+    the same rows under the same id once more, so its writes must be idempotent. It is called on a
+    thread of the flow. Tables and paths are found in it as in a query function.
+
+    Args:
+        function: Takes rows and batch id; what it returns is ignored.
+        name: One part; the name of the function if not given.
+    """
+    call = Arguments("foreach_batch_sink")
+    checked_name = call.single_name("name", name)
+
+    def declare(arguments: Arguments, write: Callable[..., Any]) -> None:
+        sink_name = checked_name or arguments.single_name("name", getattr(write, "__name__", None))
+        try:
+            inspect.signature(write).bind(None, 0)
+        except TypeError:
+            arguments.reject("function", "must take two arguments, the rows and the batch id")
+            return
+        except ValueError:  # a callable of C code that does not tell
+            pass
+        if sink_name is not None:
+            arguments.registry.add_sink(
+                Sink(
+                    name=sink_name,
+                    format="foreach_batch",
+                    origin=arguments.origin,
+                    write_batch=write,
+                )
+            )
+
+    return decorator(call, function, declare)

@@ -17,7 +17,7 @@ from penstock._model.dataset import Dataset, Sink
 from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation, capture_origin
-from penstock._model.pipeline import PipelineDefinition
+from penstock._model.pipeline import EventHook, PipelineDefinition
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 
 _active: ContextVar["Registry | None"] = ContextVar("penstock_registry", default=None)
@@ -30,6 +30,7 @@ class Registry:
         self._datasets: list[Dataset] = []
         self._sinks: list[Sink] = []
         self._flows: list[Flow] = []
+        self._hooks: list[EventHook] = []
         self._errors: list[PenstockError] = []
         # Keyed by identity: a query function may be any callable, hashable or not. The history
         # holds the function, so that an id cannot be given out again.
@@ -63,6 +64,10 @@ class Registry:
     def add_sink(self, sink: Sink) -> None:
         """Add a sink."""
         self._sinks.append(sink)
+
+    def add_hook(self, hook: EventHook) -> None:
+        """Add a function that gets every event."""
+        self._hooks.append(hook)
 
     def add_expectations(
         self,
@@ -103,7 +108,10 @@ class Registry:
             raise DefinitionErrors(errors)
         datasets, _ = self._attach()
         return PipelineDefinition(
-            datasets=tuple(datasets), sinks=tuple(self._sinks), flows=tuple(self._flows)
+            datasets=tuple(datasets),
+            sinks=tuple(self._sinks),
+            flows=tuple(self._flows),
+            hooks=tuple(self._hooks),
         )
 
     def _history(self, function: Callable[..., Any]) -> FunctionHistory:

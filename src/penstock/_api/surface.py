@@ -25,16 +25,14 @@ from penstock._api.expectations import (
     expect_or_drop,
     expect_or_fail,
 )
-from penstock._api.flows import append_flow, create_sink
+from penstock._api.flows import append_flow, create_sink, foreach_batch_sink, update_flow
+from penstock._api.hooks import on_event_hook
 from penstock._api.reading import read, read_stream, readStream
 from penstock._api.unavailable import (
     apply_changes,
     apply_changes_from_snapshot,
     create_auto_cdc_flow,
     create_auto_cdc_from_snapshot_flow,
-    foreach_batch_sink,
-    on_event_hook,
-    update_flow,
 )
 
 __all__ = [

@@ -22,21 +22,6 @@ def create_auto_cdc_from_snapshot_flow(*arguments: Any, **parameters: Any) -> An
     return _unavailable("create_auto_cdc_from_snapshot_flow", arguments)
 
 
-def update_flow(*arguments: Any, **parameters: Any) -> Any:
-    """Not available yet: recorded as an error."""
-    return _unavailable("update_flow", arguments)
-
-
-def foreach_batch_sink(*arguments: Any, **parameters: Any) -> Any:
-    """Not available yet: recorded as an error."""
-    return _unavailable("foreach_batch_sink", arguments)
-
-
-def on_event_hook(*arguments: Any, **parameters: Any) -> Any:
-    """Not available yet: recorded as an error."""
-    return _unavailable("on_event_hook", arguments)
-
-
 apply_changes = create_auto_cdc_flow
 apply_changes_from_snapshot = create_auto_cdc_from_snapshot_flow
 

@@ -153,7 +153,7 @@ class _Analysis:
         if dataset is not None and dataset.declared.expectations:
             check_expectations(df, dataset.declared.expectations)
         return FlowAnalysis(
-            inputs=frozenset(evaluation.inputs),
+            inputs=frozenset(evaluation.inputs) | self._depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),
             is_streaming=df.isStreaming,
             schema_json=df.schema.json(),
@@ -161,6 +161,21 @@ class _Analysis:
             merge_keys=keys,
             stateful_operators=state,
         )
+
+    def _depends_on(self, flow: Flow) -> frozenset[str]:
+        keys = set()
+        for name in flow.depends_on:
+            dataset = self.index.find(name)
+            if dataset is None:
+                near = self.index.nearest(name)
+                raise DefinitionError(
+                    "DATASET_NOT_FOUND",
+                    f"flow {flow.name!r} depends on {name!r}, which is not declared",
+                    origin=flow.origin,
+                    hint=f"did you mean {near!r}?" if near else None,
+                )
+            keys.add(dataset.name.key)
+        return frozenset(keys)
 
     def _declared_schema(self, dataset: DeclaredDataset, df: DataFrame) -> StructType:
         declared = dataset.declared.schema

@@ -83,7 +83,9 @@ def query_error(
             "DATASET_NOT_FOUND",
             f"{flow!r} reads {name!r}, which is neither in the pipeline nor in the catalog",
             origin=origin,
-            hint=f"did you mean {near!r}?" if near else "declare it, or say below `tables` in the settings where it lies",
+            hint=f"did you mean {near!r}?"
+            if near
+            else "declare it, or say below `tables` in the settings where it lies",
         )
     if condition == "PATH_NOT_FOUND":
         return DefinitionError(

@@ -154,6 +154,16 @@ class OutsideReads:
             if given.get(key) != value:
                 reader._jreader = reader._jreader.option(key, value)
 
+    def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
+        """A function in which tables and paths are found as in source files."""
+        outside = OutsideReads(self._spark, self._around)
+
+        def call(*arguments: Any) -> None:
+            with redirected(outside):
+                function(*arguments)
+
+        return call
+
     def map_path(self, path: str) -> str:
         """See `Redirect.map_path`."""
         return self._around.map_path(path)

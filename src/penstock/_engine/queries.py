@@ -190,12 +190,17 @@ class SparkEngine:
 
     def _sink_writer(self, node: FlowNode, df: DataFrame) -> Any:
         sink = self._graph.sinks[node.target]
+        mode = node.analysis.output_mode or OutputMode.APPEND
+        if sink.write_batch is not None:
+            write = self._evaluator.redirecting(sink.write_batch)
+            return df.writeStream.outputMode(mode.value).foreachBatch(write)
         options = prepare_writer_options(
             sink.format,
             {key: self._context.resolve_secrets(value) for key, value in sink.options.items()},
         )
         table = options.pop("tableName", None) if sink.format.lower() == "delta" else None
-        mode = node.analysis.output_mode or OutputMode.APPEND
+        if "path" in options:
+            options["path"] = self._evaluator.map_path(options["path"])
         writer = df.writeStream.format(sink.format).outputMode(mode.value).options(**options)
         return writer if table is None else writer.option("path", self._table_location(table))
 

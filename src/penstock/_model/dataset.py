@@ -1,6 +1,6 @@
 """Datasets: tables, materialized views and temporary views; and sinks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from penstock._model.expectation import Expectation
 from penstock._model.origin import SourceLocation
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -78,9 +79,12 @@ class Sink:
         format: Any Structured Streaming sink format.
         options: Passed to the writer. Never shown: they may hold secrets.
         origin: Where it was declared.
+        write_batch: Takes the rows and the id of each micro-batch; the format is `foreach_batch`
+            then.
     """
 
     name: str
     format: str
     options: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
     origin: SourceLocation
+    write_batch: "Callable[[DataFrame, int], object] | None" = field(default=None, repr=False)

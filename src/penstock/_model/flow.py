@@ -43,6 +43,7 @@ class Flow:
         language: `PYTHON` or `SQL`.
         cdc: The rows of the query are change events, applied to the target that way.
         snapshot: The flow compares snapshots; its function is not called.
+        depends_on: Names of datasets that must be done before the flow starts.
         replace_where: Condition of the target's rows that a batch query replaces.
     """
 
@@ -58,6 +59,7 @@ class Flow:
     language: str = "PYTHON"
     cdc: CdcSpec | None = None
     snapshot: SnapshotSpec | None = None
+    depends_on: tuple[str, ...] = ()
     replace_where: "str | Column | None" = None
 
 

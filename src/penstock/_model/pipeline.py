@@ -1,11 +1,13 @@
 """The immutable sum of all declarations, and the settings they run under."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _EMPTY_TABLES: "Mapping[str, ExternalTable]" = MappingProxyType({})
@@ -58,9 +60,27 @@ class PipelineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventHook:
+    """A function of the user that gets every event of an update.
+
+    Attributes:
+        name: Of the function.
+        function: Takes an event as a dictionary in the shape of the event log.
+        max_consecutive_failures: After more failures in a row it is called no more; `None` = never.
+        origin: Where it was declared.
+    """
+
+    name: str
+    function: Callable[[dict[str, Any]], Any] = field(repr=False)
+    max_consecutive_failures: int | None = None
+    origin: SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineDefinition:
     """Everything that the source files of a pipeline declared, in order."""
 
     datasets: tuple[Dataset, ...] = ()
     sinks: tuple[Sink, ...] = ()
     flows: tuple[Flow, ...] = ()
+    hooks: tuple[EventHook, ...] = ()

@@ -213,6 +213,20 @@ def definition(event_type: str, origin: EventOrigin, message: str, body: Details
     )
 
 
+def hook_progress(
+    origin: EventOrigin, message: str, body: Details, error: ErrorInfo | None
+) -> Event:
+    """What became of an event hook of the user."""
+    return Event(
+        event_type="hook_progress",
+        message=message,
+        origin=origin,
+        details={"hook_progress": dict(body)},
+        level=Level.WARN,
+        error=error,
+    )
+
+
 def stream_progress(origin: EventOrigin, progress_json: Details) -> Event:
     """Spark's own StreamingQueryProgress of one micro-batch."""
     return Event(

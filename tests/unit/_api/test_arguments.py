@@ -382,9 +382,6 @@ LATER = {
     "apply_changes": lambda: dp.apply_changes("t", "s", ["k"], sequence_by="x"),
     "snapshot": lambda: dp.create_auto_cdc_from_snapshot_flow(target="t"),
     "apply_changes_from_snapshot": lambda: dp.apply_changes_from_snapshot(target="t"),
-    "update_flow": lambda: dp.update_flow(target="s")(_query),
-    "foreach_batch_sink": lambda: dp.foreach_batch_sink(_query),
-    "on_event_hook": lambda: dp.on_event_hook(max_allowable_consecutive_failures=3)(_query),
 }
 
 
@@ -393,3 +390,64 @@ def test_file_goes_on_with_one_error_when_a_feature_is_not_available(declare):
     (error,) = _errors(declare)
     assert error.condition == "FEATURE_NOT_AVAILABLE"
     assert error.origin.file.endswith("test_arguments.py")
+
+
+def test_sinks_flows_and_hooks_are_declared_when_functions_fit():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.foreach_batch_sink
+        def store(df, batch_id): ...
+
+        @dp.foreach_batch_sink(name="other")
+        def anything(*arguments): ...
+
+        @dp.update_flow(target="store", spark_conf={"a": 1})
+        def changed(): ...
+
+        @dp.append_flow(target="other", depends_on=["first", "second"])
+        def added(): ...
+
+        @dp.on_event_hook(max_allowable_consecutive_failures=3)
+        def seen(event): ...
+
+        @dp.on_event_hook
+        def heard(event, more=None): ...
+
+    declared = registry.build()
+    assert [(sink.name, sink.format) for sink in declared.sinks] == [
+        ("store", "foreach_batch"),
+        ("other", "foreach_batch"),
+    ]
+    assert declared.sinks[0].write_batch is store
+    assert [(flow.name, flow.target, flow.output_mode) for flow in declared.flows] == [
+        ("changed", "store", "update"),
+        ("added", "other", None),
+    ]
+    assert declared.flows[0].spark_conf == {"a": "1"}
+    assert declared.flows[1].depends_on == ("first", "second")
+    assert [(hook.name, hook.max_consecutive_failures) for hook in declared.hooks] == [
+        ("seen", 3),
+        ("heard", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("declare", "part"),
+    [
+        (lambda: dp.foreach_batch_sink(lambda df: None), "two arguments"),
+        (lambda: dp.on_event_hook(lambda: None), "one argument"),
+        (
+            lambda: dp.on_event_hook(max_allowable_consecutive_failures=-1)(lambda event: None),
+            "0 or more",
+        ),
+        (
+            lambda: dp.on_event_hook(max_allowable_consecutive_failures=True)(lambda event: None),
+            "whole number",
+        ),
+    ],
+)
+def test_error_is_recorded_when_a_function_cannot_be_called(declare, part):
+    (error,) = _errors(declare)
+    assert error.condition == "INVALID_PARAMETER"
+    assert part in str(error)

@@ -1,0 +1,115 @@
+"""Event hooks: every event to functions of the user, on threads of their own."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock._model.pipeline import EventHook
+from penstock._model.redaction import redact
+from penstock._observe.bus import EventBus
+from penstock._observe.events import ErrorInfo, Event, EventOrigin, hook_progress
+from penstock._observe.log import event_json
+
+_EVENT_TYPE = "hook_progress"
+_DRAIN_SECONDS = 30.0
+
+
+class EventHooks:
+    """Delivers events to the hooks of a pipeline. Subscribe it to the bus.
+
+    Every hook gets every event of the update, in order, also those from before the source files
+    were loaded. What a hook raises becomes a `hook_progress` event; those are not delivered.
+
+    Args:
+        bus: Takes `hook_progress` events.
+        origin: Of those events.
+    """
+
+    def __init__(self, bus: EventBus, origin: EventOrigin) -> None:
+        self._bus = bus
+        self._origin = origin
+        self._lines: list[_Line] = []
+        self._early: list[tuple[Event, int]] | None = []
+        self._sequence = 0
+        self._lock = threading.Lock()
+
+    def start(self, hooks: Sequence[EventHook]) -> None:
+        """Begin to deliver; once."""
+        with self._lock:
+            self._lines = [_Line(hook) for hook in hooks]
+            for line in self._lines:
+                for item in self._early or ():
+                    line.events.put(item)
+            self._early = None
+        for line in self._lines:
+            line.thread = threading.Thread(
+                target=self._deliver, args=(line,), name=f"hook {line.hook.name}", daemon=True
+            )
+            line.thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; any thread, never blocks."""
+        if event.event_type == _EVENT_TYPE:
+            return
+        with self._lock:
+            self._sequence += 1
+            if self._early is not None:
+                self._early.append((event, self._sequence))
+            for line in self._lines:
+                line.events.put((event, self._sequence))
+
+    def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
+        """Let every hook finish what it was given; after the timeout the rest is left out."""
+        for line in self._lines:
+            line.events.put(None)
+        for line in self._lines:
+            assert line.thread is not None
+            line.thread.join(timeout_seconds)
+            if line.thread.is_alive():
+                left = line.events.qsize()
+                self._report(line, f"did not end in time; {left} events were not delivered")
+
+    def _deliver(self, line: "_Line") -> None:
+        failures = 0
+        while (item := line.events.get()) is not None:
+            event, number = item
+            try:
+                line.hook.function(
+                    event_json(event, instance=self._origin.update_id, seq_no=number)
+                )
+            except Exception as error:
+                failures += 1
+                self._report(line, f"raised {type(error).__name__}: {error}", error)
+                limit = line.hook.max_consecutive_failures
+                if limit is not None and failures > limit:
+                    self._report(line, f"is disabled after {failures} failures in a row")
+                    return
+            else:
+                failures = 0
+
+    def _report(self, line: "_Line", what: str, error: Exception | None = None) -> None:
+        text = redact(f"event hook {line.hook.name!r} {what}")
+        info = None
+        if error is not None:
+            kind = type(error).__name__
+            info = ErrorInfo(condition="HOOK_FAILED", class_name=kind, message=text, fatal=False)
+        self._bus.emit(
+            hook_progress(
+                self._origin,
+                text,
+                {
+                    "hook_name": line.hook.name,
+                    "status": "FAILED" if error is not None else "DISABLED",
+                    "declared_at": str(line.hook.origin),
+                },
+                info,
+            )
+        )
+
+
+@dataclass
+class _Line:
+    hook: EventHook
+    events: "queue.SimpleQueue[tuple[Event, int] | None]" = field(default_factory=queue.SimpleQueue)
+    thread: threading.Thread | None = None

@@ -1,0 +1,98 @@
+import threading
+from typing import Any
+
+from penstock._model.origin import SourceLocation
+from penstock._model.pipeline import EventHook
+from penstock._observe.bus import EventBus
+from penstock._observe.events import Event, EventOrigin, UpdateState, update_progress
+from penstock._observe.hooks import EventHooks
+
+ORIGIN = EventOrigin(pipeline_name="shop", update_id="u1")
+
+
+def hook(function: Any, limit: int | None = None) -> EventHook:
+    return EventHook(
+        name=function.__name__,
+        function=function,
+        max_consecutive_failures=limit,
+        origin=SourceLocation("pipeline.py", 9),
+    )
+
+
+def delivered(*hooks: EventHook, timeout: float = 30) -> list[Event]:
+    """Run an update of three events, one of them before the hooks are known."""
+    bus = EventBus()
+    reported: list[Event] = []
+    events = EventHooks(bus, ORIGIN)
+    bus.subscribe(reported.append)
+    bus.subscribe(events)
+    bus.emit(update_progress(ORIGIN, UpdateState.INITIALIZING, "start"))
+    events.start(hooks)
+    bus.emit(update_progress(ORIGIN, UpdateState.RUNNING, "run"))
+    bus.emit(update_progress(ORIGIN, UpdateState.COMPLETED, "end"))
+    events.close(timeout)
+    return [event for event in reported if event.event_type == "hook_progress"]
+
+
+def test_every_event_arrives_in_order_when_some_came_before_the_hook():
+    seen: list[dict[str, Any]] = []
+
+    def collect(event: dict[str, Any]) -> None:
+        seen.append(event)
+
+    assert delivered(hook(collect)) == []
+    assert [event["message"] for event in seen] == ["start", "run", "end"]
+    assert [event["sequence"]["data_plane_id"]["seq_no"] for event in seen] == [1, 2, 3]
+    assert {event["origin"]["update_id"] for event in seen} == {"u1"}
+
+
+def test_other_hooks_go_on_when_one_raises():
+    seen: list[str] = []
+
+    def broken(event: dict[str, Any]) -> None:
+        raise ValueError("no")
+
+    def collect(event: dict[str, Any]) -> None:
+        seen.append(event["message"])
+
+    reports = delivered(hook(broken), hook(collect))
+    assert seen == ["start", "run", "end"]
+    assert [event.message for event in reports] == ["event hook 'broken' raised ValueError: no"] * 3
+    assert {event.error.condition for event in reports if event.error} == {"HOOK_FAILED"}
+
+
+def test_hook_is_disabled_when_it_fails_too_often_in_a_row():
+    calls: list[str] = []
+
+    def broken(event: dict[str, Any]) -> None:
+        calls.append(event["message"])
+        raise ValueError("no")
+
+    reports = delivered(hook(broken, limit=1))
+    assert calls == ["start", "run"]
+    assert reports[-1].message == "event hook 'broken' is disabled after 2 failures in a row"
+
+
+def test_failures_do_not_add_up_when_a_call_between_them_works():
+    calls: list[str] = []
+
+    def shaky(event: dict[str, Any]) -> None:
+        calls.append(event["message"])
+        if event["message"] != "run":
+            raise ValueError("no")
+
+    delivered(hook(shaky, limit=1))
+    assert calls == ["start", "run", "end"]
+
+
+def test_end_is_not_held_up_when_a_hook_hangs():
+    release = threading.Event()
+
+    def slow(event: dict[str, Any]) -> None:
+        release.wait(60)
+
+    try:
+        (report,) = delivered(hook(slow), timeout=0.05)
+    finally:
+        release.set()
+    assert "did not end in time; 3 events were not delivered" in report.message
