@@ -1,12 +1,15 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._engine import plans
-from penstock._engine.boundary import DatasetNotReadyError
+from penstock._engine.assumptions import AssumedSource, reachable, without_void
+from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
 from penstock._engine.table_sources import SchemaSource
 from penstock._graph.build import build_graph, cycle_error
@@ -15,8 +18,27 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
-from penstock.errors import DefinitionError, PenstockError
-from penstock.quality.rules import check_expectations
+from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
+from penstock.quality.rules import check_expectations, condition_column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What can be told of a pipeline on a machine that may lack its data.
+
+    Attributes:
+        analyses: Of each flow that could be analysed, some of them with assumed columns.
+        errors: What is certainly wrong.
+        unsure: Why a flow could not be analysed that reads a missing source: with the data it may.
+        missing: The sources that are not here.
+        graph: `None` unless every flow could be analysed.
+    """
+
+    analyses: Mapping[str, FlowAnalysis]
+    errors: tuple[PenstockError, ...]
+    unsure: Mapping[str, PenstockError]
+    missing: tuple[AssumedSource, ...]
+    graph: DataflowGraph | None
 
 
 class _UpstreamFailedError(Exception):
@@ -52,6 +74,43 @@ def analyse(
         source.close()
 
 
+def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) -> Survey:
+    """Analyse every flow of a pipeline, with assumptions about what is not here. Never raises.
+
+    Args:
+        spark: Classic session.
+        index: The declarations.
+        around: With assumptions.
+    """
+    source = SchemaSource()
+    try:
+        analysis = _Analysis(spark, index, source, around)
+        for key in index.datasets:
+            analysis.dataset(key)
+        for name, flow in index.flows.items():
+            if index.flow_targets[name] in index.sinks:
+                analysis.flow(flow, properties={})
+        unsure = {
+            name: error for name, error in analysis.errors.items() if analysis.missing_below(name)
+        }
+        graph: DataflowGraph | None = None
+        errors: tuple[PenstockError, ...] = ()
+        try:
+            graph = build_graph(index, analysis.found, analysis.errors)
+        except DefinitionErrors as wrong:
+            errors = tuple(error for error in wrong.errors if error not in unsure.values())
+        assumptions = around.assumptions
+        return Survey(
+            analyses=analysis.found,
+            errors=errors,
+            unsure=unsure,
+            missing=tuple(assumptions.sources.values()) if assumptions is not None else (),
+            graph=graph,
+        )
+    finally:
+        source.close()
+
+
 class _Analysis:
     def __init__(
         self,
@@ -65,6 +124,7 @@ class _Analysis:
         self.errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
+        self._assumptions = around.assumptions
         self._evaluator = Evaluator(spark, index, source, around)
         self._path: list[str] = []
 
@@ -87,18 +147,76 @@ class _Analysis:
             return
         self._path.append(flow.name)
         try:
-            df, evaluation = self._evaluate(flow)
-            self.found[flow.name] = self._describe(df, evaluation, flow, properties, dataset)
-            if dataset is not None and dataset.name.key not in self._source.schemas:
-                self._source.schemas[dataset.name.key] = self._declared_schema(dataset, df)
+            while True:
+                try:
+                    self._analyse(flow, properties, dataset)
+                    return
+                except PenstockError as error:
+                    if not self._learns(flow.name, error):
+                        self.errors[flow.name] = error
+                        return
         except _UpstreamFailedError as failed:
             self.errors[flow.name] = self.errors[failed.flow]
         except DatasetCycleError as error:
             self.errors[flow.name] = cycle_error(str(error), flow.origin)
-        except PenstockError as error:
-            self.errors[flow.name] = error
         finally:
             self._path.pop()
+
+    def _analyse(
+        self, flow: Flow, properties: Mapping[str, str], dataset: DeclaredDataset | None
+    ) -> None:
+        df, evaluation = self._evaluate(flow)
+        self.found[flow.name] = self._describe(df, evaluation, flow, properties, dataset)
+        if dataset is not None and dataset.name.key not in self._source.schemas:
+            schema = self._declared_schema(dataset, df)
+            # Only what is assumed has columns of type VOID that no table can hold.
+            self._source.schemas[dataset.name.key] = (
+                schema if self._assumptions is None else without_void(schema)
+            )
+
+    # -- missing sources -----------------------------------------------------------------------
+
+    def missing_below(self, flow: str) -> list[str]:
+        """Names of the missing sources that a flow reads, directly or not; nearest first."""
+        return list(reachable(flow, self._read_by))
+
+    def _read_by(self, flow: str) -> tuple[list[str], list[str]]:
+        evaluation = self._evaluator.evaluations.get(flow)
+        if evaluation is None:
+            return [], []
+        upstream = [
+            up.name for key in sorted(evaluation.inputs) for up in self.index.datasets[key].flows
+        ]
+        return evaluation.assumed, upstream
+
+    def _learns(self, flow: str, error: PenstockError) -> bool:
+        """Whether a missing source was given what a query missed, so that it is worth a retry."""
+        if self._assumptions is None or error.__cause__ is None:
+            return False
+        changed = self._assumptions.learn(flow, error.__cause__, self.missing_below(flow))
+        if changed is None:
+            return False
+        stale = {name for name in self.found if changed in self.missing_below(name)}
+        for name in stale:
+            del self.found[name]
+        for key, dataset in self.index.datasets.items():
+            if any(up.name in stale for up in dataset.flows):
+                self._source.schemas.pop(key, None)
+        return True
+
+    def _check_rules(self, df: DataFrame, dataset: DeclaredDataset) -> None:
+        rules = dataset.declared.expectations
+        if self._assumptions is not None:
+            for rule in rules:
+                try:
+                    df.select(condition_column(self._spark, rule))
+                except AnalysisException as error:
+                    raise DefinitionError(
+                        "EXPECTATION_INVALID", first_line(error), origin=rule.origin
+                    ) from error
+        check_expectations(df, rules)
+
+    # -- one flow ------------------------------------------------------------------------------
 
     def _evaluate(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
         # Each round makes one more upstream ready, so the number of rounds is bounded.
@@ -151,7 +269,7 @@ class _Analysis:
                 mode = OutputMode.UPDATE if keys else OutputMode.APPEND
             state = plans.stateful_operators(df)
         if dataset is not None and dataset.declared.expectations:
-            check_expectations(df, dataset.declared.expectations)
+            self._check_rules(df, dataset)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self._depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._api.reading import DatasetReader, reading
-from penstock._engine.boundary import DatasetNotReadyError, user_code
+from penstock._engine.assumptions import Assumptions
+from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
 from penstock._engine.outside import OutsideTables
 from penstock._engine.redirection import (
     Reader,
@@ -33,7 +36,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
 from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
-from penstock.errors import DefinitionError
+from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 
 _PATH_FORMATS = FILE_FORMATS | {"delta", "binaryfile"}
@@ -54,11 +57,13 @@ class Evaluation:
         inputs: Keys of the pipeline's datasets.
         external: Sources from outside, in words.
         file_reads: How often Auto Loader was asked; numbers its schemas.
+        assumed: Names of the sources that are not here and were stood in for.
     """
 
     inputs: set[str] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
     file_reads: int = 0
+    assumed: list[str] = field(default_factory=list)
 
 
 class FilesReader(Protocol):
@@ -94,6 +99,7 @@ class Surroundings:
         resolve_secrets: Fills `${secret:...}` in reader options.
         files: Auto Loader.
         events: Folder of the event log.
+        assumptions: Stands in for what is not here; `None` = that is an error.
     """
 
     outside: OutsideTables
@@ -101,6 +107,7 @@ class Surroundings:
     resolve_secrets: Callable[[str], str] = str
     files: FilesReader
     events: Path | None = None
+    assumptions: Assumptions | None = None
 
 
 class OutsideReads:
@@ -125,7 +132,15 @@ class OutsideReads:
         """See `Redirect.table`."""
         self.record(f"table {name.replace('`', '')}")
         found = self._around.outside.find(name)
-        return None if found is None else self._around.outside.read(found, reader, name)
+        try:
+            if found is not None:
+                return self._around.outside.read(found, reader, name)
+            if self._around.assumptions is None:
+                return None
+            with own_read():
+                return reader.table(name)
+        except (DefinitionError, AnalysisException, Py4JJavaError) as error:
+            return self._assume(reader, f"table {name.replace('`', '')}", error)
 
     def sql(self, text: str) -> str | None:
         """See `Redirect.sql`."""
@@ -143,6 +158,31 @@ class OutsideReads:
             reader_schema(reader),
             isinstance(reader, DataStreamReader),
         )
+
+    def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
+        """See `Redirect.missing`."""
+        return self._assume(reader, what, error)
+
+    def _assume(self, reader: Reader, what: str, error: Exception) -> DataFrame:
+        if self._around.assumptions is None:
+            raise error
+        return self._stand_in(
+            what,
+            error,
+            streaming=isinstance(reader, DataStreamReader),
+            source_format=reader_format(reader),
+            schema=reader_schema(reader),
+        )
+
+    def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
+        assert self._around.assumptions is not None
+        self.assumed(what)
+        reason = error.message if isinstance(error, PenstockError) else first_line(error)
+        with own_read():
+            return self._around.assumptions.frame(what, reason, **reader)
+
+    def assumed(self, what: str) -> None:
+        """Remember that a source was stood in for."""
 
     def prepare_options(self, reader: Reader) -> None:
         """See `Redirect.prepare_options`."""
@@ -207,17 +247,14 @@ class OutsideReads:
         catalog: Any = self._spark._jsparkSession.sessionState().catalog()
         return bool(catalog.getTempView(found.parts[0]).isDefined())
 
-    def _path_relation(self, found: RelationReference) -> str | None:
-        """``json.`/path` ``: the mapped path; below STREAM a real stream."""
+    def _path_relation(self, found: RelationReference) -> str:
+        """``json.`/path` ``: the files of the mapped path; below STREAM a real stream."""
         source, path = found.parts
-        self.record(f"{source} {path}")
-        real = real_path(path, self.map_path)
         if not found.is_streaming:
-            return f"{source}.`{real.replace('`', '``')}`"
+            return _as_view(self._spark.read.format(source).load(path))
         reader: Any = self._spark.readStream.format(source)
         if source.lower() not in ("delta", "text", "binaryfile"):
-            with own_read():
-                reader = reader.schema(self._spark.read.format(source).load(real).schema)
+            reader = reader.schema(self._spark.read.format(source).load(path).schema)
         return _as_view(reader.load(path))
 
     def _read_files(
@@ -231,13 +268,22 @@ class OutsideReads:
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
         resolved = {key: self._around.resolve_secrets(value) for key, value in options.items()}
-        with own_read():
-            return self._around.files(
-                paths=paths,
-                options=resolved,
-                schema=schema,
+        key = self._files_key(paths)
+        try:
+            with own_read():
+                return self._around.files(
+                    paths=paths, options=resolved, schema=schema, streaming=streaming, key=key
+                )
+        except (PenstockError, AnalysisException, Py4JJavaError) as error:
+            if self._around.assumptions is None:
+                raise
+            named = {name.lower().removeprefix("cloudfiles."): v for name, v in options.items()}
+            return self._stand_in(
+                f"files {','.join(paths)}",
+                error,
                 streaming=streaming,
-                key=self._files_key(paths),
+                source_format=named.get("format", ""),
+                schema=schema,
             )
 
     def _files_key(self, paths: Sequence[str]) -> str:
@@ -254,6 +300,10 @@ class Evaluator(OutsideReads, DatasetReader):
         index: Declarations by name.
         source: Stand-ins or real tables.
         around: See `Surroundings`.
+
+    Attributes:
+        index: As given.
+        evaluations: What the last call of each flow's function has read, complete or not.
     """
 
     def __init__(
@@ -265,6 +315,7 @@ class Evaluator(OutsideReads, DatasetReader):
     ) -> None:
         super().__init__(spark, around)
         self.index = index
+        self.evaluations: dict[str, Evaluation] = {}
         self._source = source
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
@@ -282,7 +333,7 @@ class Evaluator(OutsideReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
-        evaluation = Evaluation()
+        evaluation = self.evaluations[flow.name] = Evaluation()
         stack = self._stack.get()
         if any(name == flow.name for name, _ in stack):
             names = [name for name, _ in stack]
@@ -378,6 +429,10 @@ class Evaluator(OutsideReads, DatasetReader):
     def record(self, what: str) -> None:
         """Remember a source from outside of the pipeline, for the plan."""
         self._current.external.append(what)
+
+    def assumed(self, what: str) -> None:
+        """Remember that a source was stood in for."""
+        self._current.assumed.append(what)
 
     def table_exists(self, name: str) -> bool | None:
         """See `Redirect.table_exists`: a dataset of the pipeline exists once it was written."""

@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.readwriter import DataFrameReader
@@ -42,6 +44,15 @@ class Redirect(Protocol):
 
         Format, options, schema and paths are in `reader_format`, `reader_options`,
         `reader_schema` and `reader_paths`.
+        """
+
+    def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
+        """What to go on with where a source cannot be read; raises the error by default.
+
+        Args:
+            reader: As it was configured.
+            what: The source in words.
+            error: Why it cannot be read.
         """
 
     def prepare_options(self, reader: Reader) -> None:
@@ -279,12 +290,12 @@ def _wrap_reader(reader: Any) -> None:
             schema_(self, schema)
         options(self, **more)
         path = _mapped(self, path, redirect, original["option"])
-        with own_read():
-            found = redirect.load(self)
-            if found is None:
-                redirect.prepare_options(self)
-                found = original["load"](self, path)
-        redirect.record(describe_source(reader_format(self), path, reader_options(self)))
+        found = redirect.load(self)
+        what = describe_source(reader_format(self), path, reader_options(self))
+        if found is None:
+            redirect.prepare_options(self)
+            found = _attempt(lambda: original["load"](self, path), self, what, redirect)
+        redirect.record(what)
         return found
 
     wrap("table", table)
@@ -296,6 +307,16 @@ def _wrap_reader(reader: Any) -> None:
     for name in _ROW_READERS:
         if name in original:
             wrap(name, _row_reader(name, original[name], original["option"]))
+
+
+def _attempt(
+    read: Callable[[], DataFrame], reader: Any, what: str, redirect: Redirect
+) -> DataFrame:
+    try:
+        with own_read():
+            return read()
+    except (AnalysisException, Py4JJavaError) as error:
+        return redirect.missing(reader, what, error)
 
 
 def _mapped(reader: Any, path: Any, redirect: Redirect, set_option: Callable[..., Any]) -> Any:
@@ -340,8 +361,10 @@ def _row_reader(
             shown = _mapped(self, kwargs.get(keyword), redirect, set_option)
             if shown is not None:
                 kwargs[keyword] = shown
-        redirect.record(describe_source(name, shown if isinstance(shown, str) else None, {}))
-        with own_read():
-            return original(self, *args, **kwargs)
+        if kwargs.get("schema") is not None:
+            self.__dict__["_penstock_schema"] = kwargs["schema"]
+        what = describe_source(name, shown if isinstance(shown, str) else None, {})
+        redirect.record(what)
+        return _attempt(lambda: original(self, *args, **kwargs), self, what, redirect)
 
     return read

@@ -1,0 +1,267 @@
+"""Sources that are not here, stood in for by empty ones with the columns that the pipeline uses.
+
+For `penstock check`: a foreign project shall be planned on a machine that has none of its data. A
+missing table or folder becomes an empty relation without columns. Every column that a query then
+misses is added to one of the missing sources it reads, as VOID, which fits every other type, and
+the query is evaluated again.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+_FIXED: Mapping[str, str] = {
+    "text": "value STRING",
+    "binaryfile": "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY",
+}
+_PLACE = "penstock_assumed"
+_REQUIRED: tuple[tuple[str, DataType], ...] = (
+    ("TIMESTAMP", TimestampType()),
+    ("ARRAY", ArrayType(NullType())),
+    ("MAP", MapType(StringType(), NullType())),
+    ("STRUCT", MapType(StringType(), NullType())),
+    ("STRING", StringType()),
+)
+_BASE = re.compile(r'"?`?(\w+)`?"?(?:\[|\.|"|$)')
+# One pipeline uses some hundred columns; more than that is a loop.
+_MOST_STEPS = 2000
+
+
+@dataclass
+class AssumedSource:
+    """A source that is not here.
+
+    Attributes:
+        name: In words: `table a.b.c`, `json /Volumes/x`.
+        reason: Why it cannot be read.
+        columns: Those that queries use, in the order of their discovery.
+        is_open: Whether columns may be added: the user gave no schema.
+    """
+
+    name: str
+    reason: str
+    columns: dict[str, DataType] = field(default_factory=dict)
+    is_open: bool = True
+
+    @property
+    def schema_text(self) -> str:
+        """The columns as DDL; VOID where any type would do."""
+        return ", ".join(f"{name} {kind.simpleString()}" for name, kind in self.columns.items())
+
+
+class Assumptions:
+    """All missing sources of one analysis. Not thread-safe."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.sources: dict[str, AssumedSource] = {}
+        self._spark = spark
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-assumed-")
+        self._attempts: dict[tuple[str, ...], _Attempt] = {}
+        self._steps = 0
+
+    def close(self) -> None:
+        """Remove the empty folder that the stand-ins read."""
+        self._folder.cleanup()
+
+    def frame(
+        self,
+        name: str,
+        reason: str,
+        *,
+        streaming: bool,
+        source_format: str = "",
+        schema: Any = None,
+    ) -> DataFrame:
+        """An empty relation in the place of a missing source.
+
+        Args:
+            name: In words; the same source has the same name.
+            reason: Why it cannot be read, one line.
+            streaming: Whether a stream is wanted.
+            source_format: Of the reader.
+            schema: StructType or DDL that the user gave; such a source gets no more columns.
+        """
+        given = schema if schema is not None else _FIXED.get(source_format.lower())
+        source = self.sources.setdefault(name, AssumedSource(name, reason))
+        reader: Any = self._spark.readStream if streaming else self._spark.read
+        place = Path(self._folder.name).as_uri()
+        if given is not None:
+            source.is_open = False
+            found: DataFrame = reader.schema(given).format("parquet").load(place)
+            source.columns = {column.name: column.dataType for column in found.schema}
+            return found
+        empty = reader.schema(f"{_PLACE} BOOLEAN").format("parquet").load(place)
+        if not source.columns:
+            return cast(DataFrame, empty)
+        columns = [F.lit(None).cast(kind).alias(column) for column, kind in source.columns.items()]
+        result: DataFrame = empty.select(*columns)
+        return result
+
+    def learn(self, flow: str, error: BaseException, candidates: Sequence[str]) -> str | None:
+        """Change a source so that a query may get further.
+
+        Args:
+            flow: Whose query failed.
+            error: Spark's exception.
+            candidates: Names of the missing sources below the flow, nearest first.
+
+        Returns:
+            The name of the source that is different now; `None` if nothing can be done.
+        """
+        self._steps += 1
+        open_ones = [self.sources[name] for name in candidates if self.sources[name].is_open]
+        if not open_ones or self._steps > _MOST_STEPS:
+            return None
+        names, is_needed_twice = _missing_columns(error)
+        if not names:
+            return _retyped(error, open_ones)
+        return self._add(flow, names, open_ones, keep=is_needed_twice)
+
+    def _add(
+        self, flow: str, names: Sequence[str], sources: Sequence[AssumedSource], *, keep: bool
+    ) -> str | None:
+        """Try the next place for a column; what did not help before is taken back."""
+        attempt = self._attempts.setdefault((flow, *names), _Attempt())
+        if attempt.added is not None and not keep:
+            source, column = attempt.added
+            source.columns.pop(column, None)
+        places = [(source, column) for column in names for source in sources]
+        for source, column in places[attempt.position :]:
+            attempt.position += 1
+            if column.lower() not in {name.lower() for name in source.columns}:
+                source.columns[column] = NullType()
+                attempt.added = (source, column)
+                return source.name
+        attempt.added = None
+        return None
+
+
+@dataclass
+class _Attempt:
+    position: int = 0
+    added: tuple[AssumedSource, str] | None = None
+
+
+def without_void(kind: Any) -> Any:
+    """A type with STRING in the place of every VOID, which no file can hold."""
+    if isinstance(kind, NullType):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(without_void(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, without_void(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        fields = [StructField(f.name, without_void(f.dataType), f.nullable) for f in kind]
+        return StructType([f for f in fields if f.name != _PLACE] or fields)
+    return kind
+
+
+def reachable(
+    flow: str, read_by: Callable[[str], tuple[Sequence[str], Sequence[str]]]
+) -> Iterator[str]:
+    """Missing sources below a flow, nearest first, each once.
+
+    Args:
+        flow: Where to begin.
+        read_by: The missing sources and the flows that a flow reads directly.
+    """
+    seen_flows, seen_sources = {flow}, set()
+    level = [flow]
+    while level:
+        following: list[str] = []
+        for name in level:
+            sources, flows = read_by(name)
+            for source in sources:
+                if source not in seen_sources:
+                    seen_sources.add(source)
+                    yield source
+            for upstream in flows:
+                if upstream not in seen_flows:
+                    seen_flows.add(upstream)
+                    following.append(upstream)
+        level = following
+
+
+def _details(error: Any) -> tuple[str, dict[str, str]]:
+    try:
+        return str(error.getCondition() or ""), dict(error.getMessageParameters() or {})
+    except Exception:
+        return "", {}
+
+
+def _missing_columns(error: BaseException) -> tuple[tuple[str, ...], bool]:
+    """Names that may be the missing column, the most likely first; whether two sides need it."""
+    condition, parameters = _details(error)
+    if condition == "ATTRIBUTE_NOT_SUPPORTED":
+        return (parameters.get("attr_name", ""),), False
+    both = condition.startswith("UNRESOLVED_USING_COLUMN")
+    if not both and not condition.startswith(("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")):
+        return (), False
+    text = parameters.get("objectName") or parameters.get("colName") or parameters.get("fieldName")
+    parts = [part.replace("``", "`") for part in re.findall(r"`((?:[^`]|``)+)`", text or "")]
+    if not parts and text:
+        parts = [text.strip('"')]
+    # `a.b` is column b of relation a, or field b of column a.
+    return tuple(dict.fromkeys((*parts[-1:], *parts[:1]))), both
+
+
+def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:
+    """Give a column of type VOID the type that an operation wants."""
+    condition, parameters = _details(error)
+    if condition == "EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE":
+        return _set_type(parameters.get("eventName", ""), TimestampType(), sources)
+    if condition == "INVALID_EXTRACT_BASE_FIELD_TYPE":
+        # One level of maps per step: `a.b.c` needs a map of maps.
+        return _set_type(parameters.get("base", ""), None, sources)
+    if "DATATYPE_MISMATCH" in condition:
+        wanted = parameters.get("requiredType", "")
+        for word, kind in _REQUIRED:
+            if word in wanted:
+                return _set_type(parameters.get("inputSql", ""), kind, sources)
+    return None
+
+
+def _set_type(
+    expression: str, kind: DataType | None, sources: Sequence[AssumedSource]
+) -> str | None:
+    match = _BASE.match(expression.split(".")[-1] if "[" not in expression else expression)
+    if match is None:
+        return None
+    column = match.group(1).lower()
+    for source in sources:
+        for name, present in source.columns.items():
+            if name.lower() != column:
+                continue
+            wanted = kind if kind is not None else _deeper(present)
+            if wanted is not None and wanted != present:
+                source.columns[name] = wanted
+                return source.name
+    return None
+
+
+def _deeper(kind: DataType) -> DataType | None:
+    if isinstance(kind, NullType):
+        return MapType(StringType(), NullType())
+    if isinstance(kind, MapType):
+        value = _deeper(kind.valueType)
+        return None if value is None else MapType(StringType(), value)
+    if isinstance(kind, ArrayType):
+        element = _deeper(kind.elementType)
+        return None if element is None else ArrayType(element)
+    return None

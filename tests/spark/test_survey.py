@@ -1,0 +1,133 @@
+"""Planning without the data: missing sources get the columns that the queries use."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import penstock as dp
+from penstock._api.registry import Registry, registration
+from penstock._engine.analysis import Survey, survey
+from penstock._engine.assumptions import Assumptions
+from penstock._engine.evaluation import Surroundings
+from penstock._engine.outside import OutsideTables
+from penstock._graph.index import build_index
+from penstock._model.pipeline import PipelineSettings
+from penstock.errors import DefinitionError
+
+
+@pytest.fixture
+def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Survey]]:
+    """Surveys what a function declares."""
+    assumptions = Assumptions(spark)
+
+    def no_files(**given: Any) -> Any:
+        raise DefinitionError("PATH_NOT_FOUND", f"nothing at {given['paths']}")
+
+    def run(declare: Callable[[], None]) -> Survey:
+        registry = Registry()
+        with registration(registry):
+            declare()
+        settings = PipelineSettings(name="p", storage=tmp_path.as_uri(), root=str(tmp_path))
+        around = Surroundings(
+            outside=OutsideTables(spark, {}, None, catalog="spark_catalog", schema="default"),
+            files=no_files,
+            assumptions=assumptions,
+        )
+        return survey(spark, build_index(registry.build(), settings), around)
+
+    yield run
+    assumptions.close()
+
+
+def columns(found: Survey) -> dict[str, list[str]]:
+    return {source.name: sorted(source.columns) for source in found.missing}
+
+
+def test_columns_are_assumed_when_their_sources_are_missing(look, spark: SparkSession):
+    def declare() -> None:
+        @dp.table
+        def bronze():
+            reader = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
+            return reader.load("/Volumes/main/raw").select("*", F.col("_metadata.file_path"))
+
+        @dp.table
+        @dp.expect_or_drop("known", "country_code IS NOT NULL AND amount > 0")
+        def silver():
+            customers = spark.read.table("main.crm.customers")
+            orders = dp.read_stream("bronze").withWatermark("ordered_at", "1 hour")
+            return (
+                orders.join(customers, "customer_id", "left")
+                .withColumn("city", F.col("address.city"))
+                .withColumn("item", F.explode("items"))
+                .dropDuplicates(["order_id"])
+            )
+
+        @dp.materialized_view
+        def gold():
+            text = """
+                SELECT s.city, c.name, sum(s.amount) AS total, date_trunc('day', s.ordered_at) AS d
+                FROM silver s JOIN samples.ref.countries c ON s.country_code = c.code
+                GROUP BY ALL
+            """
+            return spark.sql(text)
+
+        @dp.table(name="plain")
+        def typed():
+            return spark.readStream.schema("id INT").json("/nowhere")
+
+    found = look(declare)
+    assert found.errors == ()
+    assert found.unsure == {}
+    assert found.graph is not None
+    assert sorted(found.graph.datasets) == [
+        f"spark_catalog.default.{name}" for name in ("bronze", "gold", "plain", "silver")
+    ]
+    known = columns(found)
+    assert known["json /nowhere"] == ["id"]
+    assert known["table samples.ref.countries"] == ["code", "name"]
+    assert "customer_id" in known["table main.crm.customers"]
+    files = known["files /Volumes/main/raw"]
+    assert {"ordered_at", "customer_id"} <= set(files)
+    assert "order_id" in {*files, *known["table main.crm.customers"]}
+    assert found.analyses["gold"].inputs == {"spark_catalog.default.silver"}
+
+
+def test_error_stays_when_no_missing_source_can_be_the_reason(look, spark: SparkSession):
+    def declare() -> None:
+        @dp.materialized_view
+        def wrong():
+            return spark.range(3).select("no_such_column")
+
+        @dp.materialized_view
+        def below_wrong():
+            return dp.read("wrong")
+
+        @dp.materialized_view
+        def good():
+            return spark.range(3)
+
+    found = look(declare)
+    assert [error.condition for error in found.errors] == ["QUERY_INVALID"]
+    assert found.graph is None
+    assert sorted(found.analyses) == ["good"]
+
+
+def test_flow_is_unsure_when_only_the_data_can_tell(look, spark: SparkSession):
+    def declare() -> None:
+        @dp.materialized_view
+        def pivoted():
+            df = spark.read.table("a.b.measures")
+            return df.select(F.inline("readings"))
+
+        @dp.materialized_view
+        def crashes():
+            return spark.read.table("a.b.measures").limit(1).collect()[0]
+
+    found = look(declare)
+    assert found.errors == ()
+    assert sorted(found.unsure) == ["crashes", "pivoted"]
+    assert found.graph is None
