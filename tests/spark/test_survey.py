@@ -16,6 +16,7 @@ from penstock._engine.evaluation import Surroundings
 from penstock._engine.outside import OutsideTables
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings
+from penstock._tables.layout import StorageLayout
 from penstock.errors import DefinitionError
 
 
@@ -33,7 +34,13 @@ def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[],
             declare()
         settings = PipelineSettings(name="p", storage=tmp_path.as_uri(), root=str(tmp_path))
         around = Surroundings(
-            outside=OutsideTables(spark, {}, None, catalog="spark_catalog", schema="default"),
+            outside=OutsideTables(
+                spark,
+                {},
+                StorageLayout(tmp_path.as_uri()),
+                catalog="spark_catalog",
+                schema="default",
+            ),
             files=no_files,
             assumptions=assumptions,
         )

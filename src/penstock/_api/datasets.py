@@ -258,6 +258,7 @@ def create_streaming_table(
     expect_all: Rules | None = None,
     expect_all_or_drop: Rules | None = None,
     expect_all_or_fail: Rules | None = None,
+    expect_all_or_quarantine: Rules | None = None,
     quarantine: bool | None = None,
 ) -> None:
     """Define a streaming table that `append_flow`s feed.
@@ -277,6 +278,7 @@ def create_streaming_table(
         expect_all: Rules whose violations are kept and counted: name to condition.
         expect_all_or_drop: Rules whose violations go to quarantine: name to condition.
         expect_all_or_fail: Rules whose violations fail the flow: name to condition.
+        expect_all_or_quarantine: As `expect_all_or_drop`; quarantine is on for this table then.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
     """
     arguments = Arguments("create_streaming_table")
@@ -300,6 +302,12 @@ def create_streaming_table(
         *parse_rules(arguments, "expect_all", expect_all, OnViolation.WARN),
         *parse_rules(arguments, "expect_all_or_drop", expect_all_or_drop, OnViolation.DROP),
         *parse_rules(arguments, "expect_all_or_fail", expect_all_or_fail, OnViolation.FAIL),
+        *parse_rules(
+            arguments,
+            "expect_all_or_quarantine",
+            expect_all_or_quarantine,
+            OnViolation.QUARANTINE,
+        ),
     ]
     if name is None:
         arguments.reject("name", "must be given")

@@ -1,11 +1,19 @@
 """`expect*`: rules of the dataset that the same function defines, above or below its decorator."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
-from penstock._api.arguments import Arguments, F, checked_call, excusing, stand_in
+from penstock._api.arguments import (
+    Arguments,
+    ColumnNames,
+    F,
+    checked_call,
+    excusing,
+    stand_in,
+)
 from penstock._api.registry import active_registry
-from penstock._model.expectation import Expectation, OnViolation
+from penstock._model.expectation import Expectation, OnViolation, RowBounds
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
 
@@ -38,6 +46,17 @@ def expect_or_drop(name: str, inv: "str | Column") -> Callable[[F], F]:
 
 
 @checked_call
+def expect_or_quarantine(name: str, inv: "str | Column") -> Callable[[F], F]:
+    """Like `expect_or_drop`; the rows are kept even where the pipeline's quarantine is off.
+
+    Args:
+        name: Name of the rule, unique within its dataset.
+        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
+    """
+    return _one("expect_or_quarantine", name, inv, OnViolation.QUARANTINE)
+
+
+@checked_call
 def expect_or_fail(name: str, inv: "str | Column") -> Callable[[F], F]:
     """Fail the flow, before anything of the batch is written, if a row breaks a rule.
 
@@ -61,9 +80,79 @@ def expect_all_or_drop(expectations: Rules) -> Callable[[F], F]:
 
 
 @checked_call
+def expect_all_or_quarantine(expectations: Rules) -> Callable[[F], F]:
+    """Like `expect_or_quarantine`, for several rules: name to condition."""
+    return _several("expect_all_or_quarantine", expectations, OnViolation.QUARANTINE)
+
+
+@checked_call
 def expect_all_or_fail(expectations: Rules) -> Callable[[F], F]:
     """Like `expect_or_fail`, for several rules: name to condition."""
     return _several("expect_all_or_fail", expectations, OnViolation.FAIL)
+
+
+@checked_call
+def expect_unique(
+    name: str, columns: ColumnNames | str, *, on_violation: str | None = None
+) -> Callable[[F], F]:
+    """No two rows of a materialized view have the same values in some columns.
+
+    Every row that shares its values with another one breaks the rule. NULL equals NULL.
+
+    Args:
+        name: Name of the rule, unique within its dataset.
+        columns: One or more columns.
+        on_violation: `warn`, `drop`, `quarantine` or `fail`; `fail` if not given.
+    """
+    arguments = Arguments("expect_unique")
+    keys = arguments.columns("columns", [columns] if isinstance(columns, str) else columns)
+    action = arguments.choice("on_violation", on_violation, list(OnViolation)) or "fail"
+    if not columns:
+        arguments.reject("columns", "must name at least one column")
+    rules = _named(arguments, name, f"unique ({', '.join(keys)})", action, unique=keys)
+    return _decorator("expect_unique", rules) if rules and keys else excusing(arguments.registry)
+
+
+@checked_call
+def expect_row_count(
+    name: str,
+    *,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    on_violation: str | None = None,
+) -> Callable[[F], F]:
+    """A materialized view has at least or at most so many rows, counted after all other rules.
+
+    Args:
+        name: Name of the rule, unique within its dataset.
+        minimum: At least so many rows.
+        maximum: At most so many rows.
+        on_violation: `warn`, or `fail`: the view keeps its last rows; `fail` if not given.
+    """
+    arguments = Arguments("expect_row_count")
+    for parameter, value in (("minimum", minimum), ("maximum", maximum)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            arguments.reject(parameter, f"must be a whole number, not {type(value).__name__}")
+            return excusing(arguments.registry)
+    if minimum is None and maximum is None:
+        arguments.reject("minimum", "or `maximum` must be given")
+        return excusing(arguments.registry)
+    action = arguments.choice("on_violation", on_violation, ["warn", "fail"]) or "fail"
+    words = " and ".join(
+        f"{word} {value}"
+        for word, value in (("at least", minimum), ("at most", maximum))
+        if value is not None
+    )
+    bounds = RowBounds(minimum=minimum, maximum=maximum)
+    rules = _named(arguments, name, f"{words} rows", action, rows=bounds)
+    return _decorator("expect_row_count", rules) if rules else excusing(arguments.registry)
+
+
+def _named(
+    arguments: Arguments, name: object, words: str, action: str, **about: Any
+) -> tuple[Expectation, ...]:
+    parsed = _parse_pairs(arguments, "name", [(name, words)], OnViolation(action))
+    return tuple(replace(rule, **about) for rule in parsed)
 
 
 def parse_rules(

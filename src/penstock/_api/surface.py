@@ -22,8 +22,12 @@ from penstock._api.expectations import (
     expect_all,
     expect_all_or_drop,
     expect_all_or_fail,
+    expect_all_or_quarantine,
     expect_or_drop,
     expect_or_fail,
+    expect_or_quarantine,
+    expect_row_count,
+    expect_unique,
 )
 from penstock._api.flows import append_flow, create_sink, foreach_batch_sink, update_flow
 from penstock._api.hooks import on_event_hook
@@ -51,8 +55,12 @@ __all__ = [
     "expect_all",
     "expect_all_or_drop",
     "expect_all_or_fail",
+    "expect_all_or_quarantine",
     "expect_or_drop",
     "expect_or_fail",
+    "expect_or_quarantine",
+    "expect_row_count",
+    "expect_unique",
     "foreach_batch_sink",
     "materialized_view",
     "on_event_hook",

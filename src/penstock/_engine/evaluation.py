@@ -220,6 +220,10 @@ class OutsideReads:
         found = self._around.outside.find(name)
         return found.path if found is not None and found.format == "delta" else None
 
+    def new_table(self, name: str) -> str:
+        """See `Redirect.new_table`."""
+        return self._around.outside.place_of(name)
+
     # -- SQL -----------------------------------------------------------------------------------
 
     def _replacement(self, found: Found) -> str | None:

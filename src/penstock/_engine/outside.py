@@ -46,7 +46,7 @@ class OutsideTables:
         self,
         spark: SparkSession,
         tables: Mapping[str, ExternalTable],
-        layout: StorageLayout | None,
+        layout: StorageLayout,
         *,
         catalog: str,
         schema: str,
@@ -69,12 +69,21 @@ class OutsideTables:
         for spelling in (given, resolved.key):
             if (found := self._below_wildcard(spelling)) is not None:
                 return found
-        if self._layout is None:
-            return None
         path = self._layout.table_path(resolved)
         if self._exists(f"{path}/_delta_log"):
             return ExternalTable(path=path)
         return None
+
+    def place_of(self, name: str) -> str:
+        """Where a table lies that has no place yet: in the storage, as a dataset would.
+
+        Raises:
+            DefinitionError: `INVALID_DATASET_NAME`.
+        """
+        try:
+            return self._layout.table_path(resolve_name(name, **self._defaults))
+        except ValueError as error:
+            raise DefinitionError("INVALID_DATASET_NAME", str(error)) from None
 
     def read(self, table: ExternalTable, reader: Reader, name: str) -> DataFrame:
         """The rows of a table that `find` found; as a stream if the reader is one.

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.catalog import Catalog
-from pyspark.sql.readwriter import DataFrameReader
+from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
@@ -69,6 +69,9 @@ class Redirect(Protocol):
 
     def delta_path(self, name: str) -> str | None:
         """Where the Delta table of that name lies; `None` to let Spark's catalog answer."""
+
+    def new_table(self, name: str) -> str:
+        """Where a table lies that user code writes by name."""
 
 
 _active: ContextVar[Redirect | None] = ContextVar("penstock_redirect", default=None)
@@ -159,8 +162,61 @@ def install_redirection() -> None:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
+    _wrap_writer()
     _wrap_session()
     _wrap_catalog()
+
+
+def _wrap_writer() -> None:
+    """Paths are mapped; a table by name becomes Delta files in the pipeline's storage."""
+    for name in ("save", *_ROW_READERS):
+        if hasattr(DataFrameWriter, name):
+            setattr(DataFrameWriter, name, _path_writer(getattr(DataFrameWriter, name)))
+    original_table = DataFrameWriter.saveAsTable
+
+    @functools.wraps(original_table)
+    def save_as_table(
+        self: DataFrameWriter,
+        name: str,
+        format: str | None = None,
+        mode: str | None = None,
+        partitionBy: Any = None,
+        **options: Any,
+    ) -> None:
+        redirect = _redirect()
+        if redirect is None:
+            original_table(self, name, format, mode, partitionBy, **options)
+            return
+        place = redirect.delta_path(name) or redirect.new_table(name)
+        with own_read():
+            self.save(place, "delta", mode, partitionBy, **options)
+
+    original_insert = DataFrameWriter.insertInto
+
+    @functools.wraps(original_insert)
+    def insert_into(self: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:
+        redirect = _redirect()
+        place = redirect.delta_path(tableName) if redirect is not None else None
+        if place is None:
+            original_insert(self, tableName, overwrite)
+            return
+        with own_read():
+            self.save(place, "delta", "overwrite" if overwrite else "append")
+
+    DataFrameWriter.saveAsTable = save_as_table  # type: ignore[method-assign]
+    DataFrameWriter.insertInto = insert_into  # type: ignore[method-assign]
+
+
+def _path_writer(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def write(self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
+        redirect = _redirect()
+        if redirect is not None and isinstance(path, str):
+            path = real_path(path, redirect.map_path)
+        with own_read():
+            original(self, path, *args, **kwargs)
+
+    return write
 
 
 def _wrap_session() -> None:

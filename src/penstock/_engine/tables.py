@@ -270,6 +270,7 @@ class PipelineTables:
             if split is not None and split.quarantine
             else None,
             mode=WriteMode.COMPLETE,
+            row_rules=[rule for rule in dataset.declared.expectations if rule.rows is not None],
         )
         rows = df if split is None else split.df
         return Commit(writer.write_batch(rows, fingerprint=fingerprint), dataset.key)
@@ -300,9 +301,8 @@ class PipelineTables:
     def _keeps(self, node: DatasetNode) -> bool:
         wanted = node.declared.quarantine
         wanted = self._settings.quarantine if wanted is None else wanted
-        return wanted and any(
-            rule.on_violation is OnViolation.DROP for rule in node.declared.expectations
-        )
+        actions = {rule.on_violation for rule in node.declared.expectations}
+        return OnViolation.QUARANTINE in actions or (wanted and OnViolation.DROP in actions)
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))

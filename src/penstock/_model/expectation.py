@@ -17,8 +17,34 @@ class OnViolation(StrEnum):
     """The row is kept and counted."""
     DROP = "drop"
     """The row goes to quarantine (or is dropped where quarantine is off) and is counted."""
+    QUARANTINE = "quarantine"
+    """As DROP, and quarantine is on for the dataset, whatever its settings say."""
     FAIL = "fail"
     """The update of the flow fails before anything of the batch is written."""
+
+    @property
+    def removes(self) -> bool:
+        """Whether the row does not get into the table."""
+        return self in (OnViolation.DROP, OnViolation.QUARANTINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowBounds:
+    """How many rows a materialized view shall have.
+
+    Attributes:
+        minimum: At least; `None` = any.
+        maximum: At most; `None` = any.
+    """
+
+    minimum: int | None = None
+    maximum: int | None = None
+
+    def hold(self, rows: int) -> bool:
+        """Whether a number of rows is within the bounds."""
+        return (self.minimum is None or rows >= self.minimum) and (
+            self.maximum is None or rows <= self.maximum
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +56,14 @@ class Expectation:
         condition: SQL boolean expression or Column; a row passes only when it is true.
         on_violation: What happens to the others.
         origin: Where it was declared.
+        unique: Columns whose values may not be those of another row; the condition says it in
+            words then. Materialized views only, as the next.
+        rows: Bounds of the number of rows; the condition says it in words then.
     """
 
     name: str
     condition: "str | Column"
     on_violation: OnViolation
     origin: SourceLocation
+    unique: tuple[str, ...] = ()
+    rows: RowBounds | None = None

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._model.expectation import Expectation, OnViolation
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import Begun, FencedTable
@@ -32,7 +33,7 @@ from penstock._tables.staging import (
     sort_files,
     staging_metadata,
 )
-from penstock.errors import InternalError
+from penstock.errors import ExpectationFailedError, InternalError
 from penstock.quality.rules import quoted
 from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit, is_broken
 
@@ -90,6 +91,7 @@ class FlowWriter:
         mode: Append, or replace the contents with every batch.
         allow_missing: Columns of the table that the query lacks become NULL.
         strategy: Force one; by default the table decides.
+        row_rules: Expectations about the number of rows, in complete mode.
         coalesce: Write small batches from one task. Off for stateful queries, where it would
             compute the state of all partitions in one task.
     """
@@ -106,6 +108,7 @@ class FlowWriter:
         mode: WriteMode = WriteMode.APPEND,
         allow_missing: bool = False,
         strategy: Strategy | None = None,
+        row_rules: Sequence[Expectation] = (),
         coalesce: bool = True,
     ) -> None:
         keeps = split is not None and split.quarantine
@@ -122,6 +125,7 @@ class FlowWriter:
         self._replaces = mode is WriteMode.COMPLETE
         self._allow_missing = allow_missing
         self._strategy = strategy
+        self._row_rules = row_rules
         self._coalesce = coalesce
         self._last_rows: int | None = None
         self._schema: tuple[int, StructType] | None = None
@@ -171,6 +175,7 @@ class FlowWriter:
         schema = self._evolve(begun, self._data_schema(df))
         written = self._write_files(self._small(df), begun, schema)
         counts = written.counts
+        counts.rules |= self._judge_rows(counts.clean_rows)
         self._last_rows = counts.clean_rows + counts.bad_rows
         keeps = self._quarantine is not None
         result = CommitResult(
@@ -221,6 +226,23 @@ class FlowWriter:
         if self._coalesce and self._last_rows is not None and self._last_rows < _SMALL_ROWS:
             return df.coalesce(1)
         return df
+
+    def _judge_rows(self, rows: int) -> dict[str, RuleCounts]:
+        """Apply the rules about the number of rows; before anything is committed."""
+        found = {}
+        for rule in self._row_rules:
+            holds = rule.rows is None or rule.rows.hold(rows)
+            if not holds and rule.on_violation is OnViolation.FAIL:
+                raise ExpectationFailedError(
+                    "EXPECTATION_VIOLATED",
+                    f"flow {self._flow!r}: the result has {rows} rows, but {rule.name!r} wants "
+                    f"{rule.condition}",
+                    flow=self._flow,
+                    origin=rule.origin,
+                    hint="nothing was written: the table keeps its last rows",
+                )
+            found[rule.name] = RuleCounts(int(holds), int(not holds))
+        return found
 
     # -- files ---------------------------------------------------------------------------------
 

@@ -33,6 +33,10 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
     errors: list[DefinitionError] = []
     columns: list[Column] = []
     for rule in expectations:
+        if rule.unique or rule.rows is not None:
+            errors += _check_whole(df, rule)
+    expectations = [rule for rule in expectations if not rule.unique and rule.rows is None]
+    for rule in expectations:
         try:
             columns.append(condition_column(df.sparkSession, rule))
         except DefinitionError as error:
@@ -135,6 +139,25 @@ def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
     data_type = selected.schema[0].dataType
     if not _boolean(data_type):
         raise _invalid(rule, f"it is {data_type.simpleString().upper()}, not a BOOLEAN")
+
+
+def _check_whole(df: DataFrame, rule: Expectation) -> Iterator[DefinitionError]:
+    """A rule about all rows together."""
+    if df.isStreaming:
+        yield _invalid(
+            rule,
+            "it is about all rows of a table, and a stream never has them all",
+            hint="put it on a materialized view; for a stream use dropDuplicatesWithinWatermark",
+        )
+    known = {column.lower(): column for column in df.columns}
+    for column in rule.unique:
+        if column.lower() not in known:
+            near = difflib.get_close_matches(column.lower(), known, n=1, cutoff=0.5)
+            yield _invalid(
+                rule,
+                f"there is no column {column!r}",
+                hint=f"did you mean {known[near[0]]!r}?" if near else None,
+            )
 
 
 def _boolean(data_type: DataType) -> bool:

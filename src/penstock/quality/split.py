@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from penstock._model.expectation import Expectation, OnViolation
@@ -97,15 +97,17 @@ def split_rows(
     Raises:
         DefinitionError: A condition is refused, or a column has a name that Penstock needs.
     """
+    expectations = [rule for rule in expectations if rule.rows is None]
     if not expectations:
         return None
     data = tuple(df.columns)
     _check_names(data, expectations, quarantine)
     judged = _judge(df, expectations)
-    with_masks = df.select(*judged.columns, *(plain := [F.col(quoted(c)) for c in data]))
+    plain = [F.col(quoted(column)) for column in data]
+    with_masks = judged.df.select(*judged.columns, *plain)
     broken = judged.broken
 
-    drop = [r.name for r in expectations if r.on_violation is OnViolation.DROP]
+    drop = [r.name for r in expectations if r.on_violation.removes]
     fail = [r.name for r in expectations if r.on_violation is OnViolation.FAIL]
     bad = _any([broken[name] for name in drop])
     destination = F.when(bad, F.lit(TO_QUARANTINE)).otherwise(F.lit(TO_TABLE))
@@ -174,6 +176,7 @@ def parse_failure(message: str) -> ExpectationFailure | None:
 class _Judged:
     """Columns that say which rules a row breaks; masks first, then one boolean per fail rule."""
 
+    df: DataFrame
     columns: list[Column]
     masks: tuple[str, ...]
     bits: dict[str, tuple[str, int]]
@@ -183,12 +186,18 @@ class _Judged:
 def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
     spark = df.sparkSession
     guard = row_guard(df.schema)
+    counts = _same_keys(df, expectations)
+    if counts:
+        df = df.withColumns(counts)
     masks: dict[str, Column] = {}
     fails: list[Column] = []
     bits: dict[str, tuple[str, int]] = {}
     broken: dict[str, Column] = {}
     for rule in expectations:
-        passed = tolerant(spark, condition_column(spark, rule), guard)
+        if rule.unique:
+            passed = F.col(_count_name(rule)) == 1
+        else:
+            passed = tolerant(spark, condition_column(spark, rule), guard)
         if rule.on_violation is OnViolation.FAIL:
             name = f"{MASK_PREFIX}fail_{len(fails)}"
             fails.append(F.when(passed, F.lit(False)).otherwise(F.lit(True)).alias(name))
@@ -201,7 +210,22 @@ def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
         bits[rule.name] = (name, bit)
         broken[rule.name] = is_broken(name, bit)
     columns = [*(mask.alias(name) for name, mask in masks.items()), *fails]
-    return _Judged(columns, tuple(masks), bits, broken)
+    return _Judged(df, columns, tuple(masks), bits, broken)
+
+
+def _count_name(rule: Expectation) -> str:
+    return f"{MASK_PREFIX}same_{'_'.join(rule.unique).lower()}"
+
+
+def _same_keys(df: DataFrame, expectations: Sequence[Expectation]) -> dict[str, Column]:
+    """How many rows have the same key, for each rule about uniqueness."""
+    return {
+        _count_name(rule): F.count(F.lit(1)).over(
+            Window.partitionBy(*[F.col(quoted(column)) for column in rule.unique])
+        )
+        for rule in expectations
+        if rule.unique
+    }
 
 
 def is_broken(mask: str, bit: int) -> Column:

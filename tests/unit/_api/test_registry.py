@@ -219,3 +219,55 @@ def test_action_follows_the_decorator_when_all_six_are_stacked():
         ("f", drop),
         ("g", fail),
     ]
+
+
+def test_rules_of_our_own_are_declared_when_they_fit():
+    registry = Registry()
+    with registration(registry):
+
+        @dp.materialized_view
+        @dp.expect_or_quarantine("kept", "a > 0")
+        @dp.expect_all_or_quarantine({"kept too": "b > 0"})
+        @dp.expect_unique("one", ["a", "b"], on_violation="DROP")
+        @dp.expect_unique("single", "a")
+        @dp.expect_row_count("some", minimum=1, maximum=9)
+        def people(): ...
+
+        dp.create_streaming_table("t", expect_all_or_quarantine={"kept": "a > 0"})
+
+    people_, table = registry.build().datasets
+    assert [(r.name, r.condition, r.on_violation, r.unique) for r in people_.expectations] == [
+        ("kept", "a > 0", OnViolation.QUARANTINE, ()),
+        ("kept too", "b > 0", OnViolation.QUARANTINE, ()),
+        ("one", "unique (a, b)", OnViolation.DROP, ("a", "b")),
+        ("single", "unique (a)", OnViolation.FAIL, ("a",)),
+        ("some", "at least 1 and at most 9 rows", OnViolation.FAIL, ()),
+    ]
+    bounds = people_.expectations[-1].rows
+    assert bounds is not None
+    assert [bounds.hold(rows) for rows in (0, 1, 9, 10)] == [False, True, True, False]
+    assert table.expectations[0].on_violation is OnViolation.QUARANTINE
+
+
+@pytest.mark.parametrize(
+    ("declare", "part"),
+    [
+        (lambda: dp.expect_unique("one", []), "at least one column"),
+        (lambda: dp.expect_unique("one", None), "at least one column"),
+        (lambda: dp.expect_unique("one", ["a"], on_violation="explode"), "must be one of"),
+        (lambda: dp.expect_row_count("some"), "must be given"),
+        (lambda: dp.expect_row_count("some", minimum="3"), "whole number"),
+        (lambda: dp.expect_row_count("some", minimum=1, on_violation="drop"), "must be one of"),
+    ],
+)
+def test_wrong_rules_of_our_own_are_recorded_when_declared(declare, part):
+    registry = Registry()
+    with registration(registry):
+
+        @dp.table
+        @declare()
+        def people(): ...
+
+    (error,) = registry.errors
+    assert error.condition == "INVALID_PARAMETER"
+    assert part in str(error)
