@@ -260,6 +260,7 @@ def _surroundings(settings: PipelineSettings, spark: "SparkSession") -> "Surroun
         resolve_secrets=resolve_secrets,
         files=_no_files,
         events=event_directory(settings),
+        configuration=settings.configuration,
     )
 
 

@@ -38,6 +38,7 @@ class World:
             "samples.*": ExternalTable(path=str(root), format=""),
         }
         spark.range(2).write.format("delta").save(str(root / "countries"))
+        self.configuration: dict[str, str] = {}
         self.layout = StorageLayout((root / "storage").as_uri())
 
     def around(self) -> Surroundings:
@@ -48,6 +49,7 @@ class World:
             map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
             files=self._files,
             events=self.root / "events",
+            configuration=self.configuration,
         )
 
     def _files(self, **given: Any) -> DataFrame:
@@ -234,3 +236,19 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
         assert evaluation.inputs == {"main.shop.orders"}, text
         assert evaluation.external == [], text
         df.schema  # noqa: B018 (Spark analyses here)
+
+
+def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(
+    world: World, spark: SparkSession
+):
+    world.configuration["shop.source_path"] = "/data"
+    with world.outside():
+        assert spark.conf.get("spark.sql.sources.partitionOverwriteMode") == "STATIC"
+        assert spark.conf.get("nobody.knows", "mine") == "mine"
+        assert spark.conf.get("nobody.knows", None) is None
+        with pytest.raises(DefinitionError) as caught:
+            spark.conf.get("shop.source_pth")
+    assert caught.value.condition == "CONFIGURATION_MISSING"
+    assert caught.value.origin is not None
+    assert caught.value.origin.file.endswith("test_reading.py")
+    assert "did you mean 'shop.source_path'?" in str(caught.value.hint)

@@ -123,6 +123,25 @@ def test_error_stays_when_no_missing_source_can_be_the_reason(look, spark: Spark
     assert sorted(found.analyses) == ["good"]
 
 
+def test_settings_are_assumed_when_nobody_gave_them(look, spark: SparkSession):
+    read: dict[str, Any] = {}
+
+    def declare() -> None:
+        @dp.materialized_view
+        def table():
+            for key in ("shop.catalog", "shop.batch_days", "shop.landing_path", "shop.enable_x"):
+                read[key] = spark.conf.get(key)
+            return spark.range(int(read["shop.batch_days"]))
+
+    assert look(declare).errors == ()
+    assert read == {
+        "shop.catalog": "catalog",
+        "shop.batch_days": "1",
+        "shop.landing_path": "/penstock/assumed",
+        "shop.enable_x": "false",
+    }
+
+
 def test_flow_is_unsure_when_only_the_data_can_tell(look, spark: SparkSession):
     def declare() -> None:
         @dp.materialized_view

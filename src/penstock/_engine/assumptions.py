@@ -31,6 +31,17 @@ _FIXED: Mapping[str, str] = {
     "binaryfile": "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY",
 }
 _PLACE = "penstock_assumed"
+_VALUES = (
+    (r"path|dir|folder|location|volume|root|landing", "/penstock/assumed"),
+    (r"server|host|broker|endpoint|url", "localhost:9092"),
+    (r"date|since|until", "2026-01-01"),
+    (r"enable|flag|^is_|debug|^use_|full_?refresh", "false"),
+    (
+        r"num|count|size|days?$|hours?$|minutes?$|seconds?$|max|min|limit|threshold|port"
+        r"|retries|interval|batch|partitions",
+        "1",
+    ),
+)
 _REQUIRED: tuple[tuple[str, DataType], ...] = (
     ("TIMESTAMP", TimestampType()),
     ("ARRAY", ArrayType(NullType())),
@@ -66,10 +77,16 @@ class AssumedSource:
 
 
 class Assumptions:
-    """All missing sources of one analysis. Not thread-safe."""
+    """All that one analysis had to assume. Not thread-safe.
+
+    Attributes:
+        sources: Missing sources by name.
+        settings: Values of settings that nobody gave, by key.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self.sources: dict[str, AssumedSource] = {}
+        self.settings: dict[str, str] = {}
         self._spark = spark
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-assumed-")
         self._attempts: dict[tuple[str, ...], _Attempt] = {}
@@ -112,6 +129,13 @@ class Assumptions:
         columns = [F.lit(None).cast(kind).alias(column) for column, kind in source.columns.items()]
         result: DataFrame = empty.select(*columns)
         return result
+
+    def setting(self, key: str) -> str:
+        """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""
+        word = re.split(r"[.:/]", key)[-1].lower()
+        fitting = [value for sound, value in _VALUES if re.search(sound, word)]
+        value = fitting[0] if fitting else re.sub(r"\W", "_", word) or "value"
+        return self.settings.setdefault(key, value)
 
     def learn(self, flow: str, error: BaseException, candidates: Sequence[str]) -> str | None:
         """Change a source so that a query may get further.

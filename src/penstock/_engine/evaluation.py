@@ -1,5 +1,6 @@
 """Calls query functions, with every way of reading a dataset led to the pipeline's own."""
 
+import difflib
 import hashlib
 import itertools
 import re
@@ -35,6 +36,7 @@ from penstock._engine.table_sources import TableSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
+from penstock._model.origin import capture_origin
 from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
@@ -99,6 +101,7 @@ class Surroundings:
         resolve_secrets: Fills `${secret:...}` in reader options.
         files: Auto Loader.
         events: Folder of the event log.
+        configuration: Of the pipeline.
         assumptions: Stands in for what is not here; `None` = that is an error.
     """
 
@@ -107,6 +110,7 @@ class Surroundings:
     resolve_secrets: Callable[[str], str] = str
     files: FilesReader
     events: Path | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
     assumptions: Assumptions | None = None
 
 
@@ -203,6 +207,23 @@ class OutsideReads:
                 function(*arguments)
 
         return call
+
+    def setting(self, key: str) -> str:
+        """See `Redirect.setting`.
+
+        Raises:
+            DefinitionError: `CONFIGURATION_MISSING`.
+        """
+        if self._around.assumptions is not None:
+            return self._around.assumptions.setting(key)
+        near = difflib.get_close_matches(key, self._around.configuration, n=1)
+        raise DefinitionError(
+            "CONFIGURATION_MISSING",
+            f"the setting {key!r} is read, but nobody has set it",
+            origin=capture_origin(),
+            hint=(f"did you mean {near[0]!r}? Else " if near else "")
+            + f"add it below `configuration` in the settings, or give `--conf {key}=...`",
+        )
 
     def map_path(self, path: str) -> str:
         """See `Redirect.map_path`."""

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.catalog import Catalog
+from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -57,6 +58,9 @@ class Redirect(Protocol):
 
     def prepare_options(self, reader: Reader) -> None:
         """Fill secrets and defaults into a reader's options, and refuse wrong ones."""
+
+    def setting(self, key: str) -> str:
+        """The value of a setting that nobody gave; raises by default."""
 
     def map_path(self, path: str) -> str:
         """The place that a path of the user's stands for."""
@@ -165,6 +169,25 @@ def install_redirection() -> None:
     _wrap_writer()
     _wrap_session()
     _wrap_catalog()
+    _wrap_settings()
+
+
+def _wrap_settings() -> None:
+    original_get = RuntimeConfig.get
+
+    @functools.wraps(original_get)
+    def get(self: RuntimeConfig, key: str, *default: Any, **given: Any) -> str | None:
+        redirect = _redirect()
+        if redirect is None or default or given:
+            return original_get(self, key, *default, **given)
+        try:
+            return original_get(self, key)
+        except (PySparkException, Py4JJavaError):
+            # Not even Spark has a default.
+            missing = key
+        return redirect.setting(missing)
+
+    RuntimeConfig.get = get  # type: ignore[method-assign]
 
 
 def _wrap_writer() -> None:
