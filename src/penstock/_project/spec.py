@@ -102,12 +102,7 @@ def load_settings(
     if source is not None and source.is_file() and source.suffix.lower() in SUFFIXES:
         spec, source = spec or source, None
     folder = start.resolve() if source is None else _folder_of(source)
-    choice = Choice(
-        pipeline=pipeline,
-        target=target,
-        source=None if source == folder and spec is None else source,
-        environ=environment,
-    )
+    choice = Choice(pipeline=pipeline, target=target, source=source, environ=environment)
     read = _read(folder, None if spec is None else existing_spec(start / spec), choice)
     given_storage = storage or environment.get("PENSTOCK_STORAGE")
     given_paths = _absolute(paths or {}, start.resolve())
