@@ -273,7 +273,8 @@ class _Bundle:
             "PIPELINE_AMBIGUOUS",
             f"{self.main.origin.file} has several pipelines: "
             + ", ".join(f"`{key}`" for key in keys),
-            hint="name one with --pipeline or PENSTOCK_PIPELINE",
+            hint="name one with --pipeline or PENSTOCK_PIPELINE, or in `penstock.yaml`: "
+            f"`extends: {{file: {self.main.file.name}, pipeline: {keys[0]}}}`",
         )
 
     def _narrowed(self, choice: Choice, only: Path | None) -> Iterator[list[str]]:

@@ -13,7 +13,7 @@ the file that was found is laid over it.
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock._project.bundle import (
@@ -27,7 +27,7 @@ from penstock._project.documents import Node, read_document
 from penstock._project.file_settings import FileSettings
 from penstock._project.lakeflow import looks_foreign, read_lakeflow, unwrapped
 from penstock._project.places import nearest_file
-from penstock._project.spec_file import spec_of
+from penstock._project.spec_file import PipelineSpec, spec_of
 from penstock._project.spec_settings import spec_settings
 from penstock._project.workspace_files import WorkspaceFiles
 from penstock.errors import SpecError
@@ -103,6 +103,9 @@ def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings
     Raises:
         SpecError: Something is wrong in one of the files.
     """
+    beside = None if path.name in OVERLAY_NAMES else _overlay_in(path.parent)
+    if beside is not None and beside.is_over(path, explicit=explicit):
+        return _read(beside.document.file, choice, ())
     settings = _read(path, choice, ())
     if settings is None and explicit:
         raise SpecError(
@@ -111,18 +114,32 @@ def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings
             hint="bundles declare them in YAML below `resources.pipelines`; those in Python are "
             "not read",
         )
-    if path.name in OVERLAY_NAMES:
+    if beside is None and settings is not None and settings.root != path.parent.resolve():
+        beside = _overlay_in(settings.root)  # of the bundle that includes the file
+    if beside is None:
         return settings
-    folders = [path.parent] if settings is None else [path.parent, settings.root]
-    for overlay in (folder / name for folder in folders for name in OVERLAY_NAMES):
-        if overlay.is_file():
-            document = read_document(overlay)
-            spec = spec_of(document)
-            if spec.extends is not None and not explicit:
-                return _read(overlay, choice, ())
-            own = spec_settings(spec, document)
-            return own if settings is None else replace(own.over(settings), root=settings.root)
-    return settings
+    own = spec_settings(beside.spec, beside.document)
+    return own if settings is None else replace(own.over(settings), root=settings.root)
+
+
+@dataclass(frozen=True)
+class _Overlay:
+    document: Node
+    spec: PipelineSpec
+
+    def is_over(self, path: Path, *, explicit: bool) -> bool:
+        """Whether it says itself what it lies over: the file, or one that wins over it."""
+        if self.spec.extends is None:
+            return False
+        base = self.document.file.parent / self.spec.extends.file
+        return not explicit or base.resolve() == path.resolve()
+
+
+def _overlay_in(folder: Path) -> _Overlay | None:
+    for path in _present(folder, OVERLAY_NAMES):
+        document = read_document(path)
+        return _Overlay(document, spec_of(document))
+    return None
 
 
 def _candidates(folder: Path) -> Iterator[list[Path]]:
