@@ -60,15 +60,8 @@ def spec_in(folder: Path) -> Path | None:
         SpecError: It has several.
     """
     for found in _candidates(folder):
-        if len(found) > 1:
-            names = " and ".join(path.name for path in found)
-            raise SpecError(
-                "SPEC_AMBIGUOUS",
-                f"the folder {folder} has several spec files: {names}",
-                hint="keep one of them, or name one with --spec",
-            )
-        if found:
-            return found[0]
+        if (path := _only(folder, found)) is not None:
+            return path
     return None
 
 
@@ -136,10 +129,22 @@ class _Overlay:
 
 
 def _overlay_in(folder: Path) -> _Overlay | None:
-    for path in _present(folder, OVERLAY_NAMES):
-        document = read_document(path)
-        return _Overlay(document, spec_of(document))
-    return None
+    path = _only(folder, _present(folder, OVERLAY_NAMES))
+    if path is None:
+        return None
+    document = read_document(path)
+    return _Overlay(document, spec_of(document))
+
+
+def _only(folder: Path, found: list[Path]) -> Path | None:
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise SpecError(
+            "SPEC_AMBIGUOUS",
+            f"the folder {folder} has several spec files: {names}",
+            hint="keep one of them, or name one with --spec",
+        )
+    return found[0] if found else None
 
 
 def _candidates(folder: Path) -> Iterator[list[Path]]:

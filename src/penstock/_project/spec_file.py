@@ -63,6 +63,8 @@ class GlobLibrary(_Part):
 class Library(_Part):
     """One entry of `libraries`: exactly one of its keys."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
     file: FileLibrary | None = Field(default=None, description="A source file.")
     glob: GlobLibrary | None = Field(
         default=None, description="A source file, or a folder with `/**` at its end."
