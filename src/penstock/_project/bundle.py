@@ -153,7 +153,7 @@ def _with_includes(main: Node, only: Node | None) -> Node:
             tree = read_document(path).over(tree)
     if only is not None and only.file.resolve() not in seen:
         tree = only.over(tree)
-    return tree
+    return Node(tree.value, main.file, main.line)
 
 
 def _included(main: Node) -> Iterator[Path]:

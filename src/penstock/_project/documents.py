@@ -12,6 +12,8 @@ from penstock._model.origin import SourceLocation, source_location
 from penstock._project.yaml_text import KeyPath, YamlText, parse_yaml
 from penstock.errors import SpecError
 
+_DEEPEST = 60
+
 
 @dataclass(frozen=True)
 class Node:
@@ -120,6 +122,9 @@ def read_document(path: Path) -> Node:
 
 def _node(content: object, at: KeyPath, parsed: YamlText, file: Path) -> Node:
     line = parsed.line_of(at)
+    if len(at) > _DEEPEST:
+        origin = source_location(str(file), line)
+        raise SpecError("SPEC_SYNTAX", f"{origin.file} is nested too deeply", origin=origin)
     if isinstance(content, dict):
         inside = {key: _node(part, (*at, key), parsed, file) for key, part in content.items()}
         return Node(inside, file, line)

@@ -5,8 +5,9 @@ and becomes a note, and so does a key that nobody knows.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock._project.documents import Node, list_of, text_of, texts_of, truth_of
 from penstock._project.file_settings import FileSettings
@@ -77,6 +78,7 @@ FOREIGN_KEYS = frozenset(
 
 _CLUSTER_ONLY = {"spark.master", "spark.databricks.cluster.profile"}
 _SECRET = re.compile(r"\{\{\s*secrets/([\w.\-]+)/([\w.\-]+)\s*\}\}")
+_EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/.*)")
 _LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\.\.?/.*)")
 
 
@@ -118,12 +120,14 @@ def read_lakeflow(pipeline: Node, files: WorkspaceFiles) -> FileSettings:
             f"`storage` ({storage}) belongs to the workspace: tables are stored where `--storage`, "
             "PENSTOCK_STORAGE or `penstock.yaml` say, else in `.penstock`"
         )
-    roots: tuple[str, ...] = ()
+    required = (*libraries.dependencies, *dependencies(pipeline))
+    roots = editable_folders(required)
     if (named := pipeline.get("root_path")) and (path := text_of(named, "root_path")):
         folder = files.folder(named, path)
-        roots = () if folder is None else (str(folder),)
         if folder is None:
             notes.append(f"`root_path` ({path}) is not here: imports are found in {files.root}")
+        else:
+            roots = (str(folder), *roots)
     return FileSettings(
         root=files.root,
         name=_label(text_of(pipeline.get("name"), "name")),
@@ -140,7 +144,7 @@ def read_lakeflow(pipeline: Node, files: WorkspaceFiles) -> FileSettings:
         parameters=texts_of(pipeline.get("parameters"), "parameters"),
         sources=libraries.sources,
         import_roots=roots,
-        dependencies=(*libraries.dependencies, *_dependencies(pipeline)),
+        dependencies=required,
         notes=tuple(notes),
     )
 
@@ -211,7 +215,12 @@ def _unknown_notes(pipeline: Node) -> Iterator[str]:
         yield f"{', '.join(f'`{key}`' for key in unknown)}: not known here, so without effect"
 
 
-def _dependencies(pipeline: Node) -> Iterator[str]:
+def dependencies(pipeline: Node) -> Iterator[str]:
+    """Return the Python requirements of `environment`; paths in them become absolute.
+
+    Raises:
+        SpecError: They are no list of texts.
+    """
     environment = pipeline.get("environment")
     for part in list_of(environment and environment.get("dependencies"), "dependencies"):
         text = text_of(part, "environment.dependencies")
@@ -222,6 +231,20 @@ def _dependencies(pipeline: Node) -> Iterator[str]:
             place = (part.file.parent / match.group(2)).resolve()
             text = f"{match.group(1) or ''}{place}"
         yield text
+
+
+def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders whose packages pip would make importable by `--editable`.
+
+    Nothing is installed, so source files import them from where they are.
+    """
+    found: list[str] = []
+    for requirement in requirements:
+        match = _EDITABLE.fullmatch(requirement)
+        if match is not None:
+            folder = Path(match.group(1).strip())
+            found += [str(place) for place in (folder, folder / "src") if place.is_dir()]
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def load_settings(
         continuous=_first_truth("CONTINUOUS", continuous, environment, read.continuous, False),
         development=bool(read.development),
         parameters=MappingProxyType({**read.parameters, **(parameters or {})}),
-        import_roots=tuple(place for place in read.import_roots if place != str(read.root)),
+        import_roots=tuple(dict.fromkeys(p for p in read.import_roots if p != str(read.root))),
         dependencies=read.dependencies,
         paths=MappingProxyType(merged),
         tables=MappingProxyType(dict(read.tables)),

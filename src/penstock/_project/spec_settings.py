@@ -6,7 +6,13 @@ from pathlib import Path
 from penstock._model.pipeline import ExternalTable
 from penstock._project.documents import Node
 from penstock._project.file_settings import FileSettings
-from penstock._project.lakeflow import cluster_configuration, foreign_notes, library_notes
+from penstock._project.lakeflow import (
+    cluster_configuration,
+    dependencies,
+    editable_folders,
+    foreign_notes,
+    library_notes,
+)
 from penstock._project.places import absolute_place, nearest_file, storage_uri
 from penstock._project.spec_file import Library, PipelineSpec
 from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
@@ -26,6 +32,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
     root = document.file.parent.resolve()
     files = WorkspaceFiles(root)
     read = {key for library in spec.libraries for key in library.model_fields_set}
+    required = tuple(dependencies(document))
     return FileSettings(
         root=root,
         name=spec.name,
@@ -43,8 +50,8 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
             for at, library in enumerate(spec.libraries)
             for pattern in _source(library, document.at(("libraries", at)), files)
         ),
-        import_roots=_import_roots(spec, document, root),
-        dependencies=tuple(spec.environment.dependencies) if spec.environment else (),
+        import_roots=(*_import_roots(spec, document, root), *editable_folders(required)),
+        dependencies=required,
         paths={prefix: _place(document, root, "paths", prefix) for prefix in spec.paths},
         tables={name: _table(spec, document, root, name) for name in spec.tables},
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),

@@ -47,7 +47,7 @@ class WorkspaceFiles:
         """
         for place in self._direct(named, path):
             for extension in _EXTENSIONS:
-                candidate = place.with_name(place.name + extension) if extension else place
+                candidate = Path(f"{place}{extension}")
                 if candidate.is_file():
                     return self._pattern(candidate)
         if path.startswith("/"):
@@ -77,7 +77,7 @@ class WorkspaceFiles:
         wild = next((at for at, part in enumerate(parts) if set(part) & set(_MAGIC)), len(parts))
         head, tail = "/".join(parts[:wild]), parts[wild:]
         if not head and not include.startswith("/"):
-            return self._pattern(named.file.parent, *tail)
+            return self._pattern(named.file.parent.resolve(), *tail)
         found = self.folder(named, head or "/")
         if found is not None:
             return self._pattern(found, *(tail or ["**"]))
@@ -90,7 +90,7 @@ class WorkspaceFiles:
         if path.startswith("/"):
             yield Path(os.path.normpath(path))
         else:
-            yield Path(os.path.normpath(named.file.parent / path))
+            yield Path(os.path.normpath(named.file.parent.resolve() / path))
             yield Path(os.path.normpath(self.root / path))
 
     def _pattern(self, path: Path, *tail: str) -> SourcePattern:

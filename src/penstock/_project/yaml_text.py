@@ -15,6 +15,7 @@ from penstock.errors import SpecError
 Key = str | int
 KeyPath = tuple[Key, ...]
 
+_MOST_PARTS = 100_000
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -78,8 +79,12 @@ class _Reader:
         self._loader = loader
         self._lines = lines
         self._file = file
+        self._parts = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
+        self._parts += 1
+        if self._parts > _MOST_PARTS:  # aliases of aliases grow without bounds
+            raise SpecError("SPEC_SYNTAX", f"{self._file} has more than {_MOST_PARTS:,} parts")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):

@@ -164,7 +164,7 @@ def test_pipeline_is_read_when_a_bundle_declares_it_in_an_included_file(shop):
         "src/gold.sql",
         "extra/dev_only.py",
     )
-    assert settings.import_roots == (str(shop.root / "src"),)
+    assert settings.import_roots == (str(shop.root / "src"),)  # the root itself needs no mention
     assert settings.dependencies == (
         f"--editable {shop.root}",
         "requests==2.32.0",

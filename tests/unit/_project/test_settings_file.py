@@ -351,3 +351,51 @@ def test_root_path_is_refused_when_it_is_no_folder(project):
     error = _error(project.root)
     assert (error.condition, error.origin.line) == ("SOURCE_NOT_FOUND", 2)
     assert "lib" in error.hint
+
+
+def test_folders_of_editable_packages_can_be_imported_from(project):
+    (project.root / "lib" / "src").mkdir(parents=True)
+    (project.root / "app").mkdir()
+    project.write(
+        "pipeline.yaml",
+        "root_path: app\nenvironment:\n  dependencies: [-e ./lib, --editable=../gone, pandas]\n",
+    )
+    settings = _load(project.root)
+    root = project.root
+    assert settings.import_roots == (f"{root}/app", f"{root}/lib", f"{root}/lib/src")
+    assert settings.dependencies == (
+        f"-e {root}/lib",
+        f"--editable={root.parent}/gone",
+        "pandas",
+    )
+
+
+def test_spec_is_refused_when_its_aliases_grow_without_bounds(project):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 8):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
+    project.write("pipeline.yaml", "\n".join(lines))
+    assert _error(project.root).condition == "SPEC_SYNTAX"
+
+
+@pytest.mark.parametrize("depth", [100, 300, 5000])
+def test_spec_is_refused_when_it_is_nested_too_deeply(project, depth):
+    project.write("pipeline.json", '{"libraries": ' + "[" * depth + "]" * depth + "}")
+    assert _error(project.root).condition == "SPEC_SYNTAX"
+
+
+def test_sources_are_inside_of_the_root_when_the_way_to_it_is_a_link(project):
+    project.write("pipeline.json", '{"libraries": [{"notebook": {"path": "n"}}]}')
+    project.write("n.py")
+    link = project.root.parent / "link"
+    link.symlink_to(project.root)
+    settings = _load(project.root, spec=link / "pipeline.json")
+    assert (settings.root, settings.source_patterns) == (str(project.root), ("n.py",))
+
+
+def test_settings_are_read_when_the_file_below_has_nothing_in_it(project):
+    project.write("databricks.yml", "")
+    project.write("penstock.yaml", "")
+    assert _load(project.root).name == "orders"
+    project.write("x.json", "")
+    assert _load(project.root, spec=Path("x.json")).name == "orders"
