@@ -31,8 +31,28 @@ class ExternalTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExternalTable:
+    """Where a table lives that a pipeline reads but does not make.
+
+    Attributes:
+        path: Absolute path or URI of its files.
+        format: Spark's name of their format, in lower case.
+        options: Reader options.
+        schema: DDL text; `None` lets the reader find out.
+    """
+
+    path: str
+    format: str = "delta"
+    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    schema: str | None = None
+
+
+_NO_TABLES: Mapping[str, ExternalTable] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What the spec file, the environment and the command line say.
+    """What the settings files, the environment and the command line say.
 
     Attributes:
         name: Label of the pipeline; part of the writer's app ids.
@@ -45,6 +65,15 @@ class PipelineSettings:
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
         tables: Where tables lie that the pipeline reads but does not declare, by name.
         master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
+        continuous: Whether the pipeline is meant to run until it is stopped.
+        development: Whether its settings mark it as one under development.
+        parameters: Named values of the pipeline, apart from its configuration.
+        import_roots: Absolute folders that source files import from, besides root and their own.
+        dependencies: Python requirements as pip understands them; nothing installs them.
+        paths: From a prefix of paths in source files to what stands for it here: absolute paths
+            or URIs. `penstock._model.paths.PathMap` applies them.
+        tables: Tables that the pipeline reads but does not make, by the name that it uses.
+        notes: One sentence for each thing that was read but has no effect here.
     """
 
     name: str
@@ -57,6 +86,14 @@ class PipelineSettings:
     quarantine: bool = True
     tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _EMPTY_TABLES)
     master: str | None = None
+    continuous: bool = False
+    development: bool = False
+    parameters: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    import_roots: tuple[str, ...] = ()
+    dependencies: tuple[str, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _NO_TABLES)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,36 +1,49 @@
-"""Settings of a pipeline, from the command line, the environment, its spec file and defaults.
+"""Settings of a pipeline, from the command line, the environment, its settings files and defaults.
 
-The one precedence, for every setting: argument, then environment, then spec file, then default.
+The one precedence, for every setting: argument, then environment, then spec file, then default. A
+`penstock.yaml`, or a spec file that `extends` another file, comes before the file below it.
 
-=============  =====================  ==============  ==================================
-setting        environment            spec file       default
-=============  =====================  ==============  ==================================
-name           PENSTOCK_NAME          name            name of the project's folder
-storage        PENSTOCK_STORAGE       storage         `.penstock` in the project's folder
-catalog        PENSTOCK_CATALOG       catalog         spark_catalog
-schema         PENSTOCK_SCHEMA        database        default
-master         PENSTOCK_MASTER        master          Spark's own conf, else local[*]
-quarantine     PENSTOCK_QUARANTINE    quarantine      true
-configuration  -                      configuration   (merged key by key)
-sources        -                      libraries       `*.py` of the folder that import the API
-=============  =====================  ==============  ==================================
+=============  =====================  =================  ==================================
+setting        environment            spec file          default
+=============  =====================  =================  ==================================
+name           PENSTOCK_NAME          name               name of the project's folder
+storage        PENSTOCK_STORAGE       storage            `.penstock` in the project's folder
+catalog        PENSTOCK_CATALOG       catalog            spark_catalog
+schema         PENSTOCK_SCHEMA        database, schema,  default
+                                      target
+master         PENSTOCK_MASTER        master             Spark's own conf, else local[*]
+quarantine     PENSTOCK_QUARANTINE    quarantine         true
+continuous     PENSTOCK_CONTINUOUS    continuous         false
+configuration  -                      configuration      (merged key by key)
+parameters     -                      parameters         (merged key by key)
+paths          -                      paths              (merged key by key)
+tables         -                      tables             (merged key by key)
+sources        -                      libraries          `*.py` of the folder that import the API
+pipeline       PENSTOCK_PIPELINE      extends.pipeline   the only one of the bundle
+target         PENSTOCK_TARGET        extends.target     the default one of the bundle
+=============  =====================  =================  ==================================
 
-The project's folder is that of the spec file, else that of the source. References to secrets stay
-references here: settings are shown in plans.
+The project's folder is that of the settings file, else that of the source. References to secrets
+stay references here: settings are shown in plans. `storage` of a file that Databricks wrote is not
+used: it belongs to the workspace.
 """
 
 import os
-import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
+from penstock._model.paths import PathMap
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.spec_file import SPEC_NAMES, Library, PipelineSpec, find_spec, read_spec
+from penstock._project.bundle import Choice
+from penstock._project.file_settings import FileSettings, merged_paths
+from penstock._project.places import absolute_place, nearest_file, storage_uri
+from penstock._project.settings_file import SUFFIXES, existing_spec, find_spec, read_settings
+from penstock._project.workspace_files import SourcePattern
 from penstock.errors import SpecError
 
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]+):(.*)")
+__all__ = ["load_settings", "nearest_file", "storage_uri"]
+
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -46,23 +59,34 @@ def load_settings(
     schema: str | None = None,
     master: str | None = None,
     quarantine: bool | None = None,
+    continuous: bool | None = None,
+    parameters: Mapping[str, str] | None = None,
+    paths: Mapping[str, str] | None = None,
+    pipeline: str | None = None,
+    target: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> PipelineSettings:
     """Return the settings of the pipeline that `start` and the arguments mean.
 
     Args:
-        start: Folder from which a spec file is searched, upward; paths of arguments and of the
+        start: Folder from which a settings file is searched, upward; paths of arguments and of the
             environment are relative to it. A file means its folder, with the file as source.
-        spec: Spec file, or its folder, instead of searching.
+        spec: Settings file of any kind, or its folder, instead of searching.
         name: See the table of this module, as for all that follow.
         storage: URI or path.
-        configuration: Wins over the spec file's, key by key.
-        source: A `.py` file or a folder, instead of the sources that the spec file lists. A folder
-            with a spec file of its own is that project.
+        configuration: Wins over the files', key by key.
+        source: A source file or a folder, instead of the sources that the settings file lists. A
+            folder with a settings file of its own is that project; a settings file (`.yaml`,
+            `.yml`, `.json`) is the same as `spec`.
         catalog: Default catalog.
         schema: Default schema.
         master: Spark master URL.
         quarantine: Whether rows that break a drop rule are kept.
+        continuous: Whether the pipeline is meant to run until it is stopped.
+        parameters: Win over the files', key by key.
+        paths: Prefixes and what stands for them; win over the files', key by key.
+        pipeline: Key of the pipeline in a bundle.
+        target: Target of a bundle.
         environ: Environment; that of the process if not given.
 
     Raises:
@@ -75,59 +99,61 @@ def load_settings(
     if not start.is_dir():
         raise SpecError("SOURCE_NOT_FOUND", f"there is no folder {start}", hint=nearest_file(start))
     source = None if source is None else _existing_source(start / source)
+    if source is not None and source.is_file() and source.suffix.lower() in SUFFIXES:
+        spec, source = spec or source, None
     folder = start.resolve() if source is None else _folder_of(source)
-    spec_path = find_spec(folder) if spec is None else _existing_spec(start / spec)
-    read = PipelineSpec() if spec_path is None else read_spec(spec_path)
-    root = folder if spec_path is None else spec_path.parent.resolve()
+    choice = Choice(pipeline=pipeline, target=target, source=source, environ=environment)
+    read = _read(folder, None if spec is None else existing_spec(start / spec), choice)
     given_storage = storage or environment.get("PENSTOCK_STORAGE")
+    given_paths = _absolute(paths or {}, start.resolve())
+    merged = merged_paths(read.paths, given_paths)
+    PathMap(merged)
     return PipelineSettings(
-        name=_checked_name(name or environment.get("PENSTOCK_NAME") or read.name or root.name),
+        name=_checked_name(name or environment.get("PENSTOCK_NAME") or read.name or read.root.name),
         storage=(
             storage_uri(given_storage, start.resolve())
             if given_storage
-            else storage_uri(read.storage or ".penstock", root)
+            else read.storage or storage_uri(".penstock", read.root)
         ),
-        root=str(root),
+        root=str(read.root),
         catalog=(catalog or environment.get("PENSTOCK_CATALOG") or read.catalog or "spark_catalog"),
-        schema=(
-            schema
-            or environment.get("PENSTOCK_SCHEMA")
-            or read.database
-            or read.schema_
-            or "default"
-        ),
+        schema=schema or environment.get("PENSTOCK_SCHEMA") or read.schema or "default",
         configuration=MappingProxyType({**read.configuration, **(configuration or {})}),
-        source_patterns=_patterns(source, read.libraries, root),
-        quarantine=_first_truth(quarantine, environment, read.quarantine),
+        source_patterns=_patterns(source, read.sources, read.root),
+        quarantine=_first_truth("QUARANTINE", quarantine, environment, read.quarantine, True),
         master=master or environment.get("PENSTOCK_MASTER") or read.master,
+        continuous=_first_truth("CONTINUOUS", continuous, environment, read.continuous, False),
+        development=bool(read.development),
+        parameters=MappingProxyType({**read.parameters, **(parameters or {})}),
+        import_roots=tuple(dict.fromkeys(p for p in read.import_roots if p != str(read.root))),
+        dependencies=read.dependencies,
+        paths=MappingProxyType(merged),
+        tables=MappingProxyType(dict(read.tables)),
+        notes=read.notes,
     )
 
 
-def storage_uri(text: str, folder: Path) -> str:
-    """Return an absolute storage URI; a path is taken relative to `folder`.
+def _read(folder: Path, spec: Path | None, choice: Choice) -> FileSettings:
+    found = find_spec(folder) if spec is None else spec
+    read = None if found is None else read_settings(found, choice, explicit=spec is not None)
+    if read is not None:
+        return read
+    notes = () if found is None else (f"{found} declares no pipeline, so nothing is read from it",)
+    return FileSettings(root=folder, notes=notes)
 
-    Raises:
-        SpecError: A URI without a place, or a `file:` URI that is relative.
-    """
-    match = _SCHEME.fullmatch(text.strip())
-    if match is None:
-        # Hadoop's Path does not decode `%20`, so the path is not encoded.
-        return "file://" + os.path.normpath(folder / Path(text.strip()).expanduser())
-    scheme, rest = match.group(1).lower(), match.group(2)
-    if scheme == "file":
-        path = rest.removeprefix("//").removeprefix("localhost")
-        if path.startswith("/"):
-            return "file://" + os.path.normpath("/" + path.lstrip("/"))
-        problem = "is relative"
-    elif rest.strip("/"):
-        return f"{match.group(1)}:{rest.rstrip('/')}"
-    else:
-        problem = "names no place"
-    raise SpecError(
-        "STORAGE_INVALID",
-        f"the storage `{text}` {problem}",
-        hint="write an absolute URI (file:///data/orders, s3a://bucket/orders), or a plain path",
-    )
+
+def _absolute(paths: Mapping[str, str], folder: Path) -> dict[str, str]:
+    absolute = {}
+    for prefix, place in paths.items():
+        try:
+            absolute[prefix] = absolute_place(place, folder)
+        except ValueError as error:
+            raise SpecError(
+                "PATHS_INVALID",
+                f"`{place}`, which stands for the path `{prefix}`, {error}",
+                hint="write a path, or an absolute URI (file:///data/raw, s3a://bucket/raw)",
+            ) from None
+    return absolute
 
 
 def _folder_of(place: Path) -> Path:
@@ -144,27 +170,6 @@ def _existing_source(path: Path) -> Path:
     return path.resolve()
 
 
-def _existing_spec(path: Path) -> Path:
-    if path.is_dir():
-        found = [path / name for name in SPEC_NAMES if (path / name).is_file()]
-        if len(found) == 1:
-            return found[0]
-        problem = f"the folder {path} has {'no' if not found else 'more than one'} spec file"
-        raise SpecError("SPEC_NOT_FOUND", problem, hint=f"it is named {' or '.join(SPEC_NAMES)}")
-    if not path.is_file():
-        raise SpecError("SPEC_NOT_FOUND", f"there is no spec file {path}", hint=nearest_file(path))
-    return path
-
-
-def nearest_file(path: Path) -> str | None:
-    """Return a hint with the name in the same folder that is most like a missing one."""
-    if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist"
-    names = [entry.name for entry in path.parent.iterdir()]
-    found = get_close_matches(path.name, names, n=1)
-    return f"did you mean `{path.parent / found[0]}`?" if found else None
-
-
 def _checked_name(name: str) -> str:
     if not name.strip() or any(letter in "/\\" or not letter.isprintable() for letter in name):
         raise SpecError(
@@ -175,32 +180,30 @@ def _checked_name(name: str) -> str:
     return name.strip()
 
 
-def _first_truth(argument: bool | None, environ: Mapping[str, str], from_spec: bool | None) -> bool:
+def _first_truth(
+    setting: str,
+    argument: bool | None,
+    environ: Mapping[str, str],
+    from_files: bool | None,
+    default: bool,
+) -> bool:
     if argument is not None:
         return argument
-    if text := environ.get("PENSTOCK_QUARANTINE"):
+    variable = f"PENSTOCK_{setting}"
+    if text := environ.get(variable):
         if text.lower() not in _TRUTHS:
-            raise SpecError(
-                "SPEC_INVALID", f"PENSTOCK_QUARANTINE is {text!r}, but must be true or false"
-            )
+            raise SpecError("SPEC_INVALID", f"{variable} is {text!r}, but must be true or false")
         return _TRUTHS[text.lower()]
-    return True if from_spec is None else from_spec
+    return default if from_files is None else from_files
 
 
-def _patterns(source: Path | None, libraries: list[Library], root: Path) -> tuple[str, ...]:
+def _patterns(
+    source: Path | None, sources: tuple[SourcePattern, ...], root: Path
+) -> tuple[str, ...]:
     if source is not None and source != root:
         shown = str(source.relative_to(root)) if source.is_relative_to(root) else str(source)
         return (shown if source.is_file() else f"{shown}/**",)
-    patterns = []
-    for library in libraries:
-        if library.file is not None:
-            patterns.append(library.file.path)
-        elif library.glob is not None:
-            patterns.append(library.glob.include)
-        elif library.notebook is not None:
-            raise SpecError(
-                "SOURCE_NOT_SUPPORTED",
-                f"`{library.notebook.path}` is listed as a notebook, which is not supported yet",
-                hint="list a Python file with `file: {path: ...}`",
-            )
-    return tuple(patterns)
+    return tuple(
+        text if folder == root else os.path.normpath(os.path.relpath(folder / text, root))
+        for folder, text in sources
+    )

@@ -1,16 +1,22 @@
-"""The spec file: `pipeline.yaml`, or the `spark-pipeline.yml` of open-source Spark."""
+"""The spec file: `pipeline.yaml`, `penstock.yaml`, or `spark-pipeline.yml` of open-source Spark.
+
+It is ours, so it is read strictly: an unknown key is an error that names the nearest known one.
+Keys that only Databricks' files have may stand in it too; they become notes.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from penstock._api.arguments import nearest
-from penstock._model.origin import SourceLocation, source_location
-from penstock._project.yaml_text import KeyPath, YamlText, parse_yaml
+from penstock._model.origin import SourceLocation
+from penstock._model.paths import PathMap
+from penstock._project.documents import Node, read_document
+from penstock._project.file_settings import table_key
+from penstock._project.lakeflow import FOREIGN_KEYS, refuse_ingestion
+from penstock._project.yaml_text import KeyPath
 from penstock.errors import SpecError
-
-SPEC_NAMES = ("pipeline.yaml", "pipeline.yml", "spark-pipeline.yaml", "spark-pipeline.yml")
 
 _PROBLEMS = {
     "string_type": "must be a text",
@@ -21,12 +27,29 @@ _PROBLEMS = {
 }
 
 
+def _written_out(value: Any) -> Any:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
+
+
+def _as_path(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+def _as_file(value: Any) -> Any:
+    return {"file": value} if isinstance(value, str) else value
+
+
+Text = Annotated[
+    str, BeforeValidator(_written_out, json_schema_input_type=str | bool | int | float)
+]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class FileLibrary(_Part):
-    """`file: {path: ...}`."""
+    """`file: {path: ...}` or `notebook: {path: ...}`."""
 
     path: str
 
@@ -40,65 +63,118 @@ class GlobLibrary(_Part):
 class Library(_Part):
     """One entry of `libraries`: exactly one of its keys."""
 
-    file: FileLibrary | None = None
-    glob: GlobLibrary | None = None
-    notebook: FileLibrary | None = None
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    file: FileLibrary | None = Field(default=None, description="A source file.")
+    glob: GlobLibrary | None = Field(
+        default=None, description="A source file, or a folder with `/**` at its end."
+    )
+    notebook: FileLibrary | None = Field(
+        default=None, description="A notebook; its extension may be left out."
+    )
+    jar: Any = Field(default=None, description="Not installed from here.")
+    maven: Any = Field(default=None, description="Not installed from here.")
+    pypi: Any = Field(default=None, description="Not installed from here.")
+    whl: Any = Field(default=None, description="Not installed from here.")
+
+
+class EnvironmentSpec(_Part):
+    """`environment: {dependencies: [...]}`."""
+
+    dependencies: list[str] = Field(
+        default_factory=list, description="Python requirements, as pip understands them."
+    )
+    environment_version: Text | None = Field(default=None, description="Not used.")
+
+
+class TableSpec(_Part):
+    """A table that the pipeline reads but does not make."""
+
+    path: str = Field(description="Folder or file, relative to this file, or a URI.")
+    format: str = Field(default="delta", description="Spark's name of the format.")
+    options: dict[str, Text] = Field(default_factory=dict, description="Reader options.")
+    schema_: str | None = Field(default=None, alias="schema", description="Schema as DDL.")
+
+
+class Extends(_Part):
+    """The settings file below this one."""
+
+    file: str = Field(description="Settings file of any kind, relative to this file.")
+    pipeline: str | None = Field(default=None, description="Key of the pipeline in a bundle.")
+    target: str | None = Field(default=None, description="Target of a bundle.")
 
 
 class PipelineSpec(_Part):
-    """All keys of a spec file. Every one may be left out.
+    """All keys of a spec file. Every one may be left out."""
 
-    Attributes:
-        name: Label of the pipeline.
-        storage: Root URI, or a path relative to the spec file.
-        catalog: Default catalog.
-        database: Default schema; wins over `schema`.
-        schema_: The same, spelled `schema`.
-        configuration: Spark and free keys.
-        libraries: Source files.
-        quarantine: Whether rows that break a drop rule are kept.
-        master: Spark master URL.
-    """
+    name: str | None = Field(default=None, description="Label of the pipeline.")
+    extends: Annotated[
+        Extends | None, BeforeValidator(_as_file, json_schema_input_type=str | Extends | None)
+    ] = Field(
+        default=None,
+        description="Another settings file (a bundle, a Lakeflow file, another spec file): what "
+        "this file does not say is taken from there.",
+    )
+    storage: str | None = Field(
+        default=None, description="Root of tables and checkpoints: a URI, or a path."
+    )
+    catalog: str | None = Field(default=None, description="Default catalog.")
+    database: str | None = Field(default=None, description="Default schema; wins over `schema`.")
+    schema_: str | None = Field(default=None, alias="schema", description="Default schema.")
+    target: str | None = Field(default=None, description="Older spelling of `schema`.")
+    configuration: dict[str, Text] = Field(
+        default_factory=dict, description="Spark and free keys, for `spark.conf.get`."
+    )
+    parameters: dict[str, Text] = Field(default_factory=dict, description="Named values.")
+    libraries: list[Library] = Field(default_factory=list, description="Source files, in order.")
+    root_path: str | None = Field(
+        default=None, description="Folder that source files import from, besides their own."
+    )
+    environment: EnvironmentSpec | None = Field(
+        default=None, description="Python packages that the source files need."
+    )
+    continuous: bool | None = Field(
+        default=None, description="Whether the pipeline runs until it is stopped."
+    )
+    development: bool | None = Field(
+        default=None, description="Whether the pipeline is under development."
+    )
+    quarantine: bool | None = Field(
+        default=None, description="Whether rows that break a drop rule are kept."
+    )
+    master: str | None = Field(default=None, description="Spark master URL.")
+    paths: dict[str, str] = Field(
+        default_factory=dict,
+        description="From the beginning of paths in source files to what stands for it here.",
+    )
+    tables: dict[
+        str, Annotated[TableSpec, BeforeValidator(_as_path, json_schema_input_type=str | TableSpec)]
+    ] = Field(
+        default_factory=dict,
+        description="Tables that the pipeline reads but does not make: a path, or a mapping.",
+    )
 
-    name: str | None = None
-    storage: str | None = None
-    catalog: str | None = None
-    database: str | None = None
-    schema_: str | None = Field(default=None, alias="schema")
-    configuration: dict[str, str] = Field(default_factory=dict)
-    libraries: list[Library] = Field(default_factory=list)
-    quarantine: bool | None = None
-    master: str | None = None
-
-    @field_validator("configuration", mode="before")
+    @field_validator("paths")
     @classmethod
-    def _write_out_booleans(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        words = {True: "true", False: "false"}
-        return {
-            key: words[entry] if isinstance(entry, bool) else entry for key, entry in value.items()
-        }
+    def _check_paths(cls, paths: dict[str, str]) -> dict[str, str]:
+        try:
+            PathMap(paths)
+        except SpecError as error:
+            raise ValueError(f"cannot be used: {error.message}") from None
+        return paths
 
-
-def find_spec(folder: Path) -> Path | None:
-    """Return the spec file of a folder or of the nearest one above it.
-
-    Raises:
-        SpecError: One folder has several.
-    """
-    for candidate in (folder, *folder.parents):
-        found = [candidate / name for name in SPEC_NAMES if (candidate / name).is_file()]
-        if len(found) > 1:
-            names = " and ".join(path.name for path in found)
-            raise SpecError(
-                "SPEC_AMBIGUOUS",
-                f"the folder {candidate} has several spec files: {names}",
-                hint="keep one of them, or name one with --spec",
-            )
-        if found:
-            return found[0]
-    return None
+    @field_validator("tables")
+    @classmethod
+    def _check_tables(cls, tables: dict[str, TableSpec]) -> dict[str, TableSpec]:
+        seen: dict[tuple[str, ...], str] = {}
+        for name in tables:
+            key = table_key(name)
+            if len(key) > 3:
+                raise ValueError(f"has `{name}`: a name has at most three parts")
+            if key in seen:
+                raise ValueError(f"has one table twice: `{seen[key]}` and `{name}`")
+            seen[key] = name
+        return tables
 
 
 def read_spec(path: Path) -> PipelineSpec:
@@ -107,51 +183,51 @@ def read_spec(path: Path) -> PipelineSpec:
     Raises:
         SpecError: With file, line, key and the nearest known key or the allowed values.
     """
-    shown = source_location(str(path), 1).file
+    return spec_of(read_document(path))
+
+
+def spec_of(document: Node) -> PipelineSpec:
+    """Check the content of a spec file; keys that only Databricks' files have are left out.
+
+    Raises:
+        SpecError: As `read_spec`.
+    """
+    refuse_ingestion(document)
+    content = document.plain()
+    assert isinstance(content, dict)
+    own = {key: value for key, value in content.items() if key not in FOREIGN_KEYS}
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("SPEC_NOT_READABLE", f"{shown} cannot be read: {error}") from error
-    parsed = parse_yaml(text, shown)
-    content = {} if parsed.content is None else parsed.content
-    if not isinstance(content, dict):
-        raise SpecError(
-            "SPEC_INVALID",
-            f"{shown} must be a mapping of keys to values",
-            origin=SourceLocation(shown, 1),
-            hint=f"its keys are {', '.join(_keys_of(PipelineSpec))}",
-        )
-    try:
-        spec = PipelineSpec.model_validate(content)
+        spec = PipelineSpec.model_validate(own)
     except ValidationError as error:
-        raise _invalid(error, parsed, shown) from None
+        raise _invalid(error, document) from None
     for at, library in enumerate(spec.libraries):
         if len(library.model_fields_set) != 1:
-            raise SpecError(
-                "SPEC_INVALID",
-                f"{shown}: an entry of `libraries` needs exactly one of `file`, `glob`",
-                origin=SourceLocation(shown, parsed.line_of(("libraries", at))),
+            raise document.at(("libraries", at)).error(
+                "an entry of `libraries` needs exactly one of `file`, `glob`, `notebook`"
             )
     return spec
 
 
-def _keys_of(model: type[BaseModel]) -> list[str]:
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """Return the keys of a model as they are written."""
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _invalid(error: ValidationError, parsed: YamlText, shown: str) -> SpecError:
+def _invalid(error: ValidationError, document: Node) -> SpecError:
     """One error for all that is wrong; its origin is the first of the places."""
+    shown = document.origin.file
     problems: list[tuple[int, str]] = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         path: KeyPath = detail["loc"]
-        line = parsed.line_of(path)
+        line = document.at(path).line
         key = ".".join(str(part) for part in path)
         if detail["type"] == "extra_forbidden":
             text = f"unknown key `{key}`{_suggestion(path)}"
         elif detail["type"] == "missing":
             text = f"the key `{key}` is missing"
         else:
-            text = f"`{key}` {_PROBLEMS.get(detail['type'], detail['msg'])}"
+            message = detail["msg"].removeprefix("Value error, ")
+            text = f"`{key}` {_PROBLEMS.get(detail['type'], message)}"
         problems.append((line, text))
     problems.sort()
     lines = "\n".join(f"  line {line}: {text}" for line, text in problems)
@@ -162,15 +238,26 @@ def _invalid(error: ValidationError, parsed: YamlText, shown: str) -> SpecError:
     return SpecError("SPEC_INVALID", message, origin=SourceLocation(shown, problems[0][0]))
 
 
+_INNER: dict[str, type[BaseModel]] = {
+    "file": FileLibrary,
+    "glob": GlobLibrary,
+    "notebook": FileLibrary,
+}
+
+
 def _suggestion(path: KeyPath) -> str:
     model: type[BaseModel] = PipelineSpec
-    if path[0] == "libraries":
-        inner: dict[str, type[BaseModel]] = {
-            "file": FileLibrary,
-            "glob": GlobLibrary,
-            "notebook": FileLibrary,
-        }
-        model = Library if len(path) <= 3 else inner.get(str(path[2]), Library)
-    known = _keys_of(model)
+    match path:
+        case ("libraries", _, _):
+            model = Library
+        case ("libraries", _, str(kind), *_):
+            model = _INNER.get(kind, Library)
+        case ("tables", _, _, *_):
+            model = TableSpec
+        case ("environment", _, *_):
+            model = EnvironmentSpec
+        case ("extends", _, *_):
+            model = Extends
+    known = keys_of(model)
     close = nearest(str(path[-1]), known)
     return f"; did you mean `{close}`?" if close else f"; the keys are {', '.join(known)}"

@@ -1,7 +1,8 @@
 """YAML that remembers its lines: for errors that name the key and the line.
 
 Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
-the same to Spark as to the person who wrote them.
+the same to Spark as to the person who wrote them. JSON is read by the same rules: it is YAML but
+for tabs, and for characters that it escapes in two halves.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from penstock.errors import SpecError
 Key = str | int
 KeyPath = tuple[Key, ...]
 
+_MOST_PARTS = 100_000
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -37,12 +39,15 @@ class YamlText:
 
 
 def parse_yaml(text: str, file: str) -> YamlText:
-    """Parse the text of `file`.
+    """Parse the text of `file`, which is JSON if its name says so.
 
     Raises:
         SpecError: It is no YAML, or a key stands twice in one place.
     """
     lines: dict[KeyPath, int] = {}
+    is_json = file.lower().endswith(".json")
+    if is_json:
+        text = text.replace("\t", " ")  # JSON has tabs between its parts only
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -55,9 +60,14 @@ def parse_yaml(text: str, file: str) -> YamlText:
         problem = getattr(error, "problem", None) or "the text cannot be read"
         raise SpecError(
             "SPEC_SYNTAX",
-            f"{file} is not valid YAML: {problem}",
+            f"{file} is not valid {'JSON' if is_json else 'YAML'}: {problem}",
             origin=None if mark is None else SourceLocation(file, mark.line + 1),
-            hint="YAML wants spaces, not tabs, and quotes around texts with `: ` or a leading `*`",
+            hint=(
+                "JSON wants a comma between entries and double quotes around texts"
+                if is_json
+                else "YAML wants spaces, not tabs, and quotes around texts with `: ` or a leading "
+                "`*`"
+            ),
         ) from None
     except RecursionError:
         raise SpecError("SPEC_SYNTAX", f"{file} refers to itself") from None
@@ -69,8 +79,12 @@ class _Reader:
         self._loader = loader
         self._lines = lines
         self._file = file
+        self._parts = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
+        self._parts += 1
+        if self._parts > _MOST_PARTS:  # aliases of aliases grow without bounds
+            raise SpecError("SPEC_SYNTAX", f"{self._file} has more than {_MOST_PARTS:,} parts")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -79,7 +93,7 @@ class _Reader:
             return None
         if node.tag == f"{_TAG}bool" and isinstance(node, yaml.ScalarNode):
             return bool(self._loader.construct_yaml_bool(node))
-        return str(node.value)
+        return _whole(str(node.value))
 
     def _entry(self, parent: yaml.Node, node: yaml.Node, path: KeyPath, at: int) -> object:
         self._lines[(*path, at)] = node.start_mark.line + 1
@@ -106,7 +120,14 @@ class _Reader:
         self._loader.flatten_mapping(node)  # `<<: *defaults`; own keys come last and win
         result: dict[str, object] = {}
         for key, entry in node.value:
-            name = str(key.value)
+            name = _whole(str(key.value))
             self._lines[(*path, name)] = key.start_mark.line + 1
             result[name] = self.value(entry, (*path, name))
         return result
+
+
+def _whole(text: str) -> str:
+    """The text with characters that JSON escapes as two halves put together."""
+    if not any("\ud800" <= letter <= "\udfff" for letter in text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -167,7 +167,7 @@ WRONG = [
     ("? [a]\n: b", "SPEC_SYNTAX", 1, "no text"),
     ("name: a/b", "SPEC_INVALID", None, "slash"),
     ("storage: 's3a://'", "STORAGE_INVALID", None, "no place"),
-    ("libraries:\n  - notebook: {path: a}", "SOURCE_NOT_SUPPORTED", None, "notebook"),
+    ("libraries:\n  - notebook: {path: a}", "SOURCE_NOT_FOUND", 2, "notebook"),
 ]
 
 

@@ -1,0 +1,149 @@
+"""Paths of another platform, and the places that stand for them here.
+
+Source files hold paths such as `/Volumes/main/raw/orders`, `dbfs:/mnt/raw` or `s3://bucket/in`.
+A `PathMap` says where these are on this machine, so that the files need no change.
+
+Spellings of one place are the same:
+
+===========================================  ==============================================
+`dbfs:/x`                                    `dbfs:///x`, `/dbfs/x`
+`/Volumes/..`, `/mnt/..`, `/FileStore/..`,   the same behind `dbfs:` or `/dbfs`
+`/databricks-datasets/..`
+`s3://bucket/x`                              `s3a://bucket/x`, `s3n://bucket/x`
+`/x`                                         `file:/x`, `file:///x`
+===========================================  ==============================================
+
+All others (`abfss://`, `wasbs://`, `gs://`, ...) are compared as they are written.
+"""
+
+import re
+from collections.abc import Mapping
+
+from penstock.errors import SpecError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(.*)", re.DOTALL)
+_S3 = {"s3", "s3a", "s3n"}
+_DBFS_FOLDERS = {"Volumes", "mnt", "FileStore", "databricks-datasets"}
+_PARENT_IN_BRACES = re.compile(r"(?:^|[/{,])\.\.(?:[/},]|$)")
+
+
+def canonical_path(path: str) -> str | None:
+    """Return the one spelling of a place, without a slash at its end; `None` if it is relative.
+
+    Two paths are the same place when their canonical forms are equal. The form is for comparing:
+    it need not be a path that something can open.
+    """
+    match = _SCHEME.fullmatch(path)
+    if match is None:
+        return _plain(path) if path.startswith("/") else None
+    scheme, rest = match.group(1).lower(), match.group(2)
+    if scheme == "file":
+        rest = rest.removeprefix("//").removeprefix("localhost")
+        return _plain(rest) if rest.startswith("/") else None
+    if scheme == "dbfs":
+        return "dbfs:" + _slashes(rest)
+    if scheme in _S3:
+        scheme = "s3"
+    return f"{scheme}:{rest}".rstrip("/")
+
+
+def _plain(path: str) -> str:
+    tidy = _slashes(path)
+    first = tidy.split("/", 2)[1] if tidy else ""
+    if first == "dbfs":
+        return "dbfs:" + tidy.removeprefix("/dbfs")
+    return f"dbfs:{tidy}" if first in _DBFS_FOLDERS else tidy
+
+
+def _slashes(path: str) -> str:
+    """One slash before each component, none at the end."""
+    return "".join(f"/{part}" for part in path.split("/") if part)
+
+
+class PathMap:
+    """Replaces the beginnings of paths. The longest beginning wins.
+
+    Args:
+        paths: From a prefix to what stands for it: an absolute path or a URI. A prefix ends where
+            a component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
+
+    Raises:
+        SpecError: A prefix is relative or blank, or two of them are the same place.
+    """
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self._targets: dict[str, str] = {}
+        written: dict[str, str] = {}
+        for prefix, target in paths.items():
+            known = canonical_path(prefix.strip())
+            if known is None or ".." in known.split("/"):
+                raise SpecError(
+                    "PATHS_INVALID",
+                    f"the prefix `{prefix}` of `paths` is no absolute path",
+                    hint="begin it with `/` or with a scheme: `/Volumes/main`, `s3://bucket`",
+                )
+            if known in written:
+                raise SpecError(
+                    "PATHS_INVALID",
+                    f"`{written[known]}` and `{prefix}` in `paths` are the same place",
+                    hint="keep one of the two",
+                )
+            written[known] = prefix
+            self._targets[known] = target
+        self._homes = [
+            home for target in self._targets.values() if (home := canonical_path(target))
+        ]
+
+    def map(self, path: str) -> str:
+        """Return the place that stands for a path; without a prefix that fits, the path itself.
+
+        What follows the prefix is kept as it is, wildcards included. The answer is never mapped a
+        second time, and a path below a target comes back unchanged unless a prefix goes as deep.
+
+        Args:
+            path: One path or URI. A list with commas is the caller's to split.
+
+        Raises:
+            SpecError: `..` leads out of the mapped place.
+        """
+        known = canonical_path(path)
+        if known is None:
+            return path
+        prefix = _longest(self._targets, known)
+        if prefix is None:
+            return path
+        home = _longest(self._homes, known)
+        if home is not None and len(home) > len(prefix):
+            return path
+        rest = known[len(prefix) :].lstrip("/")
+        if _leaves(rest):
+            raise SpecError(
+                "PATH_OUTSIDE_MAPPING",
+                f"`..` in the path `{path}` leads out of `{prefix or '/'}`, which `paths` maps",
+                hint="write the path without `..`, or map the folder that it means too",
+            )
+        return _joined(self._targets[prefix], f"{rest}/" if rest and path[-1] == "/" else rest)
+
+
+def _longest(prefixes: Mapping[str, str] | list[str], path: str) -> str | None:
+    found = [prefix for prefix in prefixes if path == prefix or path.startswith(f"{prefix}/")]
+    return max(found, key=len, default=None)
+
+
+def _leaves(rest: str) -> bool:
+    # Hadoop's globs take a backslash away.
+    plain = rest.replace("\\", "")
+    if "{" in plain:
+        return _PARENT_IN_BRACES.search(plain) is not None
+    depth = 0
+    for part in plain.split("/"):
+        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def _joined(target: str, rest: str) -> str:
+    if not rest:
+        return target
+    return f"{target.rstrip('/')}/{rest}"

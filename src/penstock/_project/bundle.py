@@ -1,0 +1,312 @@
+"""Databricks Asset Bundles: `databricks.yml`, the files that it includes, and its targets.
+
+Read are `bundle.name`, `include`, `variables`, `targets` (or `environments`), `workspace` and
+`resources.pipelines`. Everything else, such as jobs, is left alone. Name prefixes of development
+targets are not applied.
+"""
+
+import glob
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock._api.arguments import nearest
+from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
+from penstock._project.file_settings import FileSettings
+from penstock._project.lakeflow import is_ingestion, read_lakeflow
+from penstock._project.substitution import Substitution
+from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
+from penstock.errors import SpecError
+
+BUNDLE_NAMES = ("databricks.yml", "databricks.yaml", "bundle.yml", "bundle.yaml")
+_SUFFIXES = {".yml", ".yaml", ".json"}
+# Taken from the target over the rest of the bundle; the other keys of a target are read apart.
+_OVERRIDABLE = ("bundle", "workspace", "resources")
+# What chooses people, compute or a schedule is not filled in: its variables need no value here.
+_EFFECTIVE = (
+    "name",
+    "catalog",
+    "schema",
+    "target",
+    "database",
+    "storage",
+    "configuration",
+    "parameters",
+    "libraries",
+    "root_path",
+    "environment",
+    "continuous",
+    "development",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is meant among the pipelines and targets of a bundle.
+
+    Attributes:
+        pipeline: Key of the pipeline.
+        target: Name of the target.
+        source: Source file or folder that was asked for: its pipeline is meant.
+        environ: Environment, for what is not given.
+    """
+
+    pipeline: str | None
+    target: str | None
+    source: Path | None
+    environ: Mapping[str, str]
+
+    @property
+    def wanted_pipeline(self) -> str | None:
+        """Key of the pipeline, also from the environment."""
+        return self.pipeline or self.environ.get("PENSTOCK_PIPELINE") or None
+
+    @property
+    def wanted_target(self) -> str | None:
+        """Name of the target, also from the environment; the last variable is Databricks' own."""
+        return (
+            self.target
+            or self.environ.get("PENSTOCK_TARGET")
+            or self.environ.get("DATABRICKS_BUNDLE_TARGET")
+            or None
+        )
+
+
+def is_bundle(document: Node) -> bool:
+    """Whether a file is a bundle or one of the files that a bundle includes."""
+    return document.file.name in BUNDLE_NAMES or any(
+        isinstance(part.value, dict) and key in ("bundle", "resources")
+        for key, part in document.items()
+    )
+
+
+def declares_bundle(path: Path) -> bool:
+    """Whether a file with one of the names is a bundle: other tools have a `bundle.yml` too."""
+    if path.name.startswith("databricks."):
+        return True
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return any(line.startswith("bundle:") for line in text.splitlines())
+
+
+def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
+    """Read the settings of one pipeline of a bundle; `None` if it declares none.
+
+    Args:
+        document: Main file of the bundle, or a file that it includes; then pipelines of that file
+            are meant.
+        choice: Pipeline and target.
+
+    Raises:
+        SpecError: Something is wrong in one of the files, or it is not clear which pipeline or
+            target is meant.
+    """
+    main, only = _main_of(document)
+    tree, target, over = _with_target(_with_includes(main, only), choice)
+    pipelines = {
+        key: pipeline
+        for key, pipeline in (tree.get("resources", "pipelines") or Node({}, main.file, 1)).items()
+        if isinstance(pipeline.value, dict)
+    }
+    if not pipelines and choice.wanted_pipeline is None:
+        return None
+    root = main.file.parent.resolve()
+    substitution = Substitution(
+        tree=tree,
+        root=root,
+        target=target,
+        variables=over.get("variables"),
+        overrides=_overrides(root, target),
+        environ=choice.environ,
+    )
+    files = WorkspaceFiles(root)
+    bundle = _Bundle(main, pipelines, substitution, files)
+    key = bundle.chosen(choice, None if only is None else only.file)
+    substitution.notes.clear()  # of pipelines that were looked at only
+    settings = read_lakeflow(bundle.filled(key), files)
+    mode = text_of(over.get("mode") or tree.get("bundle", "mode"), "mode")
+    return replace(
+        settings,
+        name=settings.name or key,
+        development=(mode == "development") or settings.development,
+        notes=(*settings.notes, *substitution.notes),
+    )
+
+
+def _main_of(document: Node) -> tuple[Node, Node | None]:
+    """The main file around a file, and the file itself if it is another one."""
+    if document.get("bundle") is not None or document.file.name in BUNDLE_NAMES:
+        return document, None
+    folder = document.file.parent.resolve()
+    for place in (
+        candidate / name for candidate in (folder, *folder.parents) for name in BUNDLE_NAMES
+    ):
+        if place.is_file() and declares_bundle(place):
+            return read_document(place), document
+    return document, None
+
+
+def _with_includes(main: Node, only: Node | None) -> Node:
+    tree, seen = main, {main.file.resolve()}
+    for path in _included(main):
+        if path.resolve() not in seen:
+            seen.add(path.resolve())
+            tree = read_document(path).over(tree)
+    if only is not None and only.file.resolve() not in seen:
+        tree = only.over(tree)
+    return Node(tree.value, main.file, main.line)
+
+
+def _included(main: Node) -> Iterator[Path]:
+    folder = main.file.parent
+    for entry in list_of(main.get("include"), "include"):
+        pattern = text_of(entry, "include")
+        if pattern is None:
+            continue
+        # Not Path.glob: it refuses absolute patterns.
+        found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
+        if not found and not glob.has_magic(pattern):
+            raise SpecError(
+                "SPEC_NOT_FOUND",
+                f"{entry.origin.file}: there is no file `{pattern}` to include",
+                origin=entry.origin,
+            )
+        yield from (folder / name for name in found if Path(name).suffix in _SUFFIXES)
+
+
+def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
+    """The bundle with a target laid over it, the target's name, and the target."""
+    nothing = Node({}, tree.file, 1)
+    declared = tree.get("targets") or tree.get("environments") or nothing
+    if not isinstance(declared.value, dict):
+        raise declared.error("`targets` must be a mapping of keys to values")
+    names = list(declared.value)
+    defaults = [name for name, part in declared.items() if truth_of(part.get("default"), "default")]
+    wanted = choice.wanted_target
+    if wanted is None:
+        if len(defaults) == 1 or len(names) == 1:
+            wanted = (defaults or names)[0]
+        elif names:
+            raise SpecError(
+                "TARGET_AMBIGUOUS",
+                f"{tree.origin.file} has the targets {', '.join(f'`{name}`' for name in names)}, "
+                f"and {'several are' if defaults else 'none is'} the default",
+                origin=declared.origin,
+                hint="name one with --target or PENSTOCK_TARGET, or write `default: true` in one",
+            )
+        else:
+            return tree, "default", nothing
+    if wanted not in names:
+        close = nearest(wanted, names)
+        raise SpecError(
+            "UNKNOWN_TARGET",
+            f"{tree.origin.file} has no target `{wanted}`",
+            origin=declared.origin if names else None,
+            hint=f"did you mean `{close}`?"
+            if close
+            else f"its targets are {', '.join(names) or 'none'}",
+        )
+    target = declared.get(wanted) or nothing
+    over = {key: part for key, part in target.items() if key in _OVERRIDABLE}
+    return Node(over, target.file, target.line).over(tree), wanted, target
+
+
+def _overrides(root: Path, target: str) -> Node | None:
+    path = root / ".databricks" / "bundle" / target / "variable-overrides.json"
+    return read_document(path) if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    main: Node
+    pipelines: Mapping[str, Node]
+    substitution: Substitution
+    files: WorkspaceFiles
+
+    def filled(self, key: str) -> Node:
+        """A pipeline with the references in what has an effect filled in."""
+        pipeline = self.pipelines[key]
+        assert isinstance(pipeline.value, dict)
+        parts = dict(pipeline.value)
+        for name in _EFFECTIVE:
+            if name in parts:
+                parts[name] = self.substitution.fill(parts[name])
+        parts.pop("clusters", None)
+        if (clusters := pipeline.get("clusters")) is not None:
+            parts["clusters"] = self._sparks(clusters)
+        return Node(parts, pipeline.file, pipeline.line)
+
+    def _sparks(self, clusters: Node) -> Node:
+        """Clusters with their `spark_conf` only."""
+        if isinstance(clusters.value, str):
+            clusters = self.substitution.fill(clusters)
+        kept = []
+        for cluster in list_of(clusters, "clusters"):
+            filled = {
+                name: self.substitution.fill(part)
+                for name, part in cluster.items()
+                if name in ("label", "spark_conf")
+            }
+            kept.append(Node(filled, cluster.file, cluster.line))
+        return Node([*kept], clusters.file, clusters.line)
+
+    def chosen(self, choice: Choice, only: Path | None) -> str:
+        """Key of the pipeline that is meant."""
+        keys = list(self.pipelines)
+        wanted = choice.wanted_pipeline
+        if wanted is not None:
+            if wanted in self.pipelines:
+                return wanted
+            close = nearest(wanted, keys)
+            raise SpecError(
+                "UNKNOWN_PIPELINE",
+                f"{self.main.origin.file} has no pipeline `{wanted}`",
+                hint=f"did you mean `{close}`?"
+                if close
+                else f"its pipelines are {', '.join(keys) or 'none'}",
+            )
+        for narrowed in self._narrowed(choice, only):
+            if len(narrowed) == 1:
+                return narrowed[0]
+            if narrowed:
+                keys = narrowed
+        raise SpecError(
+            "PIPELINE_AMBIGUOUS",
+            f"{self.main.origin.file} has several pipelines: "
+            + ", ".join(f"`{key}`" for key in keys),
+            hint="name one with --pipeline or PENSTOCK_PIPELINE, or in `penstock.yaml`: "
+            f"`extends: {{file: {self.main.file.name}, pipeline: {keys[0]}}}`",
+        )
+
+    def _narrowed(self, choice: Choice, only: Path | None) -> Iterator[list[str]]:
+        """Fewer and fewer keys."""
+        keys = list(self.pipelines)
+        if only is not None:
+            here = [key for key in keys if self._is_in(key, only)]
+            keys = here or keys
+        yield keys
+        own = [key for key in keys if not is_ingestion(self.pipelines[key])]
+        yield own
+        if choice.source is not None:
+            yield [key for key in own or keys if self._uses(key, choice.source)]
+
+    def _is_in(self, key: str, file: Path) -> bool:
+        """Whether a file says something about a pipeline."""
+        pipeline = self.pipelines[key]
+        parts = [pipeline, *(part for _, part in pipeline.items())]
+        return any(part.file.resolve() == file.resolve() for part in parts)
+
+    def _uses(self, key: str, source: Path) -> bool:
+        """Whether a source file or folder is listed by a pipeline, or lies around what is."""
+        try:
+            settings = read_lakeflow(self.filled(key), self.files)
+        except SpecError:
+            return False
+        return any(_touches(pattern, source) for pattern in settings.sources)
+
+
+def _touches(pattern: SourcePattern, source: Path) -> bool:
+    folder, text = pattern
+    place = Path(folder, text.partition("*")[0]).resolve()
+    if place == source or place.is_relative_to(source):
+        return True
+    return "*" in text and source.is_relative_to(place)

@@ -1,0 +1,198 @@
+"""Parsed settings files as trees whose every part knows the file and line that it stands in.
+
+Parts of several files are laid over each other; errors and relative paths still need to know where
+each part came from.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock._model.origin import SourceLocation, source_location
+from penstock._project.yaml_text import KeyPath, YamlText, parse_yaml
+from penstock.errors import SpecError
+
+_DEEPEST = 60
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of a document.
+
+    Attributes:
+        value: Text, a boolean, `None`, or the parts inside.
+        file: File that it stands in.
+        line: Line of its key, or of itself in a list.
+    """
+
+    value: "dict[str, Node] | list[Node] | str | bool | None"
+    file: Path
+    line: int
+
+    @property
+    def origin(self) -> SourceLocation:
+        """Where it stands, as users see it."""
+        return source_location(str(self.file), self.line)
+
+    def get(self, *keys: str) -> "Node | None":
+        """Return the part at a path of keys, or `None` if there is none or it is null."""
+        found = self
+        for key in keys:
+            inside = found.value.get(key) if isinstance(found.value, dict) else None
+            if inside is None or inside.value is None:
+                return None
+            found = inside
+        return found
+
+    def items(self) -> "Iterator[tuple[str, Node]]":
+        """Keys and parts of a mapping that are not null; nothing for other parts."""
+        if isinstance(self.value, dict):
+            yield from ((key, part) for key, part in self.value.items() if part.value is not None)
+
+    def entries(self) -> "list[Node]":
+        """The parts of a list that are not null; nothing for other parts."""
+        if not isinstance(self.value, list):
+            return []
+        return [part for part in self.value if part.value is not None]
+
+    def at(self, path: KeyPath) -> "Node":
+        """Return the part at a path, or the nearest one around it."""
+        found = self
+        for key in path:
+            match found.value, key:
+                case dict(inside), str() if key in inside:
+                    found = inside[key]
+                case list(entries), int() if key < len(entries):
+                    found = entries[key]
+                case _:
+                    break
+        return found
+
+    def plain(self) -> object:
+        """The same as plain dictionaries and lists."""
+        if isinstance(self.value, dict):
+            return {key: part.plain() for key, part in self.value.items()}
+        if isinstance(self.value, list):
+            return [part.plain() for part in self.value]
+        return self.value
+
+    def over(self, base: "Node") -> "Node":
+        """Lay this over another part: mappings key by key, lists one after the other."""
+        if self.value is None:
+            return base
+        if isinstance(self.value, dict) and isinstance(base.value, dict):
+            merged = dict(base.value)
+            for key, part in self.value.items():
+                merged[key] = part.over(merged[key]) if key in merged else part
+            return Node(merged, self.file, self.line)
+        if isinstance(self.value, list) and isinstance(base.value, list):
+            return Node([*base.value, *self.value], self.file, self.line)
+        return self
+
+    def error(self, message: str, *, hint: str | None = None) -> SpecError:
+        """An error about this part, for the caller to raise."""
+        return SpecError(
+            "SPEC_INVALID", f"{self.origin.file}: {message}", origin=self.origin, hint=hint
+        )
+
+
+def read_document(path: Path) -> Node:
+    """Read a YAML or JSON file; an empty one is an empty mapping.
+
+    Raises:
+        SpecError: It cannot be read or parsed, or is no mapping of keys to values.
+    """
+    shown = source_location(str(path), 1).file
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("SPEC_NOT_READABLE", f"{shown} cannot be read: {error}") from error
+    parsed = parse_yaml(text, shown)
+    if parsed.content is None:
+        return Node({}, path, 1)
+    if not isinstance(parsed.content, dict):
+        raise SpecError(
+            "SPEC_INVALID",
+            f"{shown} must be a mapping of keys to values",
+            origin=SourceLocation(shown, 1),
+            hint="write `key: value` lines, such as `name: orders`",
+        )
+    return _node(parsed.content, (), parsed, path)
+
+
+def _node(content: object, at: KeyPath, parsed: YamlText, file: Path) -> Node:
+    line = parsed.line_of(at)
+    if len(at) > _DEEPEST:
+        origin = source_location(str(file), line)
+        raise SpecError("SPEC_SYNTAX", f"{origin.file} is nested too deeply", origin=origin)
+    if isinstance(content, dict):
+        inside = {key: _node(part, (*at, key), parsed, file) for key, part in content.items()}
+        return Node(inside, file, line)
+    if isinstance(content, list):
+        parts = [_node(part, (*at, number), parsed, file) for number, part in enumerate(content)]
+        return Node(parts, file, line)
+    return Node(content if isinstance(content, str | bool) else None, file, line)
+
+
+def text_of(part: Node | None, key: str) -> str | None:
+    """Return a text; `None` if there is none or it is blank.
+
+    Raises:
+        SpecError: It is a list or a mapping.
+    """
+    if part is None or part.value is None:
+        return None
+    if isinstance(part.value, bool):
+        return "true" if part.value else "false"
+    if not isinstance(part.value, str):
+        raise part.error(f"`{key}` must be a text")
+    return part.value.strip() or None
+
+
+def truth_of(part: Node | None, key: str) -> bool | None:
+    """Return a boolean, which may be written as a text; `None` if there is none.
+
+    Raises:
+        SpecError: It is something else.
+    """
+    if part is None or part.value is None:
+        return None
+    if isinstance(part.value, bool):
+        return part.value
+    if isinstance(part.value, str) and part.value.strip().lower() in ("true", "false"):
+        return part.value.strip().lower() == "true"
+    raise part.error(f"`{key}` must be true or false")
+
+
+def texts_of(part: Node | None, key: str) -> dict[str, str]:
+    """Return a mapping of texts; booleans are written out, null values left out.
+
+    Raises:
+        SpecError: It is no mapping, or holds one, or a list.
+    """
+    if part is None or part.value is None:
+        return {}
+    if not isinstance(part.value, dict):
+        raise part.error(f"`{key}` must be a mapping of keys to values")
+    found = {}
+    for name, value in part.items():
+        if isinstance(value.value, bool):
+            found[name] = "true" if value.value else "false"
+        elif isinstance(value.value, str):
+            found[name] = value.value
+        else:
+            raise value.error(f"`{key}.{name}` must be a text")
+    return found
+
+
+def list_of(part: Node | None, key: str) -> list[Node]:
+    """Return the parts of a list; nothing if there is none.
+
+    Raises:
+        SpecError: It is no list.
+    """
+    if part is None or part.value is None:
+        return []
+    if not isinstance(part.value, list):
+        raise part.error(f"`{key}` must be a list")
+    return part.entries()

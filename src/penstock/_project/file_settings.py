@@ -1,0 +1,105 @@
+"""What one settings file, or several over each other, say: the common form of all their kinds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from penstock._model.name import split_name
+from penstock._model.paths import canonical_path
+from penstock._model.pipeline import ExternalTable
+from penstock._project.workspace_files import SourcePattern
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSettings:
+    """Settings as far as files say something; `None` and empty mean that they do not.
+
+    Attributes:
+        root: Folder of the project.
+        name: Label of the pipeline.
+        storage: Absolute storage URI.
+        catalog: Default catalog.
+        schema: Default schema.
+        master: Spark master URL.
+        quarantine: Whether rows that break a drop rule are kept.
+        continuous: Whether the pipeline runs until it is stopped.
+        development: Whether it is under development.
+        configuration: Spark and free keys.
+        parameters: Named values.
+        sources: Source files, relative to the folders that they are found from.
+        import_roots: Absolute folders to import from.
+        dependencies: Python requirements.
+        paths: Prefixes and the absolute places that stand for them.
+        tables: Tables that are read but not made.
+        notes: What has no effect.
+    """
+
+    root: Path
+    name: str | None = None
+    storage: str | None = None
+    catalog: str | None = None
+    schema: str | None = None
+    master: str | None = None
+    quarantine: bool | None = None
+    continuous: bool | None = None
+    development: bool | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    sources: tuple[SourcePattern, ...] = ()
+    import_roots: tuple[str, ...] = ()
+    dependencies: tuple[str, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, ExternalTable] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def over(self, base: "FileSettings") -> "FileSettings":
+        """Lay these settings over others: what they say wins, mappings are merged key by key."""
+        roots = [*self.import_roots, *base.import_roots]
+        if base.root != self.root:
+            roots.append(str(base.root))
+        return replace(
+            self,
+            name=self.name or base.name,
+            storage=self.storage or base.storage,
+            catalog=self.catalog or base.catalog,
+            schema=self.schema or base.schema,
+            master=self.master or base.master,
+            quarantine=_first(self.quarantine, base.quarantine),
+            continuous=_first(self.continuous, base.continuous),
+            development=_first(self.development, base.development),
+            configuration={**base.configuration, **self.configuration},
+            parameters={**base.parameters, **self.parameters},
+            sources=self.sources or base.sources,
+            import_roots=tuple(dict.fromkeys(roots)),
+            dependencies=tuple(dict.fromkeys([*base.dependencies, *self.dependencies])),
+            paths=merged_paths(base.paths, self.paths),
+            tables=_merged_tables(base.tables, self.tables),
+            notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
+        )
+
+
+def merged_paths(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
+    """Merge two path maps; another spelling of the same prefix is the same key."""
+    said = {canonical_path(prefix) for prefix in over}
+    kept = {prefix: place for prefix, place in base.items() if canonical_path(prefix) not in said}
+    return {**kept, **over}
+
+
+def _merged_tables(
+    base: Mapping[str, ExternalTable], over: Mapping[str, ExternalTable]
+) -> dict[str, ExternalTable]:
+    said = {table_key(name) for name in over}
+    return {**{name: table for name, table in base.items() if table_key(name) not in said}, **over}
+
+
+def table_key(name: str) -> tuple[str, ...]:
+    """Return the form of a table's name in which equal ones are equal.
+
+    Raises:
+        ValueError: It is no name.
+    """
+    return tuple(part.lower() for part in split_name(name))
+
+
+def _first(one: bool | None, other: bool | None) -> bool | None:
+    return other if one is None else one

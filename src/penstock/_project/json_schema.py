@@ -1,0 +1,31 @@
+"""The JSON schema of the spec file, for editors that complete and check keys.
+
+`docs/pipeline.schema.json` holds this text. After a change of the keys, write it anew:
+
+    python -c "from penstock._project import json_schema as it; it.write_schema('docs')"
+"""
+
+import json
+from pathlib import Path
+
+from penstock._project.spec_file import PipelineSpec
+
+SCHEMA_NAME = "pipeline.schema.json"
+
+
+def schema_text() -> str:
+    """Return the schema as text that ends in a new line."""
+    generated = PipelineSpec.model_json_schema()
+    generated.pop("description", None)  # the docstring speaks to programmers
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **generated,
+        "title": "Penstock pipeline settings",
+        "description": "pipeline.yaml, or penstock.yaml beside a bundle or Lakeflow settings.",
+    }
+    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+
+
+def write_schema(folder: str) -> None:
+    """Write the schema into a folder, under the name that it is published by."""
+    Path(folder, SCHEMA_NAME).write_text(schema_text(), encoding="utf-8")

@@ -1,0 +1,299 @@
+"""Settings of a pipeline as Databricks writes them: JSON or YAML of its UI, REST API and bundles.
+
+Reading is tolerant: what chooses compute, people or schedules of a workspace has no effect here
+and becomes a note, and so does a key that nobody knows.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock._project.documents import Node, list_of, text_of, texts_of, truth_of
+from penstock._project.file_settings import FileSettings
+from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
+from penstock.errors import SpecError
+
+# What only Databricks' own files have, by what it is about. Each group is one note.
+_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "chooses compute of a workspace; here Spark's `master` and `configuration` do": (
+        "clusters",
+        "photon",
+        "serverless",
+        "serverless_compute_id",
+        "edition",
+        "channel",
+    ),
+    "notifies nobody from here": ("notifications",),
+    "is not used: the event log is in the storage root": ("event_log",),
+    "schedules nothing here": ("restart_window", "trigger"),
+    "is not applied: all libraries are used": ("filters",),
+    "belongs to the workspace": (
+        "budget_policy_id",
+        "usage_policy_id",
+        "permissions",
+        "run_as",
+        "tags",
+    ),
+}
+# Identity and state of a deployed pipeline: nobody expects an effect, so there is no note.
+_SILENT = {
+    "allow_duplicate_names",
+    "creator_user_name",
+    "data_sampling",
+    "deployment",
+    "dry_run",
+    "expected_last_modified",
+    "id",
+    "inherited_parameters",
+    "last_modified",
+    "lifecycle",
+    "pipeline_id",
+    "pipeline_type",
+    "uuid",
+}
+_REFUSED = {
+    "gateway_definition": "an ingestion gateway",
+    "ingestion_definition": "a managed ingestion pipeline",
+}
+_READ = {
+    "catalog",
+    "configuration",
+    "continuous",
+    "database",
+    "development",
+    "environment",
+    "libraries",
+    "name",
+    "parameters",
+    "root_path",
+    "schema",
+    "storage",
+    "target",
+}
+FOREIGN_KEYS = frozenset(
+    {*(key for keys in _WITHOUT_EFFECT.values() for key in keys), *_SILENT, *_REFUSED}
+)
+"""Keys that only the settings files of Databricks have."""
+
+_CLUSTER_ONLY = {"spark.master", "spark.databricks.cluster.profile"}
+_SECRET = re.compile(r"\{\{\s*secrets/([\w.\-]+)/([\w.\-]+)\s*\}\}")
+_EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/.*)")
+_LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\.\.?/.*)")
+
+
+def unwrapped(document: Node) -> Node:
+    """Return the settings inside of an answer of the REST API, else the document itself."""
+    inside = document.get("spec")
+    if inside is not None and (document.get("pipeline_id") or inside.get("libraries")):
+        return inside
+    return document
+
+
+def looks_foreign(document: Node) -> bool:
+    """Whether a document has keys that only Databricks writes."""
+    return any(key in FOREIGN_KEYS for key, _ in document.items())
+
+
+def is_ingestion(pipeline: Node) -> bool:
+    """Whether a pipeline has no source files: Databricks' own connectors feed it."""
+    return any(pipeline.get(key) is not None for key in _REFUSED)
+
+
+def read_lakeflow(pipeline: Node, files: WorkspaceFiles) -> FileSettings:
+    """Read the settings of one pipeline.
+
+    Args:
+        pipeline: Its mapping; references of a bundle are filled in.
+        files: Finds the source files.
+
+    Raises:
+        SpecError: A value is of the wrong type, a source file is nowhere, or it is a pipeline
+            without source files.
+    """
+    refuse_ingestion(pipeline)
+    catalog, schema = _default_names(pipeline)
+    libraries = _Libraries.read(list_of(pipeline.get("libraries"), "libraries"), files)
+    notes = [*foreign_notes(pipeline), *_unknown_notes(pipeline), *libraries.notes]
+    if storage := text_of(pipeline.get("storage"), "storage"):
+        notes.append(
+            f"`storage` ({storage}) belongs to the workspace: tables are stored where `--storage`, "
+            "PENSTOCK_STORAGE or `penstock.yaml` say, else in `.penstock`"
+        )
+    required = (*libraries.dependencies, *dependencies(pipeline))
+    roots = editable_folders(required)
+    if (named := pipeline.get("root_path")) and (path := text_of(named, "root_path")):
+        folder = files.folder(named, path)
+        if folder is None:
+            notes.append(f"`root_path` ({path}) is not here: imports are found in {files.root}")
+        else:
+            roots = (str(folder), *roots)
+    return FileSettings(
+        root=files.root,
+        name=_label(text_of(pipeline.get("name"), "name")),
+        catalog=catalog,
+        schema=schema,
+        continuous=truth_of(pipeline.get("continuous"), "continuous"),
+        development=truth_of(pipeline.get("development"), "development"),
+        configuration=_with_secrets(
+            {
+                **cluster_configuration(pipeline),
+                **texts_of(pipeline.get("configuration"), "configuration"),
+            }
+        ),
+        parameters=texts_of(pipeline.get("parameters"), "parameters"),
+        sources=libraries.sources,
+        import_roots=roots,
+        dependencies=required,
+        notes=tuple(notes),
+    )
+
+
+def refuse_ingestion(pipeline: Node) -> None:
+    """Raise for a pipeline that Databricks' own connectors feed.
+
+    Raises:
+        SpecError: It is one.
+    """
+    for key, subject in _REFUSED.items():
+        if (part := pipeline.get(key)) is not None:
+            raise SpecError(
+                "PIPELINE_NOT_SUPPORTED",
+                f"{part.origin.file}: this is {subject} (`{key}`), which runs in Databricks only",
+                origin=part.origin,
+                hint="read its tables with `tables:` in `penstock.yaml`, or write a source file",
+            )
+
+
+def foreign_notes(pipeline: Node) -> Iterator[str]:
+    """One sentence for each group of keys that have no effect here; `false` needs none."""
+    for reason, keys in _WITHOUT_EFFECT.items():
+        present = [key for key in keys if (part := pipeline.get(key)) and part.value]
+        if present:
+            yield f"{', '.join(f'`{key}`' for key in present)}: {reason}"
+
+
+def cluster_configuration(pipeline: Node) -> dict[str, str]:
+    """Return the `spark_conf` of the clusters that run updates, without what sizes them."""
+    found: dict[str, str] = {}
+    for cluster in list_of(pipeline.get("clusters"), "clusters"):
+        if text_of(cluster.get("label"), "clusters.label") != "maintenance":
+            found.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
+    return {key: value for key, value in found.items() if key not in _CLUSTER_ONLY}
+
+
+def _with_secrets(configuration: dict[str, str]) -> dict[str, str]:
+    """References to secrets of a workspace become ours."""
+    return {key: _SECRET.sub(r"${secret:\1/\2}", value) for key, value in configuration.items()}
+
+
+def _default_names(pipeline: Node) -> tuple[str | None, str | None]:
+    catalog = text_of(pipeline.get("catalog"), "catalog")
+    schema = next(
+        (
+            text
+            for key in ("schema", "target", "database")
+            if (text := text_of(pipeline.get(key), key))
+        ),
+        None,
+    )
+    if schema is not None and catalog is None and schema.count(".") == 1:
+        catalog, schema = schema.split(".")  # the older `target: catalog.schema`
+    return catalog, schema
+
+
+def _label(name: str | None) -> str | None:
+    """Names of a workspace may hold anything; ours are part of file names."""
+    if name is None:
+        return None
+    return "".join("-" if c in "/\\" or not c.isprintable() else c for c in name).strip() or None
+
+
+def _unknown_notes(pipeline: Node) -> Iterator[str]:
+    unknown = [key for key, _ in pipeline.items() if key not in _READ and key not in FOREIGN_KEYS]
+    if unknown:
+        yield f"{', '.join(f'`{key}`' for key in unknown)}: not known here, so without effect"
+
+
+def dependencies(pipeline: Node) -> Iterator[str]:
+    """Return the Python requirements of `environment`; paths in them become absolute.
+
+    Raises:
+        SpecError: They are no list of texts.
+    """
+    environment = pipeline.get("environment")
+    for part in list_of(environment and environment.get("dependencies"), "dependencies"):
+        text = text_of(part, "environment.dependencies")
+        if text is None:
+            continue
+        match = _LOCAL_REQUIREMENT.fullmatch(text)
+        if match is not None:
+            place = (part.file.parent / match.group(2)).resolve()
+            text = f"{match.group(1) or ''}{place}"
+        yield text
+
+
+def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders whose packages pip would make importable by `--editable`.
+
+    Nothing is installed, so source files import them from where they are.
+    """
+    found: list[str] = []
+    for requirement in requirements:
+        match = _EDITABLE.fullmatch(requirement)
+        if match is not None:
+            folder = Path(match.group(1).strip())
+            found += [str(place) for place in (folder, folder / "src") if place.is_dir()]
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class _Libraries:
+    """What a list of libraries says.
+
+    Attributes:
+        sources: Source files.
+        dependencies: Python requirements among them.
+        notes: Of what is neither.
+    """
+
+    sources: tuple[SourcePattern, ...]
+    dependencies: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, entries: list[Node], files: WorkspaceFiles) -> "_Libraries":
+        sources: list[SourcePattern] = []
+        dependencies: list[str] = []
+        ignored: set[str] = set()
+        for entry in entries:
+            if not isinstance(entry.value, dict):
+                raise entry.error("an entry of `libraries` must be a mapping such as `file: {...}`")
+            for key, part in entry.items():
+                if key in ("file", "notebook"):
+                    named, path = _required(part, key, "path")
+                    sources.append(files.file(named, path, key))
+                elif key == "glob":
+                    sources.append(files.pattern(*_required(part, key, "include")))
+                elif key == "pypi":
+                    dependencies.append(_required(part, key, "package")[1])
+                else:
+                    ignored.add(key)
+        notes = library_notes(ignored)
+        return cls(tuple(dict.fromkeys(sources)), tuple(dependencies), notes)
+
+
+def library_notes(keys: set[str]) -> tuple[str, ...]:
+    """The note about entries of `libraries` that are not read."""
+    if not keys:
+        return ()
+    listed = ", ".join(f"`{key}`" for key in sorted(keys))
+    return (f"{listed} in `libraries`: nothing is installed from here",)
+
+
+def _required(part: Node, key: str, inner: str) -> tuple[Node, str]:
+    named = part.get(inner)
+    text = text_of(named, f"{key}.{inner}")
+    if named is None or text is None:
+        raise part.error(f"`{key}` in `libraries` needs `{inner}`")
+    return named, text

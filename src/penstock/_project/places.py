@@ -1,0 +1,61 @@
+"""Paths and URIs that settings name, made absolute."""
+
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from penstock.errors import SpecError
+
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]+):(.*)", re.DOTALL)
+
+
+def storage_uri(text: str, folder: Path) -> str:
+    """Return an absolute storage URI; a path is taken relative to `folder`.
+
+    Raises:
+        SpecError: A URI without a place, or a `file:` URI that is relative.
+    """
+    try:
+        place = absolute_place(text, folder)
+    except ValueError as error:
+        raise SpecError(
+            "STORAGE_INVALID",
+            f"the storage `{text}` {error}",
+            hint="write an absolute URI (file:///data/orders, s3a://bucket/orders), or a plain "
+            "path",
+        ) from None
+    # Hadoop's Path does not decode `%20`, so the path is not encoded.
+    return f"file://{place}" if place.startswith("/") else place
+
+
+def absolute_place(text: str, folder: Path) -> str:
+    """Return an absolute path, or a URI as it is; a relative path is taken from `folder`.
+
+    Raises:
+        ValueError: Blank, a URI without a place, or a `file:` URI that is relative. The message
+            goes on after the text.
+    """
+    if not text.strip():
+        raise ValueError("is blank")
+    match = _SCHEME.fullmatch(text.strip())
+    if match is None:
+        return os.path.normpath(folder / Path(text.strip()).expanduser())
+    scheme, rest = match.group(1).lower(), match.group(2)
+    if scheme == "file":
+        path = rest.removeprefix("//").removeprefix("localhost")
+        if path.startswith("/"):
+            return "file://" + os.path.normpath("/" + path.lstrip("/"))
+        raise ValueError("is relative")
+    if rest.strip("/"):
+        return f"{match.group(1)}:{rest.rstrip('/')}"
+    raise ValueError("names no place")
+
+
+def nearest_file(path: Path) -> str | None:
+    """Return a hint with the name in the same folder that is most like a missing one."""
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist"
+    names = [entry.name for entry in path.parent.iterdir()]
+    found = get_close_matches(path.name, names, n=1)
+    return f"did you mean `{path.parent / found[0]}`?" if found else None

@@ -1,0 +1,231 @@
+"""Which file holds the settings of a project, of what kind it is, and what lies over it.
+
+A file is searched in a folder, then in those above. In each folder:
+
+1. `pipeline.yaml`, `pipeline.yml`, `spark-pipeline.yaml`, `spark-pipeline.yml`
+2. a bundle: `databricks.yml`, `databricks.yaml`, `bundle.yml`, `bundle.yaml`
+3. `pipeline.json`, or a file that ends in `.pipeline.yml`, `.pipeline.yaml` or `.pipeline.json`
+4. `penstock.yaml`, `penstock.yml`
+
+Several of one line are ambiguous; an earlier line wins over a later one. A `penstock.yaml` beside
+the file that was found is laid over it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock._project.bundle import (
+    BUNDLE_NAMES,
+    Choice,
+    declares_bundle,
+    is_bundle,
+    read_bundle,
+)
+from penstock._project.documents import Node, read_document
+from penstock._project.file_settings import FileSettings
+from penstock._project.lakeflow import looks_foreign, read_lakeflow, unwrapped
+from penstock._project.places import nearest_file
+from penstock._project.spec_file import PipelineSpec, spec_of
+from penstock._project.spec_settings import spec_settings
+from penstock._project.workspace_files import WorkspaceFiles
+from penstock.errors import SpecError
+
+SPEC_NAMES = ("pipeline.yaml", "pipeline.yml", "spark-pipeline.yaml", "spark-pipeline.yml")
+OVERLAY_NAMES = ("penstock.yaml", "penstock.yml")
+SUFFIXES = (".yaml", ".yml", ".json")
+_MARK = re.compile(r"\b(?:libraries|(?:ingestion|gateway)_definition)\b")
+_PIPELINE_SUFFIXES = tuple(f".pipeline{suffix}" for suffix in SUFFIXES)
+# Keys that only our own files have: with one of them, a file is read strictly.
+_OWN_KEYS = ("extends", "master", "paths", "quarantine", "tables")
+
+
+def find_spec(folder: Path) -> Path | None:
+    """Return the settings file of a folder or of the nearest one above it.
+
+    Raises:
+        SpecError: One folder has several.
+    """
+    for candidate in (folder, *folder.parents):
+        if (found := spec_in(candidate)) is not None:
+            return found
+    return None
+
+
+def spec_in(folder: Path) -> Path | None:
+    """Return the settings file of a folder.
+
+    Raises:
+        SpecError: It has several.
+    """
+    for found in _candidates(folder):
+        if (path := _only(folder, found)) is not None:
+            return path
+    return None
+
+
+def existing_spec(path: Path) -> Path:
+    """Return the settings file that a user named: itself, or the one of its folder.
+
+    Raises:
+        SpecError: There is none, or there are several.
+    """
+    if path.is_dir():
+        if (found := spec_in(path)) is not None:
+            return found
+        raise SpecError(
+            "SPEC_NOT_FOUND",
+            f"the folder {path} has no spec file",
+            hint=f"it is named {', '.join((*SPEC_NAMES, BUNDLE_NAMES[0]))} or `*.pipeline.yml`",
+        )
+    if not path.is_file():
+        raise SpecError("SPEC_NOT_FOUND", f"there is no spec file {path}", hint=nearest_file(path))
+    return path
+
+
+def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings | None:
+    """Read a settings file of any kind, what it extends, and a `penstock.yaml` beside it.
+
+    Args:
+        path: The file.
+        choice: Pipeline and target, if it is a bundle.
+        explicit: Whether the user named it. A bundle that was found by searching and declares no
+            pipeline has nothing to say: the answer is `None`.
+
+    Raises:
+        SpecError: Something is wrong in one of the files.
+    """
+    beside = None if path.name in OVERLAY_NAMES else _overlay_in(path.parent)
+    if beside is not None and beside.is_over(path, explicit=explicit):
+        return _read(beside.document.file, choice, ())
+    settings = _read(path, choice, ())
+    if settings is None and explicit:
+        raise SpecError(
+            "PIPELINE_NOT_FOUND",
+            f"{path} declares no pipeline",
+            hint="bundles declare them in YAML below `resources.pipelines`; those in Python are "
+            "not read",
+        )
+    if beside is None and settings is not None and settings.root != path.parent.resolve():
+        beside = _overlay_in(settings.root)  # of the bundle that includes the file
+    if beside is None:
+        return settings
+    own = spec_settings(beside.spec, beside.document)
+    return own if settings is None else replace(own.over(settings), root=settings.root)
+
+
+@dataclass(frozen=True)
+class _Overlay:
+    document: Node
+    spec: PipelineSpec
+
+    def is_over(self, path: Path, *, explicit: bool) -> bool:
+        """Whether it says itself what it lies over: the file, or one that wins over it."""
+        if self.spec.extends is None:
+            return False
+        base = self.document.file.parent / self.spec.extends.file
+        return not explicit or base.resolve() == path.resolve()
+
+
+def _overlay_in(folder: Path) -> _Overlay | None:
+    path = _only(folder, _present(folder, OVERLAY_NAMES))
+    if path is None:
+        return None
+    document = read_document(path)
+    return _Overlay(document, spec_of(document))
+
+
+def _only(folder: Path, found: list[Path]) -> Path | None:
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise SpecError(
+            "SPEC_AMBIGUOUS",
+            f"the folder {folder} has several spec files: {names}",
+            hint="keep one of them, or name one with --spec",
+        )
+    return found[0] if found else None
+
+
+def _candidates(folder: Path) -> Iterator[list[Path]]:
+    yield _present(folder, SPEC_NAMES)
+    yield [path for path in _present(folder, BUNDLE_NAMES) if declares_bundle(path)]
+    yield sorted(_pipeline_files(folder))
+    yield _present(folder, OVERLAY_NAMES)
+
+
+def _pipeline_files(folder: Path) -> Iterator[Path]:
+    try:
+        entries = list(folder.iterdir())
+    except OSError:  # a folder above that the user may not list
+        return
+    for path in entries:
+        is_named_so = path.name == "pipeline.json" or path.name.endswith(_PIPELINE_SUFFIXES)
+        # Other tools call their files so as well.
+        if is_named_so and path.is_file() and _MARK.search(path.read_text("utf-8", "replace")):
+            yield path
+
+
+def _present(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings | None:
+    """Read a file and what it extends, without the `penstock.yaml` beside it."""
+    document = read_document(path)
+    content = unwrapped(document)
+    if is_bundle(document):
+        return read_bundle(document, choice)
+    if _is_lakeflow(content):
+        _refuse_choice(document, choice)
+        return read_lakeflow(content, WorkspaceFiles(path.parent.resolve()))
+    spec = spec_of(document)
+    settings = spec_settings(spec, document)
+    if spec.extends is None:
+        _refuse_choice(document, choice)
+        return settings
+    named = document.at(("extends",))
+    base_path = (path.parent / spec.extends.file).resolve()
+    if base_path in below or base_path == path.resolve():
+        raise named.error(f"`extends` leads back to {base_path}")
+    if not base_path.is_file():
+        raise SpecError(
+            "SPEC_NOT_FOUND",
+            f"{named.origin.file} extends {base_path}, which does not exist",
+            origin=named.origin,
+            hint=nearest_file(base_path),
+        )
+    chosen = replace(
+        choice,
+        pipeline=choice.wanted_pipeline or spec.extends.pipeline,
+        target=choice.wanted_target or spec.extends.target,
+    )
+    base = _read(base_path, chosen, (*below, path.resolve()))
+    if base is None:
+        raise SpecError(
+            "PIPELINE_NOT_FOUND",
+            f"{named.origin.file} extends {base_path}, which declares no pipeline",
+            origin=named.origin,
+        )
+    return settings.over(base)
+
+
+def _is_lakeflow(document: Node) -> bool:
+    keys = {key for key, _ in document.items()}
+    name = document.file.name
+    if keys & set(_OWN_KEYS) or name in OVERLAY_NAMES or name.startswith("spark-pipeline."):
+        return False
+    return looks_foreign(document) or name.endswith((".json", *_PIPELINE_SUFFIXES))
+
+
+def _refuse_choice(document: Node, choice: Choice) -> None:
+    for condition, what, given in (
+        ("UNKNOWN_PIPELINE", "pipeline", choice.pipeline),
+        ("UNKNOWN_TARGET", "target", choice.target),
+    ):
+        if given is not None:
+            raise SpecError(
+                condition,
+                f"{document.origin.file} is no bundle: it has no {what} `{given}` to choose",
+                hint=f"leave --{what} out, or name the bundle with --spec",
+            )

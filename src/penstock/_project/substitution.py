@@ -1,0 +1,218 @@
+"""References such as `${var.catalog}` and `${bundle.target}` in the files of a bundle.
+
+A text that is one reference and nothing else takes the value as it is, which may be a list or a
+mapping. What only a workspace knows stays as it is written, and a note says so. References of
+other kinds, such as `${secret:scope/key}`, are not touched.
+"""
+
+import getpass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock._api.arguments import nearest
+from penstock._project.documents import Node, text_of
+from penstock.errors import SpecError
+
+_REFERENCE = re.compile(
+    r"\$\{((?:var|variables|bundle|workspace|resources|artifacts)[.\w\[\]-]*)\}"
+)
+# Older files put `/Workspace` before a path that has it already; `files` is where files are synced.
+_FILES = re.compile(r"(?:/Workspace/?)?\$\{workspace\.root_path\}/files\b")
+_WORKSPACE = re.compile(r"/Workspace/?(?=\$\{workspace\.(?:file|root|resource)_path\})")
+_STEP = re.compile(r"[^.\[\]]+")
+_DEEPEST = 30
+
+
+@dataclass
+class Substitution:
+    """Fills in the references of one bundle and target.
+
+    Attributes:
+        tree: The bundle: all files, with those parts of the target that are laid over them.
+        root: Folder of the bundle, which stands for the workspace's folder of its files.
+        target: Name of the target.
+        variables: Values that the target gives.
+        overrides: Values from the file `variable-overrides.json` of the target.
+        environ: Environment: `BUNDLE_VAR_<name>` and the user's name.
+        notes: What could not be filled in.
+    """
+
+    tree: Node
+    root: Path
+    target: str
+    variables: Node | None
+    overrides: Node | None
+    environ: Mapping[str, str]
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def fill(self, part: Node, _open: tuple[str, ...] = ()) -> Node:
+        """Return a part with all of its references filled in.
+
+        Raises:
+            SpecError: A variable is not declared or has no value, or a value refers to itself or
+                does not fit into a text.
+        """
+        if isinstance(part.value, dict):
+            filled = {key: self.fill(inside, _open) for key, inside in part.value.items()}
+            return Node(filled, part.file, part.line)
+        if isinstance(part.value, list):
+            entries = [self.fill(inside, _open) for inside in part.value]
+            return Node(entries, part.file, part.line)
+        if not isinstance(part.value, str) or "${" not in part.value:
+            return part
+        text = _FILES.sub("${workspace.file_path}", part.value)
+        text = _WORKSPACE.sub("", text)
+        whole = _REFERENCE.fullmatch(text.strip())
+        if whole is not None:
+            found = self._value(whole.group(1), part, _open)
+            value = text if found is None else found.value
+            return Node(value, part.file, part.line)
+        filled_text = _REFERENCE.sub(lambda match: self._text(match, part, _open), text)
+        return Node(filled_text, part.file, part.line)
+
+    def _text(self, match: re.Match[str], part: Node, opened: tuple[str, ...]) -> str:
+        found = self._value(match.group(1), part, opened)
+        if found is None:
+            return match.group(0)
+        if isinstance(found.value, dict | list):
+            raise part.error(
+                f"`{match.group(0)}` is a {'mapping' if isinstance(found.value, dict) else 'list'}"
+                " and does not fit into a text"
+            )
+        return text_of(found, match.group(1)) or ""
+
+    def _value(self, reference: str, part: Node, opened: tuple[str, ...]) -> Node | None:
+        """The filled value of a reference; `None` if only the workspace knows it."""
+        if reference in opened or len(opened) > _DEEPEST:
+            raise _variable_error(
+                part, f"`${{{reference}}}` refers to itself: {' -> '.join([*opened, reference])}"
+            )
+        inner = (*opened, reference)
+        kind, _, rest = reference.partition(".")
+        if kind in ("var", "variables"):
+            name, *steps = _STEP.findall(rest) or [""]
+            if kind == "variables" and steps[:1] == ["value"]:
+                steps = steps[1:]
+            found = self._variable(name, part)
+            found = found and _walked(self.fill(found, inner), steps)
+        else:
+            known = self._known(reference)
+            if known is not None:
+                return Node(known, part.file, part.line)
+            found = _walked(self.tree, _STEP.findall(reference))
+            found = found and self.fill(found, inner)
+        if found is None or found.value is None:
+            self.notes[f"`${{{reference}}}` is known in the workspace only and stays as it is"] = (
+                None
+            )
+            return None
+        return found
+
+    def _variable(self, name: str, part: Node) -> Node | None:
+        declared = self.tree.get("variables")
+        names = list(declared.value) if declared and isinstance(declared.value, dict) else []
+        given = self.environ.get(f"BUNDLE_VAR_{name}")
+        if given is not None:
+            return Node(given, part.file, part.line)
+        if name not in names:
+            close = nearest(name, names)
+            raise _variable_error(
+                part,
+                f"the bundle has no variable `{name}`",
+                hint=f"did you mean `{close}`?"
+                if close
+                else f"it has {', '.join(names) or 'none'}",
+            )
+        is_looked_up = False
+        for source in _sources(self.overrides, self.variables, declared, name=name):
+            value, looked_up = _assigned(source)
+            is_looked_up = is_looked_up or looked_up
+            if value is not None:
+                return value
+        if is_looked_up:
+            return None
+        raise _variable_error(
+            part,
+            f"the variable `{name}` has no value for target `{self.target}`",
+            hint=f"set the environment variable BUNDLE_VAR_{name}, or give it a `default`",
+        )
+
+    def _known(self, reference: str) -> str | None:
+        """What stands for facts of the workspace here."""
+        match reference.split("."):
+            case ["bundle", "target" | "environment"]:
+                return self.target
+            case ["bundle", "name"] if self.tree.get("bundle", "name") is None:
+                return self.root.name
+            case ["workspace", "file_path" | "root_path" | "resource_path"]:
+                return str(self.root)
+            case ["workspace", "current_user", "userName" | "user_name"]:
+                return self._user()
+            case ["workspace", "current_user", "short_name" | "domain_friendly_name"]:
+                return re.sub(r"\W", "_", self._user().partition("@")[0])
+            case ["resources", kind, key, "id" | "full_name" | "volume_path" as wanted]:
+                return self._identity(kind, key, wanted)
+        return None
+
+    def _user(self) -> str:
+        given = self.environ.get("USER") or self.environ.get("USERNAME")
+        if given:
+            return given
+        try:
+            return getpass.getuser()
+        except (KeyError, OSError, ImportError):  # no name for this user id
+            return "user"
+
+    def _identity(self, kind: str, key: str, wanted: str) -> str | None:
+        """Full names of schemas and volumes: all that can be said without a workspace."""
+        resource = self.tree.get("resources", kind, key)
+        if resource is None:
+            return None
+        steps = {
+            "schemas": ("catalog_name", "name"),
+            "volumes": ("catalog_name", "schema_name", "name"),
+        }.get(kind, ())
+        parts = [text_of(self.fill(part), step) for step in steps if (part := resource.get(step))]
+        if not steps or len(parts) < len(steps) or None in parts:
+            return None
+        names = [part for part in parts if part is not None]
+        return "/".join(["/Volumes", *names]) if wanted == "volume_path" else ".".join(names)
+
+
+def _sources(*mappings: Node | None, name: str) -> Iterator[Node]:
+    for mapping in mappings:
+        if mapping is not None and (source := mapping.get(name)) is not None:
+            yield source
+
+
+def _assigned(source: Node) -> tuple[Node | None, bool]:
+    """The value that one place assigns to a variable, and whether it is looked up instead."""
+    if isinstance(source.value, dict) and (
+        set(source.value) & {"default", "lookup", "description", "type"} or not source.value
+    ):
+        return source.get("default"), source.get("lookup") is not None
+    return source, False
+
+
+def _walked(part: Node, steps: list[str]) -> Node | None:
+    found: Node | None = part
+    for step in steps:
+        if found is None:
+            return None
+        if isinstance(found.value, list):
+            entries = found.value
+            found = entries[int(step)] if step.isdigit() and int(step) < len(entries) else None
+        else:
+            found = found.get(step)
+    return found
+
+
+def _variable_error(part: Node, message: str, *, hint: str | None = None) -> SpecError:
+    return SpecError(
+        "BUNDLE_VARIABLE_INVALID",
+        f"{part.origin.file}: {message}",
+        origin=part.origin,
+        hint=hint,
+    )

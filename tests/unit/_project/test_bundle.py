@@ -1,0 +1,498 @@
+import pytest
+
+from penstock._project.spec import load_settings
+from penstock.errors import SpecError
+
+USER = {"USER": "ada.lovelace@example.com"}
+
+MAIN = """
+bundle:
+  name: shop
+  uuid: 0d3f1b1e-0000-4000-8000-000000000000
+
+include:
+  - resources/*.yml
+  - resources/*/*.yml
+  - ./*.yml
+
+variables:
+  catalog:
+    description: The catalog to use
+  schema:
+    description: The schema to use
+    default: ${var.area}_${bundle.target}
+  area:
+    default: sales
+  warehouse_id:
+    lookup:
+      warehouse: Shared
+  nobody:
+    description: has no value
+  spark:
+    type: complex
+    default:
+      spark.sql.shuffle.partitions: 8
+      shop.area: ${var.area}
+
+targets:
+  dev:
+    mode: development
+    default: true
+    workspace:
+      host: https://dev.cloud.example.com
+    variables:
+      catalog: dev_catalog
+    resources:
+      pipelines:
+        orders:
+          continuous: false
+          configuration:
+            shop.size: small
+          libraries:
+            - notebook:
+                path: ./extra/dev_only
+  prod:
+    mode: production
+    workspace:
+      host: https://prod.cloud.example.com
+      root_path: /Workspace/Users/me/.bundle/${bundle.name}/${bundle.target}
+    variables:
+      catalog:
+        default: prod_catalog
+"""
+
+ORDERS = """
+resources:
+  pipelines:
+    orders:
+      name: orders in ${bundle.target}
+      catalog: ${var.catalog}
+      schema: ${var.schema}
+      continuous: true
+      serverless: true
+      photon: false
+      channel: PREVIEW
+      root_path: ../src
+      libraries:
+        - notebook:
+            path: ../src/bronze
+        - glob:
+            include: ../src/transformations/**
+        - file:
+            path: ../src/gold.sql
+      configuration:
+        bundle.sourcePath: /Workspace/${workspace.file_path}/src
+        files: ${workspace.root_path}/files/data
+        user: ${workspace.current_user.userName}/${workspace.current_user.short_name}
+        host: ${workspace.host}
+        warehouse: wh-${var.warehouse_id}
+        label: ${resources.pipelines.orders.name}
+        job: ${resources.jobs.nightly.id}
+        volume: ${resources.volumes.landing.volume_path}/in
+        secret: "{{secrets/kafka/password}}"
+        own: ${secret:kafka/password}
+        other: ${not.a.reference}
+      environment:
+        dependencies:
+          - --editable ${workspace.file_path}
+          - requests==2.32.0
+          - ./../dist/shop.whl
+      notifications:
+        - email_recipients: ["${var.nobody}"]
+          alerts: [on-update-failure]
+      clusters:
+        - label: default
+          num_workers: 2
+          node_type_id: ${var.nobody}
+          spark_conf:
+            spark.master: local[*, 4]
+            spark.sql.shuffle.partitions: 4
+        - label: maintenance
+          spark_conf:
+            spark.maintenance: "true"
+"""
+
+OTHER = """
+resources:
+  volumes:
+    landing:
+      catalog_name: ${var.catalog}
+      schema_name: raw
+      name: landing
+  jobs:
+    nightly:
+      name: nightly
+      tasks:
+        - task_key: update
+          pipeline_task:
+            pipeline_id: ${resources.pipelines.orders.id}
+"""
+
+
+@pytest.fixture
+def shop(project):
+    project.write("databricks.yml", MAIN)
+    project.write("resources/orders.pipeline.yml", ORDERS)
+    project.write("resources/more/other.yml", OTHER)
+    project.write("src/bronze.ipynb", "{}")
+    project.write("src/gold.sql")
+    project.write("src/transformations/silver.py")
+    project.write("extra/dev_only.py")
+    return project
+
+
+def _load(start, **arguments):
+    return load_settings(start, environ={**USER, **arguments.pop("environ", {})}, **arguments)
+
+
+def _error(start, **arguments) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        _load(start, **arguments)
+    return caught.value
+
+
+def test_pipeline_is_read_when_a_bundle_declares_it_in_an_included_file(shop):
+    settings = _load(shop.root)
+    assert settings.name == "orders in dev"
+    assert settings.root == str(shop.root)
+    assert (settings.catalog, settings.schema) == ("dev_catalog", "sales_dev")
+    assert settings.storage == f"file://{shop.root}/.penstock"
+    assert (settings.continuous, settings.development) == (False, True)
+    assert settings.source_patterns == (
+        "src/bronze.ipynb",
+        "src/transformations/**",
+        "src/gold.sql",
+        "extra/dev_only.py",
+    )
+    assert settings.import_roots == (str(shop.root / "src"),)  # the root itself needs no mention
+    assert settings.dependencies == (
+        f"--editable {shop.root}",
+        "requests==2.32.0",
+        str(shop.root / "dist" / "shop.whl"),
+    )
+
+
+def test_references_are_filled_in_when_something_here_stands_for_them(shop):
+    configuration = dict(_load(shop.root).configuration)
+    assert configuration == {
+        "bundle.sourcePath": f"{shop.root}/src",
+        "files": f"{shop.root}/data",
+        "user": "ada.lovelace@example.com/ada_lovelace",
+        "host": "https://dev.cloud.example.com",
+        "warehouse": "wh-${var.warehouse_id}",
+        "label": "orders in dev",
+        "job": "${resources.jobs.nightly.id}",
+        "volume": "/Volumes/dev_catalog/raw/landing/in",
+        "secret": "${secret:kafka/password}",
+        "own": "${secret:kafka/password}",
+        "other": "${not.a.reference}",
+        "shop.size": "small",
+        "spark.sql.shuffle.partitions": "4",
+    }
+
+
+def test_notes_tell_what_has_no_effect_when_there_is_such(shop):
+    notes = _load(shop.root).notes
+    assert [note for note in notes if "warehouse_id" in note and "workspace only" in note]
+    assert [note for note in notes if "resources.jobs.nightly.id" in note]
+    compute = next(note for note in notes if "`clusters`" in note)
+    assert "`serverless`" in compute
+    assert "`channel`" in compute
+    assert "photon" not in compute
+    assert [note for note in notes if "`notifications`" in note]
+    assert len(notes) == 4
+
+
+def test_target_wins_over_the_rest_when_it_is_chosen(shop):
+    for settings in (
+        _load(shop.root, target="prod"),
+        _load(shop.root, environ={"PENSTOCK_TARGET": "prod"}),
+        _load(shop.root, environ={"DATABRICKS_BUNDLE_TARGET": "prod"}),
+        _load(shop.root, target="prod", environ={"PENSTOCK_TARGET": "dev"}),
+    ):
+        assert (settings.catalog, settings.schema) == ("prod_catalog", "sales_prod")
+        assert (settings.continuous, settings.development) == (True, False)
+        assert settings.name == "orders in prod"
+        assert "extra/dev_only.py" not in settings.source_patterns
+        assert settings.configuration["files"] == f"{shop.root}/data"
+    assert _load(shop.root, catalog="mine").catalog == "mine"
+    assert _load(shop.root, environ={"PENSTOCK_SCHEMA": "mine"}).schema == "mine"
+
+
+def test_variable_of_the_environment_wins_over_the_file_over_the_target(shop):
+    environ = {"BUNDLE_VAR_catalog": "from_env"}
+    shop.write(".databricks/bundle/dev/variable-overrides.json", '{"catalog": "c", "area": "a"}')
+    assert _load(shop.root, environ=environ).catalog == "from_env"
+    settings = _load(shop.root)
+    assert (settings.catalog, settings.schema) == ("c", "a_dev")
+
+
+def test_bundle_is_found_when_the_start_is_a_folder_below_or_a_file_is_named(shop):
+    expected = _load(shop.root)
+    assert _load(shop.root / "src" / "transformations") == expected
+    assert _load(shop.root / "resources") == expected
+    assert _load(shop.root.parent, spec=shop.root / "databricks.yml") == expected
+    assert _load(shop.root.parent, spec=shop.root) == expected
+    assert _load(shop.root.parent, source=shop.root / "databricks.yml") == expected
+    assert _load(shop.root.parent, spec=shop.root / "resources/orders.pipeline.yml") == expected
+    assert _load(shop.root, pipeline="orders") == expected
+
+
+@pytest.mark.parametrize("name", ["databricks.yaml", "bundle.yml", "bundle.yaml"])
+def test_bundle_has_several_names(project, name):
+    project.write(name, "bundle: {name: b}\nresources: {pipelines: {p: {catalog: c}}}\n")
+    settings = _load(project.root)
+    assert (settings.name, settings.catalog) == ("p", "c")
+
+
+def test_other_tools_bundle_file_is_left_alone_when_the_spec_is_searched(project):
+    project.write("bundle.yml", "apiVersion: v1\n")
+    assert _load(project.root).name == "orders"
+
+
+def test_bundle_without_pipelines_is_left_alone_unless_it_is_named(project):
+    project.write("databricks.yml", "bundle: {name: b}\nresources: {jobs: {j: {name: x}}}\n")
+    settings = _load(project.root)
+    assert settings.name == "orders"
+    assert "declares no pipeline" in settings.notes[0]
+    assert _error(project.root, spec=project.root).condition == "PIPELINE_NOT_FOUND"
+    assert _error(project.root, pipeline="p").condition == "UNKNOWN_PIPELINE"
+
+
+SEVERAL = """
+bundle: {name: b}
+resources:
+  pipelines:
+    one:
+      libraries: [{file: {path: one.py}}, {glob: {include: parts/**}}]
+    two: {libraries: [{file: {path: two.py}}]}
+    three: {libraries: [{file: {path: missing.py}}]}
+"""
+
+
+@pytest.fixture
+def several(project):
+    project.write("databricks.yml", SEVERAL)
+    project.write("one.py")
+    project.write("two.py")
+    project.write("parts/deep/a.py")
+    return project
+
+
+def test_pipeline_has_to_be_named_when_a_bundle_has_several(several):
+    error = _error(several.root)
+    assert error.condition == "PIPELINE_AMBIGUOUS"
+    assert all(f"`{key}`" in error.message for key in ("one", "two", "three"))
+    assert _load(several.root, pipeline="two").source_patterns == ("two.py",)
+    assert _load(several.root, environ={"PENSTOCK_PIPELINE": "one"}).name == "one"
+    error = _error(several.root, pipeline="onee")
+    assert error.condition == "UNKNOWN_PIPELINE"
+    assert "did you mean `one`" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "patterns"),
+    [
+        ("one.py", "one", ("one.py",)),
+        ("two.py", "two", ("two.py",)),
+        ("parts/deep/a.py", "one", ("parts/deep/a.py",)),
+        ("parts/deep", "one", ("parts/deep/**",)),
+        ("parts", "one", ("parts/**",)),
+    ],
+)
+def test_pipeline_that_lists_a_source_is_meant_when_the_source_is_named(
+    several, source, key, patterns
+):
+    settings = _load(several.root.parent, source=several.root / source)
+    assert (settings.name, settings.source_patterns) == (key, patterns)
+
+
+def test_source_is_ambiguous_when_no_pipeline_lists_it(several):
+    several.write("scratch.py")
+    assert _error(several.root, source=several.root / "scratch.py").condition == (
+        "PIPELINE_AMBIGUOUS"
+    )
+
+
+def test_pipelines_of_the_named_file_are_meant_when_it_is_an_included_one(several):
+    several.write("resources/four.yml", "resources: {pipelines: {four: {schema: s4}}}\n")
+    settings = _load(several.root, spec=several.root / "resources/four.yml")
+    assert (settings.name, settings.schema) == ("four", "s4")
+    assert settings.root == str(several.root)
+
+
+def test_resource_file_is_a_bundle_when_there_is_none_around_it(project):
+    project.write("p.pipeline.yml", "resources:\n  pipelines:\n    p:\n      libraries: []\n")
+    assert _load(project.root).name == "p"
+
+
+INGESTION = """
+bundle: {name: b}
+resources:
+  pipelines:
+    gateway: {gateway_definition: {connection_name: c}}
+    ingest: {ingestion_definition: {connection_name: c}}
+"""
+
+
+def test_ingestion_pipelines_are_passed_over_when_another_one_is_there(project):
+    project.write("databricks.yml", INGESTION + "    clean: {schema: s}\n")
+    assert _load(project.root).name == "clean"
+    error = _error(project.root, pipeline="gateway")
+    assert error.condition == "PIPELINE_NOT_SUPPORTED"
+    assert error.origin.line == 5
+
+
+def test_ingestion_pipeline_is_refused_when_there_is_no_other(project):
+    text = INGESTION.replace("    gateway: {gateway_definition: {connection_name: c}}\n", "")
+    project.write("databricks.yml", text)
+    assert _error(project.root).condition == "PIPELINE_NOT_SUPPORTED"
+
+
+ONE = "bundle: {name: b}\nresources: {pipelines: {p: {schema: s}}}\n"
+
+
+def test_target_has_to_be_named_when_there_are_several_without_a_default(project):
+    project.write("databricks.yml", ONE + "targets:\n  a: {}\n  b:\n")
+    error = _error(project.root)
+    assert error.condition == "TARGET_AMBIGUOUS"
+    assert "`a`, `b`" in error.message
+    assert _load(project.root, target="b").schema == "s"
+    error = _error(project.root, target="c")
+    assert (error.condition, error.origin.line) == ("UNKNOWN_TARGET", 3)
+
+
+def test_only_target_is_taken_when_it_is_no_default(project):
+    project.write("databricks.yml", ONE + "environments: {x: {bundle: {name: c}}}\n")
+    project.write("p.py")
+    assert _load(project.root).schema == "s"
+    project.write("databricks.yml", ONE)
+    assert _load(project.root).schema == "s"
+    assert _error(project.root, target="x").condition == "UNKNOWN_TARGET"
+
+
+WRONG = [
+    ("${var.catlog}", {}, "did you mean `catalog`", "no variable `catlog`"),
+    ("${var.empty}", {}, "BUNDLE_VAR_empty", "no value for target `default`"),
+    ("${var.none}", {}, "BUNDLE_VAR_none", "no value"),
+    ("${var.circle}", {}, None, "var.circle -> var.back -> var.circle"),
+    ("${resources.pipelines.p.schema}", {}, None, "refers to itself"),
+]
+
+
+@pytest.mark.parametrize(("text", "environ", "hint", "told"), WRONG)
+def test_variable_is_refused_when_it_has_no_value(project, text, environ, hint, told):
+    project.write(
+        "databricks.yml",
+        f"bundle: {{name: b}}\n"
+        f"variables:\n"
+        f"  catalog: {{default: c}}\n"
+        f"  empty: {{description: e}}\n"
+        f"  none:\n"
+        f"  circle: {{default: 'x${{var.back}}'}}\n"
+        f"  back: {{default: 'y${{var.circle}}'}}\n"
+        f"resources:\n"
+        f"  pipelines:\n"
+        f"    p:\n"
+        f"      schema: '{text}'\n",
+    )
+    error = _error(project.root, environ=environ)
+    assert error.condition == "BUNDLE_VARIABLE_INVALID"
+    assert told in error.message
+    assert hint is None or hint in error.hint
+
+
+def test_complex_variable_is_taken_as_a_whole_when_it_stands_alone(project):
+    project.write(
+        "databricks.yml",
+        """
+bundle: {name: b}
+variables:
+  conf:
+    type: complex
+    default: {a: 1, b: "${bundle.name}", flag: true}
+  folders: {type: complex, default: [first, second]}
+  long: {default: "${var.folders[1]}/${var.conf.a}"}
+targets:
+  dev:
+    default: true
+  prod:
+    variables:
+      conf: {c: 3}
+resources:
+  pipelines:
+    p:
+      continuous: ${var.conf.flag}
+      schema: ${var.long}
+      configuration: ${var.conf}
+""",
+    )
+    settings = _load(project.root)
+    assert dict(settings.configuration) == {"a": "1", "b": "b", "flag": "true"}
+    assert (settings.schema, settings.continuous) == ("second/1", True)
+
+
+def test_complex_variable_is_refused_when_it_stands_inside_of_a_text(project):
+    project.write(
+        "databricks.yml",
+        "bundle: {name: b}\nvariables: {x: {default: [1]}}\n"
+        "resources:\n  pipelines:\n    p:\n      schema: a${var.x}\n",
+    )
+    error = _error(project.root)
+    assert (error.condition, error.origin.line) == ("SPEC_INVALID", 6)
+    assert "does not fit into a text" in error.message
+
+
+def test_whole_variable_of_a_target_is_replaced_when_it_is_a_mapping(project):
+    project.write(
+        "databricks.yml",
+        "bundle: {name: b}\nvariables: {x: {type: complex, default: {a: 1}}}\n"
+        "targets: {t: {variables: {x: {c: 3}}}}\n"
+        "resources: {pipelines: {p: {configuration: '${var.x}'}}}\n",
+    )
+    assert dict(_load(project.root).configuration) == {"c": "3"}
+
+
+def test_file_is_missed_when_it_is_included_by_its_name(project):
+    project.write("databricks.yml", "bundle: {name: b}\ninclude:\n  - gone.yml\n  - x/*.yml\n")
+    error = _error(project.root)
+    assert (error.condition, error.origin.line) == ("SPEC_NOT_FOUND", 3)
+
+
+def test_error_names_the_included_file_when_something_is_wrong_there(project):
+    project.write("databricks.yml", "bundle: {name: b}\ninclude: [r/*.yml]\n")
+    path = project.write("r/p.yml", "resources:\n  pipelines:\n    p:\n      name: [a]\n")
+    error = _error(project.root)
+    assert (error.condition, error.origin.file, error.origin.line) == ("SPEC_INVALID", str(path), 4)
+    project.write("r/p.yml", "resources: {{x}}: y\n")
+    assert _error(project.root).condition == "SPEC_SYNTAX"
+
+
+def test_path_is_relative_to_its_own_file_when_a_target_adds_one(project):
+    project.write("databricks.yml", MAIN.replace("./extra/dev_only", "extra/dev_only.py"))
+    project.write("resources/a/p.yml", "resources: {pipelines: {orders: {libraries: []}}}\n")
+    project.write("extra/dev_only.py")
+    settings = _load(project.root)
+    assert settings.source_patterns == ("extra/dev_only.py",)
+
+
+def test_error_names_file_and_line_when_a_source_file_is_nowhere(project):
+    project.write("src/orders.py")
+    project.write(
+        "databricks.yml",
+        "bundle: {name: b}\nresources:\n  pipelines:\n    p:\n      libraries:\n"
+        "        - notebook:\n            path: src/order\n",
+    )
+    error = _error(project.root)
+    assert (error.condition, error.origin.line) == ("SOURCE_NOT_FOUND", 7)
+    assert "src/orders.py" in error.hint
+
+
+def test_anchors_are_followed_when_a_bundle_has_some(project):
+    project.write(
+        "databricks.yml",
+        "bundle: {name: b}\nx-base: &base {catalog: c, schema: s}\n"
+        "resources: {pipelines: {p: {<<: *base, schema: t}}}\n",
+    )
+    settings = _load(project.root)
+    assert (settings.catalog, settings.schema) == ("c", "t")

@@ -1,0 +1,401 @@
+from pathlib import Path
+
+import pytest
+
+from penstock._model.paths import PathMap
+from penstock._model.pipeline import ExternalTable
+from penstock._project.spec import load_settings
+from penstock.errors import SpecError
+
+
+def _load(start, **arguments):
+    return load_settings(start, environ=arguments.pop("environ", {}), **arguments)
+
+
+def _error(start, **arguments) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        _load(start, **arguments)
+    return caught.value
+
+
+# -- which file -----------------------------------------------------------------------------------
+
+FILES = {
+    "pipeline.yaml": "name: own\n",
+    "spark-pipeline.yml": "name: open\n",
+    "databricks.yml": "bundle: {name: b}\nresources: {pipelines: {p: {name: bundle}}}\n",
+    "x.pipeline.yml": "name: lakeflow\nlibraries: []\n",
+    "penstock.yaml": "schema: overlay\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("present", "name"),
+    [
+        (("pipeline.yaml", "databricks.yml", "x.pipeline.yml"), "own"),
+        (("spark-pipeline.yml", "databricks.yml", "x.pipeline.yml"), "open"),
+        (("databricks.yml", "x.pipeline.yml"), "bundle"),
+        (("x.pipeline.yml",), "lakeflow"),
+        (("penstock.yaml",), "orders"),
+        (("penstock.yaml", "x.pipeline.yml"), "lakeflow"),
+        (("penstock.yaml", "databricks.yml"), "bundle"),
+        (("penstock.yaml", "spark-pipeline.yml"), "open"),
+        (("penstock.yaml", "pipeline.yaml"), "own"),
+    ],
+)
+def test_first_kind_wins_when_a_folder_has_several(project, present, name):
+    for file in present:
+        project.write(file, FILES[file])
+    (project.root / "deep").mkdir()
+    settings = _load(project.root / "deep")
+    assert settings.name == name
+    assert settings.root == str(project.root)
+    assert settings.schema == ("overlay" if "penstock.yaml" in present else "default")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("databricks.yml", "databricks.yaml"),
+        ("a.pipeline.yml", "b.pipeline.json"),
+        ("pipeline.json", "x.pipeline.yaml"),
+        ("penstock.yaml", "penstock.yml"),
+    ],
+)
+def test_spec_is_ambiguous_when_a_folder_has_two_of_a_kind(project, names):
+    for name in names:
+        project.write(name, '{"libraries": []}')
+    for arguments in ({}, {"spec": project.root}):
+        error = _error(project.root, **arguments)
+        assert error.condition == "SPEC_AMBIGUOUS"
+        assert all(name in error.message for name in names)
+
+
+def test_pipeline_file_of_another_tool_is_left_alone_when_the_spec_is_searched(project):
+    project.write("azure.pipeline.yml", "trigger: [main]\nsteps: []\n")
+    assert _load(project.root).name == "orders"
+
+
+def test_settings_file_is_the_spec_when_it_is_given_as_the_source(project):
+    project.write("pipeline.yaml", "name: a\n")
+    project.write("env/other.yaml", "name: b\n")
+    assert _load(project.root, source=Path("env/other.yaml")).name == "b"
+    assert _load(project.root / "env/other.yaml").name == "b"
+
+
+def test_folder_without_a_spec_file_is_refused_when_it_is_named_as_one(project):
+    assert _error(project.root, spec=project.root).condition == "SPEC_NOT_FOUND"
+
+
+# -- overlay and extends --------------------------------------------------------------------------
+
+BASE = """
+bundle: {name: b}
+targets: {dev: {default: true}, prod: {}}
+resources:
+  pipelines:
+    one: {name: one, catalog: c, schema: "s_${bundle.target}", configuration: {a: 1, b: 1}}
+    two: {name: two}
+"""
+OVERLAY = """
+storage: data
+schema: mine
+quarantine: false
+configuration: {b: 2, c: 2}
+paths: {"/Volumes/main": ./volumes, "dbfs:/": "s3a://bucket/dbfs/"}
+tables: {samples.nyc.trips: trips}
+"""
+
+
+def test_overlay_wins_key_by_key_when_it_lies_beside_a_bundle(project):
+    project.write("databricks.yml", BASE)
+    project.write("penstock.yaml", OVERLAY)
+    settings = _load(project.root, pipeline="one")
+    assert settings.name == "one"
+    assert (settings.catalog, settings.schema) == ("c", "mine")
+    assert settings.storage == f"file://{project.root}/data"
+    assert settings.quarantine is False
+    assert dict(settings.configuration) == {"a": "1", "b": "2", "c": "2"}
+    assert dict(settings.paths) == {
+        "/Volumes/main": f"{project.root}/volumes",
+        "dbfs:/": "s3a://bucket/dbfs",
+    }
+    assert settings.tables["samples.nyc.trips"] == ExternalTable(path=f"{project.root}/trips")
+    assert _load(project.root, spec=Path("databricks.yml"), pipeline="one") == settings
+    environ = {"PENSTOCK_SCHEMA": "env"}
+    assert _load(project.root, pipeline="one", environ=environ).schema == "env"
+
+
+def test_overlay_of_the_bundle_counts_when_an_included_file_is_named(project):
+    project.write("databricks.yml", "bundle: {name: b}\ninclude: [r/*.yml]\n")
+    project.write("r/p.yml", "resources: {pipelines: {p: {catalog: c}}}\n")
+    project.write("penstock.yaml", "schema: mine\n")
+    settings = _load(project.root, spec=Path("r/p.yml"))
+    assert (settings.root, settings.schema) == (str(project.root), "mine")
+
+
+def test_pipeline_is_chosen_by_the_overlay_when_it_extends_a_bundle(project):
+    project.write("databricks.yml", BASE)
+    project.write(
+        "penstock.yaml", "extends: {file: databricks.yml, pipeline: one, target: prod}\nmaster: m\n"
+    )
+    other = project.write("other.json", '{"libraries": [], "name": "other"}')
+    settings = _load(project.root)
+    assert (settings.name, settings.schema, settings.master) == ("one", "s_prod", "m")
+    assert _load(project.root, spec=Path("databricks.yml")) == settings
+    assert _load(project.root, spec=Path("penstock.yaml")) == settings
+    named = _load(project.root, spec=other)
+    assert (named.name, named.schema, named.master) == ("other", "default", "m")
+    assert _load(project.root, pipeline="two").name == "two"
+    assert _load(project.root, target="dev").schema == "s_dev"
+    assert _load(project.root, environ={"PENSTOCK_TARGET": "dev"}).schema == "s_dev"
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["databricks.yml", "spark-pipeline.yml", "x.pipeline.yml", "pipeline.yaml"],
+)
+def test_settings_are_taken_from_below_when_a_file_extends_another(project, base):
+    project.write(f"base/{base}", FILES[base])
+    project.write("local/pipeline.yaml", f"extends: ../base/{base}\nschema: mine\n")
+    settings = _load(project.root / "local")
+    assert settings.schema == "mine"
+    assert settings.name in FILES[base]
+    assert settings.root == str(project.root / "local")
+    assert settings.import_roots == (str(project.root / "base"),)
+
+
+def test_sources_stay_where_they_are_when_the_file_below_lists_them(project):
+    project.write("base/pipeline.yaml", "libraries: [{glob: {include: t/**}}]\nstorage: st\n")
+    project.write("base/t/a.py")
+    project.write("pipeline.yaml", "extends: base/pipeline.yaml\n")
+    settings = _load(project.root)
+    assert settings.source_patterns == ("base/t/**",)
+    assert settings.storage == f"file://{project.root}/base/st"
+    project.write("pipeline.yaml", "extends: base/pipeline.yaml\nlibraries: [{file: {path: b}}]\n")
+    assert _load(project.root).source_patterns == ("b",)
+
+
+def test_files_are_merged_in_order_when_they_extend_each_other(project):
+    project.write("c.yaml", "name: c\nschema: c\ncatalog: c\n")
+    project.write("b.yaml", "extends: c.yaml\nname: b\nschema: b\n")
+    project.write("pipeline.yaml", "extends: b.yaml\nname: a\n")
+    settings = _load(project.root)
+    assert (settings.name, settings.schema, settings.catalog) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "told"),
+    [
+        ("\nextends: gone.yaml", "SPEC_NOT_FOUND", "gone.yaml"),
+        ("\nextends: pipeline.yaml", "SPEC_INVALID", "leads back"),
+        ("\nextends: b.yaml", "SPEC_INVALID", "leads back"),
+        ("\nextends: {pipeline: x}", "SPEC_INVALID", "`extends.file` is missing"),
+        ("\nextends: {fil: x}", "SPEC_INVALID", "did you mean `file`"),
+        ("\nextends: [x]", "SPEC_INVALID", "`extends` must be a mapping"),
+        ("\nextends: databricks.yml", "PIPELINE_NOT_FOUND", "declares no pipeline"),
+        ("\nextends: {file: c.yaml, target: x}", "UNKNOWN_TARGET", "no bundle"),
+    ],
+)
+def test_extends_is_refused_when_it_leads_nowhere(project, text, condition, told):
+    project.write("b.yaml", "extends: pipeline.yaml\n")
+    project.write("c.yaml", "name: c\n")
+    project.write("databricks.yml", "bundle: {name: b}\n")
+    project.write("pipeline.yaml", text)
+    error = _error(project.root)
+    assert error.condition == condition
+    assert told in str(error)
+    if told != "no bundle":
+        assert error.origin.line in (1, 2)
+
+
+# -- keys of our own ------------------------------------------------------------------------------
+
+
+def test_every_new_key_is_read(project):
+    (project.root / "lib").mkdir()
+    project.write("n.ipynb")
+    project.write(
+        "pipeline.yaml",
+        """
+continuous: true
+development: true
+target: old
+parameters: {day: 2026-01-31, full: no, n: 0.10}
+root_path: lib
+environment: {environment_version: 2, dependencies: [pandas]}
+libraries: [{notebook: {path: n}}, {jar: x.jar}]
+paths:
+  /Volumes/main/raw: data/raw
+  dbfs:/: data/dbfs
+  s3://bucket: ./bucket
+  /abs: /else/where
+  /home: ~/x
+  gs://b: "hdfs://h:9000/b"
+tables:
+  a: a
+  b.c: {path: "s3a://x/y", format: CSV, options: {header: true, sep: ;}, schema: id LONG}
+  d.e.f: {path: /abs/f}
+""",
+    )
+    settings = _load(project.root)
+    root = project.root
+    assert (settings.continuous, settings.development, settings.schema) == (True, True, "old")
+    assert dict(settings.parameters) == {"day": "2026-01-31", "full": "false", "n": "0.10"}
+    assert settings.import_roots == (f"{root}/lib",)
+    assert settings.dependencies == ("pandas",)
+    assert settings.source_patterns == ("n.ipynb",)
+    assert settings.notes == ("`jar` in `libraries`: nothing is installed from here",)
+    assert dict(settings.paths) == {
+        "/Volumes/main/raw": f"{root}/data/raw",
+        "dbfs:/": f"{root}/data/dbfs",
+        "s3://bucket": f"{root}/bucket",
+        "/abs": "/else/where",
+        "/home": str(Path.home() / "x"),
+        "gs://b": "hdfs://h:9000/b",
+    }
+    assert dict(settings.tables) == {
+        "a": ExternalTable(path=f"{root}/a"),
+        "b.c": ExternalTable(
+            path="s3a://x/y",
+            format="csv",
+            options={"header": "true", "sep": ";"},
+            schema="id LONG",
+        ),
+        "d.e.f": ExternalTable(path="/abs/f"),
+    }
+    assert PathMap(settings.paths).map("/Volumes/main/raw/x") == f"{root}/data/raw/x"
+
+
+def test_continuous_follows_the_precedence(project):
+    project.write("pipeline.yaml", "continuous: true\n")
+    assert _load(project.root).continuous is True
+    assert _load(project.root, environ={"PENSTOCK_CONTINUOUS": "false"}).continuous is False
+    environ = {"PENSTOCK_CONTINUOUS": "no"}
+    assert _load(project.root, environ=environ, continuous=True).continuous is True
+    error = _error(project.root, environ={"PENSTOCK_CONTINUOUS": "often"})
+    assert "PENSTOCK_CONTINUOUS" in error.message
+
+
+def test_arguments_win_key_by_key_when_parameters_and_paths_are_given(project):
+    project.write("pipeline.yaml", "parameters: {a: 1, b: 1}\npaths: {/mnt/x: x, /data: data}\n")
+    start = project.root / "sub"
+    start.mkdir()
+    settings = _load(
+        start,
+        parameters={"b": "2", "c": "2"},
+        paths={"dbfs:/mnt/x/": "here", "s3://b": "s3a://c"},
+    )
+    assert dict(settings.parameters) == {"a": "1", "b": "2", "c": "2"}
+    assert dict(settings.paths) == {
+        "/data": f"{project.root}/data",
+        "dbfs:/mnt/x/": f"{start}/here",
+        "s3://b": "s3a://c",
+    }
+
+
+@pytest.mark.parametrize(
+    "paths", [{"rel": "x"}, {"/a": ""}, {"/a": "s3://"}, {"/a": "file:x"}, {"/a": "x", "//a": "y"}]
+)
+def test_paths_are_refused_when_an_argument_is_wrong(project, paths):
+    assert _error(project.root, paths=paths).condition == "PATHS_INVALID"
+
+
+def test_overlay_table_replaces_that_below_when_only_the_case_differs(project):
+    project.write("base.yaml", "tables: {Main.Raw.A: a, b: b}\npaths: {/mnt/a: a}\n")
+    project.write(
+        "pipeline.yaml",
+        "extends: base.yaml\ntables: {main.raw.`a`: mine}\npaths: {'dbfs:/mnt/a': mine}\n",
+    )
+    settings = _load(project.root)
+    assert set(settings.tables) == {"b", "main.raw.`a`"}
+    assert dict(settings.paths) == {"dbfs:/mnt/a": f"{project.root}/mine"}
+
+
+WRONG = [
+    ("paths: {raw: x}", 1, "`paths` cannot be used: the prefix `raw`"),
+    ("paths: {/mnt/a: x, 'dbfs:/mnt/a': y}", 1, "the same place"),
+    ("paths:\n  /a: ''", 2, "is blank"),
+    ("paths:\n  /a: s3://", 2, "names no place"),
+    ("paths:\n  /a: [b]", 2, "`paths./a` must be a text"),
+    ("tables:\n  a: {}", 2, "`tables.a.path` is missing"),
+    ("tables:\n  a: {path: x, formt: csv}", 2, "did you mean `format`"),
+    ("tables:\n  a: {path: x,\n    format: ''}", 3, "is blank"),
+    ("tables:\n  a: {path: 'file:x'}", 2, "is relative"),
+    ("tables:\n  a: ", 2, "`tables.a` must be a mapping"),
+    ("tables: {a.b.c.d: x}", 1, "at most three parts"),
+    ("tables: {a: x, A: y}", 1, "one table twice"),
+    ("tables: {'': y}", 1, "not a dataset name"),
+    ("tables: [a]", 1, "must be a mapping"),
+    ("environment: {dependency: []}", 1, "did you mean `dependencies`"),
+    ("environment: {dependencies: a}", 1, "must be a list"),
+    ("continuous: 1", 1, "true or false"),
+    ("parameters: {a: [b]}", 1, "`parameters.a` must be a text"),
+    ("libraries:\n  - notbook: {path: x}", 2, "did you mean `notebook`"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "told"), WRONG)
+@pytest.mark.parametrize("name", ["pipeline.yaml", "penstock.yaml"])
+def test_error_names_the_line_when_a_key_of_our_own_is_wrong(project, name, text, line, told):
+    path = project.write(name, text)
+    error = _error(project.root)
+    assert error.condition == "SPEC_INVALID"
+    assert told in error.message
+    assert (error.origin.file, error.origin.line) == (str(path), line)
+
+
+def test_root_path_is_refused_when_it_is_no_folder(project):
+    project.write("pipeline.yaml", "\nroot_path: libs\n")
+    (project.root / "lib").mkdir()
+    error = _error(project.root)
+    assert (error.condition, error.origin.line) == ("SOURCE_NOT_FOUND", 2)
+    assert "lib" in error.hint
+
+
+def test_folders_of_editable_packages_can_be_imported_from(project):
+    (project.root / "lib" / "src").mkdir(parents=True)
+    (project.root / "app").mkdir()
+    project.write(
+        "pipeline.yaml",
+        "root_path: app\nenvironment:\n  dependencies: [-e ./lib, --editable=../gone, pandas]\n",
+    )
+    settings = _load(project.root)
+    root = project.root
+    assert settings.import_roots == (f"{root}/app", f"{root}/lib", f"{root}/lib/src")
+    assert settings.dependencies == (
+        f"-e {root}/lib",
+        f"--editable={root.parent}/gone",
+        "pandas",
+    )
+
+
+def test_spec_is_refused_when_its_aliases_grow_without_bounds(project):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 8):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
+    project.write("pipeline.yaml", "\n".join(lines))
+    assert _error(project.root).condition == "SPEC_SYNTAX"
+
+
+@pytest.mark.parametrize("depth", [100, 300, 5000])
+def test_spec_is_refused_when_it_is_nested_too_deeply(project, depth):
+    project.write("pipeline.json", '{"libraries": ' + "[" * depth + "]" * depth + "}")
+    assert _error(project.root).condition == "SPEC_SYNTAX"
+
+
+def test_sources_are_inside_of_the_root_when_the_way_to_it_is_a_link(project):
+    project.write("pipeline.json", '{"libraries": [{"notebook": {"path": "n"}}]}')
+    project.write("n.py")
+    link = project.root.parent / "link"
+    link.symlink_to(project.root)
+    settings = _load(project.root, spec=link / "pipeline.json")
+    assert (settings.root, settings.source_patterns) == (str(project.root), ("n.py",))
+
+
+def test_settings_are_read_when_the_file_below_has_nothing_in_it(project):
+    project.write("databricks.yml", "")
+    project.write("penstock.yaml", "")
+    assert _load(project.root).name == "orders"
+    project.write("x.json", "")
+    assert _load(project.root, spec=Path("x.json")).name == "orders"
