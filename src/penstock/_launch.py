@@ -28,6 +28,7 @@ from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
+from penstock._project.notebook_globals import notebook_globals
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
@@ -222,7 +223,7 @@ def _analyse(
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
 
-    declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
+    declared = load_definitions(settings, namespace=notebook_globals(spark, settings))
     index = build_index(declared, settings)
     return index, analyse(spark, index, resolve_secrets=resolve_secrets)
 
