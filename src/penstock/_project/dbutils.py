@@ -39,7 +39,7 @@ class Dbutils(Part):
         self.fs = FileSystem(map_path, root)
         self.secrets = Secrets(root)
         self.widgets = Widgets(configuration)
-        self.notebook = Notebook(name, root)
+        self.notebook = Notebook(name)
         self.jobs = Jobs()
         self.library = Library()
         self.data = Data()

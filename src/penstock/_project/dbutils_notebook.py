@@ -24,13 +24,11 @@ class Notebook(Part):
 
     Args:
         pipeline: Its name.
-        root: Folder of the project.
     """
 
-    def __init__(self, pipeline: str, root: Path) -> None:
+    def __init__(self, pipeline: str) -> None:
         super().__init__("dbutils.notebook")
         self._pipeline = pipeline
-        self._root = root
         self.entry_point = _EntryPoint(self)
 
     def getContext(self) -> "NotebookContext":
@@ -55,7 +53,7 @@ class Notebook(Part):
 
     def _values(self) -> dict[str, str]:
         # Absolute, without suffix: as a path in a workspace.
-        path = str((self._root / file_of_cell(capture_origin().file)).with_suffix(""))
+        path = str(Path(file_of_cell(capture_origin().file)).absolute().with_suffix(""))
         user = _user()
         return {
             "notebookPath": path,

@@ -3,7 +3,6 @@
 import __future__
 
 import linecache
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,9 +16,9 @@ from penstock._project.dbutils_notebook import NotebookExit
 from penstock._project.magics import Cell, CellKind
 from penstock._project.notebook import (
     file_of_cell,
-    find_notebook,
-    find_notebook_of_workspace,
+    find_run_target,
     read_cells,
+    run_arguments,
 )
 from penstock._project.packages import is_installed, requested_packages
 from penstock._project.source_registry import SourceRegistry
@@ -27,8 +26,6 @@ from penstock._sql.declare import SqlContext, declare_sql
 from penstock.errors import DefinitionError, SpecError
 
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-
-_RUN_ARGUMENT = re.compile(r"""\s\$([\w.\-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)""")
 
 
 class SourceExecutor:
@@ -109,8 +106,8 @@ class SourceExecutor:
 
     def _run_notebook(self, cell: Cell, namespace: dict[str, Any], context: SqlContext) -> None:
         origin = source_location(cell.file, cell.line)
-        target, arguments = _run_arguments(cell.text)
-        path = self._find_notebook(target)
+        target, arguments = run_arguments(cell.text)
+        path = find_run_target(target, self._running[-1], Path(self._settings.root))
         if path is None:
             raise SpecError(
                 "SOURCE_NOT_FOUND",
@@ -130,15 +127,6 @@ class SourceExecutor:
         with widget_values(namespace.get("dbutils"), arguments):
             self.execute(path, namespace, context)
 
-    def _find_notebook(self, target: str) -> Path | None:
-        if not target:
-            return None
-        if target.startswith("/"):
-            found = find_notebook(Path(target))
-            return found or find_notebook_of_workspace(target, Path(self._settings.root))
-        # Resolved: it must be equal to the path under which the same file is a source.
-        return find_notebook((self._running[-1].parent / target).resolve())
-
 
 def _run_python(cell: Cell, namespace: dict[str, Any], flags: int) -> int:
     """Run a cell; return the compiler flags of `from __future__` for the cells below it."""
@@ -150,15 +138,6 @@ def _run_python(cell: Cell, namespace: dict[str, Any], flags: int) -> int:
     code = compile(text, cell.file, "exec", flags=flags, dont_inherit=True)
     exec(code, namespace)  # noqa: S102 (the user's code)
     return flags | int(code.co_flags & _FUTURES)
-
-
-def _run_arguments(text: str) -> tuple[str, dict[str, str]]:
-    """The path of `%run path $name="value"`, and the values of its widgets."""
-    arguments = {
-        match.group(1): match.group(2).strip("\"'") for match in _RUN_ARGUMENT.finditer(text)
-    }
-    path = _RUN_ARGUMENT.sub("", text).strip().strip("\"'")
-    return path, arguments
 
 
 def _lost(cell: Cell) -> SpecError:

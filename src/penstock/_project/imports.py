@@ -21,6 +21,7 @@ from types import ModuleType
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks_modules import databricks_modules
+from penstock._project.display import displayable_frames
 from penstock._project.execution import SourceExecutor
 from penstock._project.sources import find_sources
 
@@ -51,7 +52,7 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
     sys.path.extend(folder for folder in imports.folders if folder not in paths)
     _open.append(imports)
     try:
-        with databricks_modules(lambda: imports.namespace):
+        with databricks_modules(lambda: imports.namespace), displayable_frames():
             yield imports
     finally:
         _open.remove(imports)
@@ -77,7 +78,7 @@ class ProjectImports(MetaPathFinder):
     def __init__(self, settings: PipelineSettings, sources: Sequence[Path]) -> None:
         self.root = settings.root
         self.sources = tuple(sources)
-        self.folders = _folders(Path(settings.root), sources)
+        self.folders = module_folders(Path(settings.root), sources)
         self.namespace: Mapping[str, object] = {}
         self.executor = SourceExecutor(settings)
         self._search = self.folders
@@ -205,7 +206,8 @@ class _Loader(SourceFileLoader):
         self._imports.execute(self, module)
 
 
-def _folders(root: Path, sources: Sequence[Path]) -> list[str]:
+def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:
+    """Return the folders where the modules of a project are searched, in order."""
     folders = [root, *([root / "src"] if (root / "src").is_dir() else [])]
     folders += [source.parent for source in sources]
     found = dict.fromkeys(map(str, folders))

@@ -19,6 +19,7 @@ SUFFIXES = (".py", ".sql", ".ipynb")
 """Of the files that can be a source; a notebook that is named without one is searched so."""
 
 _CELL_NAME = re.compile(r"\[cell \d+\]$")
+_RUN_ARGUMENT = re.compile(r"""\s\$([\w.\-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)""")
 _LANGUAGES = {"python": CellKind.PYTHON, "ipython": CellKind.PYTHON, "sql": CellKind.SQL}
 _DATABRICKS = "application/vnd.databricks.v1+notebook"
 
@@ -85,6 +86,28 @@ def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
         if found is not None:
             return found
     return None
+
+
+def find_run_target(target: str, caller: Path, root: Path) -> Path | None:
+    """Return the notebook that a `%run` names; `None` = there is no such.
+
+    Args:
+        target: Path relative to the caller's folder, or one of a workspace.
+        caller: The notebook that runs it.
+        root: Folder of the project.
+    """
+    if not target:
+        return None
+    if target.startswith("/"):
+        return find_notebook(Path(target)) or find_notebook_of_workspace(target, root)
+    # Resolved: it must be equal to the path under which the same file is a source.
+    return find_notebook((caller.parent / target).resolve())
+
+
+def run_arguments(text: str) -> tuple[str, dict[str, str]]:
+    """Return the path of `%run path $name="value"`, and the values of its widgets."""
+    values = {match.group(1): match.group(2).strip("\"'") for match in _RUN_ARGUMENT.finditer(text)}
+    return _RUN_ARGUMENT.sub("", text).strip().strip("\"'"), values
 
 
 # -- text ---------------------------------------------------------------------------------------

@@ -49,8 +49,9 @@ def is_installed(name: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
+    text = text.split(" #")[0]  # `#` within a word belongs to a URL
     try:
-        return shlex.split(text, comments=True)
+        return shlex.split(text)
     except ValueError:  # a quote that is never closed
         return text.split()
 
@@ -77,7 +78,7 @@ def _from_file(path: Path, depth: int) -> Iterator[str]:
     if depth == 0:
         return
     for line in text.replace("\\\n", " ").splitlines():
-        words = line.split(" #")[0].split("#")[0].strip()
+        words = line.split(" #")[0].strip()
         if words.startswith("-"):
             yield from _from_arguments(_words(words), path.parent, depth - 1)
         elif name := _name(words):

@@ -89,6 +89,25 @@ def files_below(
                 yield Path(current, name)
 
 
+def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
+    """Return the files in source folders that only Databricks would run: Scala and R."""
+    root = Path(settings.root)
+    folders = [
+        root / pattern.strip().removesuffix("**")
+        for pattern in settings.source_patterns
+        if pattern.strip().endswith("**")
+    ]
+    if not settings.source_patterns:
+        folders = [root]
+    found: dict[Path, None] = {}
+    for folder in folders:
+        below = files_below(
+            Path(os.path.normpath(folder)), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS
+        )
+        found.update(dict.fromkeys(below))
+    return tuple(found)
+
+
 # -- without patterns ---------------------------------------------------------------------------
 
 

@@ -62,6 +62,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _hint(error: BaseException, root: str, missing_packages: Collection[str]) -> str | None:
+    if isinstance(error, ImportError) and str(error.name).startswith("databricks"):
+        return "only `databricks.sdk.runtime` and `databricks.connect` are there without a package"
     if isinstance(error, ModuleNotFoundError):
         if error.name in ("IPython", "dbruntime"):
             return _NO_NOTEBOOK
