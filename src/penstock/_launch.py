@@ -20,6 +20,7 @@ from penstock._graph.index import DefinitionIndex, build_index
 from penstock._local.cds import is_training, java_options
 from penstock._local.jars import class_path
 from penstock._local.java import require_java
+from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
@@ -29,6 +30,7 @@ from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
+from penstock._project.notebook_globals import notebook_globals
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
@@ -237,7 +239,8 @@ def _analyse(
 
     around = _surroundings(settings, spark)
     with redirected(OutsideReads(spark, around)):
-        declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
+        namespace = notebook_globals(spark, settings, map_path=around.map_path)
+        declared = load_definitions(settings, namespace=namespace)
     if on_hooks is not None:
         on_hooks(declared.hooks)
     index = build_index(declared, settings)
@@ -257,6 +260,7 @@ def _surroundings(settings: PipelineSettings, spark: "SparkSession") -> "Surroun
             catalog=settings.catalog,
             schema=settings.schema,
         ),
+        map_path=PathMap(settings.paths).map,
         resolve_secrets=resolve_secrets,
         files=_no_files,
         events=event_directory(settings),

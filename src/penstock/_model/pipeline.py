@@ -10,7 +10,6 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
-_EMPTY_TABLES: "Mapping[str, ExternalTable]" = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,31 +17,15 @@ class ExternalTable:
     """A table that the pipeline reads but does not declare.
 
     Attributes:
-        path: Where it lies: a folder or a file.
-        format: Of its files; empty = as the files show.
+        path: Where it lies: absolute path or URI of a folder or a file. Of a name that ends in
+            `*`, the folder of its schemas or tables.
+        format: Spark's name of their format, in lower case; empty = as the files show.
         options: Of the reader.
         schema: DDL; `None` = as the files show.
     """
 
     path: str
-    format: str = "delta"
-    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    schema: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExternalTable:
-    """Where a table lives that a pipeline reads but does not make.
-
-    Attributes:
-        path: Absolute path or URI of its files.
-        format: Spark's name of their format, in lower case.
-        options: Reader options.
-        schema: DDL text; `None` lets the reader find out.
-    """
-
-    path: str
-    format: str = "delta"
+    format: str = ""
     options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     schema: str | None = None
 
@@ -63,7 +46,6 @@ class PipelineSettings:
         configuration: Spark and free keys that source files read with `spark.conf.get`.
         source_patterns: File paths, or folders ending in `/**`, relative to `root`.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
-        tables: Where tables lie that the pipeline reads but does not declare, by name.
         master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
         continuous: Whether the pipeline is meant to run until it is stopped.
         development: Whether its settings mark it as one under development.
@@ -84,7 +66,6 @@ class PipelineSettings:
     configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     source_patterns: tuple[str, ...] = ()
     quarantine: bool = True
-    tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _EMPTY_TABLES)
     master: str | None = None
     continuous: bool = False
     development: bool = False

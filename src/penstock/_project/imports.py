@@ -2,7 +2,8 @@
 
 While `project_imports` is open, the modules of a project's folders can be imported. Each file is
 executed once, whether it runs as a source, is imported by a sibling, or both: a file that declares
-datasets must not declare them twice. Afterwards nothing of it is left in `sys.modules`, so the
+datasets must not declare them twice. Only `%run` executes a file again, in another's namespace
+(see `SourceExecutor`). Afterwards nothing of it is left in `sys.modules`, so the
 next load in the same process sees changed files, and Spark pickles functions of these modules by
 value: its Python workers could not import them.
 """
@@ -16,9 +17,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from penstock._model.pipeline import PipelineSettings
+from penstock._project.databricks_modules import databricks_modules
+from penstock._project.display import displayable_frames
+from penstock._project.execution import SourceExecutor
 from penstock._project.sources import find_sources
 
 # What the project's own files may not hide, even if one of them has such a name.
@@ -41,14 +45,15 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
     if _open and _open[-1].root == settings.root:
         yield _open[-1]
         return
-    imports = ProjectImports(settings.root, find_sources(settings))
+    imports = ProjectImports(settings, find_sources(settings))
     paths = list(sys.path)
     importlib.invalidate_caches()
     sys.meta_path.insert(0, imports)
     sys.path.extend(folder for folder in imports.folders if folder not in paths)
     _open.append(imports)
     try:
-        yield imports
+        with databricks_modules(lambda: imports.namespace), displayable_frames():
+            yield imports
     finally:
         _open.remove(imports)
         sys.meta_path.remove(imports)
@@ -64,15 +69,21 @@ class ProjectImports(MetaPathFinder):
     Attributes:
         root: Folder of the project.
         sources: Its source files.
-        folders: Where modules are searched: the root and the folders of the source files.
+        folders: Where modules are searched: the root and its `src`, the folders of the source
+            files, those between them and the root, and those that the settings name.
+        namespace: Globals that source files find.
+        executor: What executes them.
     """
 
-    def __init__(self, root: str, sources: Sequence[Path]) -> None:
-        self.root = root
+    def __init__(self, settings: PipelineSettings, sources: Sequence[Path]) -> None:
+        self.root = settings.root
         self.sources = tuple(sources)
-        self.folders = list(dict.fromkeys([root, *(str(source.parent) for source in sources)]))
+        self.folders = list(
+            dict.fromkeys([*module_folders(Path(settings.root), sources), *settings.import_roots])
+        )
+        self.namespace: Mapping[str, object] = {}
+        self.executor = SourceExecutor(settings)
         self._search = self.folders
-        self._globals: Mapping[str, object] = {}
         self._modules: dict[str, ModuleType] = {}
         self._failures: dict[str, BaseException] = {}
         self._imported_names: set[str] = set()
@@ -91,13 +102,15 @@ class ProjectImports(MetaPathFinder):
                 before and failed.
         """
         path = str(source)
-        self._globals = namespace
-        self._search = list(dict.fromkeys([str(source.parent), *self.folders]))
+        self.namespace = namespace
+        own = _between(source.parent, Path(self.root))
+        package, top = _package_of(source)
+        self._search = list(dict.fromkeys([str(source.parent), *top, *own, *self.folders]))
         try:
             if path in self._failures:
                 raise self._failures[path]
             if path not in self._modules:
-                name = self._unique_name(source)
+                name = package + self._unique_name(source)
                 spec = spec_from_file_location(name, path, loader=_Loader(name, path, self))
                 assert spec is not None
                 assert spec.loader is not None
@@ -146,11 +159,11 @@ class ProjectImports(MetaPathFinder):
             return
         self._modules[loader.path] = module
         if Path(loader.path) in self.sources:
-            vars(module).update(self._globals)
+            vars(module).update(self.namespace)
         if _pickle_by_value(module):
             self._by_value.append(module)
         try:
-            exec(loader.get_code(module.__name__), vars(module))  # noqa: S102 (the user's file)
+            self.executor.execute(Path(loader.path), vars(module))
         except BaseException as error:
             self._failures[loader.path] = error
             del self._modules[loader.path]
@@ -165,6 +178,7 @@ class ProjectImports(MetaPathFinder):
         self._forget(self._source_names)
         self._modules.clear()
         self._failures.clear()
+        self.executor.forget()
 
     def _forget(self, names: set[str]) -> None:
         for name in names:
@@ -181,7 +195,7 @@ class ProjectImports(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Compiles from the source, never from a cached file of the same second and size."""
+    """Executes the source, never a cached file of the same second and size."""
 
     def __init__(self, fullname: str, path: str, imports: ProjectImports) -> None:
         super().__init__(fullname, path)
@@ -193,8 +207,35 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         self._imports.execute(self, module)
 
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
+
+def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:
+    """Return the folders where the modules of a project are searched, in order."""
+    folders = [root, *([root / "src"] if (root / "src").is_dir() else [])]
+    folders += [source.parent for source in sources]
+    found = dict.fromkeys(map(str, folders))
+    for source in sources:
+        found.update(dict.fromkeys(_between(source.parent, root)))
+    return list(found)
+
+
+def _between(folder: Path, root: Path) -> list[str]:
+    """The folders above one, up to the root of the project; none if it lies outside."""
+    if not folder.is_relative_to(root):
+        return []
+    return [str(above) for above in folder.parents if above.is_relative_to(root)]
+
+
+def _package_of(source: Path) -> tuple[str, list[str]]:
+    """The package that a source belongs to, with a dot, and the folder that it is imported from.
+
+    So relative imports work in a source, too.
+    """
+    names: list[str] = []
+    folder = source.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return "".join(f"{name}." for name in names), [str(folder)] if names else []
 
 
 def _pickle_by_value(module: ModuleType) -> bool:

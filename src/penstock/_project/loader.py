@@ -1,20 +1,16 @@
 """Executes the source files of a pipeline and collects what they declare."""
 
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from penstock._api.modules import installed_modules
-from penstock._api.registry import Registry, registration
+from penstock._api.registry import registration
 from penstock._model.origin import source_location
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
-from penstock._project.imports import project_imports
+from penstock._project.imports import ProjectImports, project_imports
+from penstock._project.source_registry import SourceRegistry
 from penstock._project.user_code import user_code_error
-from penstock.errors import DefinitionError, PenstockError, SpecError
-
-_NOTEBOOK_HEADER = "# Databricks notebook source"
-# Cells of other languages would be skipped without a word: they are comments to Python.
-_LOST_MAGIC = re.compile(r"^#\s*MAGIC\s+%(sql|run|python|scala|r)\b")
+from penstock._project.user_session import shared_session
+from penstock.errors import DefinitionError, PenstockError
 
 
 def load_definitions(
@@ -34,24 +30,15 @@ def load_definitions(
         DefinitionError: They declare nothing.
         SpecError: The source files cannot be found.
     """
-    registry = Registry()
-    with project_imports(settings) as imports, installed_modules(), registration(registry):
+    registry = SourceRegistry()
+    with (
+        project_imports(settings) as imports,
+        installed_modules(),
+        registration(registry),
+        shared_session(namespace.get("spark")),
+    ):
         imports.drop()
-        seen: set[int] = set()
-        for source in imports.sources:
-            for lost in _lost_cells(source):
-                registry.record(lost)
-            try:
-                imports.run(source, namespace)
-            except (Exception, SystemExit) as error:
-                # A file that several siblings import fails in each of them with the same object.
-                if id(error) not in seen:
-                    seen.add(id(error))
-                    registry.record(
-                        error
-                        if isinstance(error, PenstockError)
-                        else user_code_error(error, source, settings.root)
-                    )
+        _run_all(imports, namespace, registry)
         sources = imports.sources
     if registry.is_empty and not registry.errors:
         shown = ", ".join(source_location(str(source), 1).file for source in sources[:3])
@@ -59,23 +46,27 @@ def load_definitions(
         raise DefinitionError(
             "PIPELINE_EMPTY",
             f"the source files of pipeline `{settings.name}` declare nothing: {shown}{more}",
-            hint="put `@dp.table` on a function that returns a DataFrame (`import penstock as dp`)",
+            hint="put `@dp.table` on a function that returns a DataFrame "
+            "or write `CREATE STREAMING TABLE` in SQL",
         )
     return registry.build()
 
 
-def _lost_cells(source: Path) -> Iterator[PenstockError]:
-    try:
-        lines = source.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except OSError:
-        return  # executing it tells
-    if not lines or not lines[0].startswith(_NOTEBOOK_HEADER):
-        return
-    for number, line in enumerate(lines, start=1):
-        if match := _LOST_MAGIC.match(line):
-            yield SpecError(
-                "SOURCE_NOT_SUPPORTED",
-                f"a `%{match.group(1)}` cell in a notebook source is not supported yet",
-                origin=source_location(str(source), number),
-                hint="write it in Python: `spark.sql(...)` for SQL, `import` for `%run`",
-            )
+def _run_all(
+    imports: ProjectImports, namespace: Mapping[str, object], registry: SourceRegistry
+) -> None:
+    told: set[tuple[str, str, str]] = set()
+    for source in imports.sources:
+        try:
+            imports.run(source, namespace)
+        except (Exception, SystemExit) as raised:
+            error = raised
+            if not isinstance(error, PenstockError):
+                error = user_code_error(
+                    raised, source, imports.root, imports.executor.missing_packages
+                )
+            # A file that several others import or run fails in each of them.
+            key = (error.condition, error.message, str(error.origin))
+            if key not in told:
+                told.add(key)
+                registry.record(error)

@@ -1,27 +1,56 @@
 """Which files are the source of a pipeline."""
 
+import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock._model.pipeline import PipelineSettings
+from penstock._project.magics import Cell, CellKind
+from penstock._project.notebook import (
+    SUFFIXES,
+    find_notebook,
+    find_notebook_of_workspace,
+    read_cells,
+)
 from penstock._project.spec import nearest_file
-from penstock.errors import SpecError
+from penstock.errors import PenstockError, SpecError
 
-_LATER = {".sql": "SQL", ".ipynb": "notebooks", ".scala": "Scala", ".r": "R"}
+OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
+"""Sources on Databricks that are not run here."""
+
 _API_IMPORT = re.compile(
     r"^\s*(?:import\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:penstock|dlt|pyspark\.pipelines)\b(?!\.)"
     r"|from\s+(?:penstock|dlt|pyspark\.pipelines)\s+import\b"
     r"|from\s+pyspark\s+import\s+(?:\([^)]*|[^\n]*)\bpipelines\b)",
     re.MULTILINE,
 )
+_SQL_DECLARATION = re.compile(
+    r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMPORARY|INCREMENTAL)\s+)*"
+    r"(?:STREAMING|LIVE|MATERIALIZED|FLOW)\b"
+    r"|\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b|\bAPPLY\s+CHANGES\s+INTO\b",
+    re.IGNORECASE,
+)
+# Where projects keep their sources, if neither a spec file nor the root tells.
+_CONVENTIONAL = ("transformations", "src", "pipelines", "notebooks", "dlt", "sql")
+_NO_SOURCE = re.compile(r"(?:test_.*|.*_test|conftest|setup)\.py$")
+_NO_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
+# Of tables, and of virtual environments.
+_MARKS_OF_NO_FOLDER = ("_delta_log", "pyvenv.cfg")
+_WILDCARDS = re.compile(r"[*?\[]")
+_MOST_FOLDERS = 2000
 
 
 def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     """Return the pipeline's source files: in the order of the patterns, each file once.
 
-    Without patterns these are the `*.py` of the project's folder that import the API.
+    A pattern is a file, a notebook without its ending, a folder that ends in `/**`, or has
+    wildcards. Of folders and wildcards, only what can be a source counts: no other files, no
+    tests, nothing hidden.
+
+    Without patterns these are the files that declare something: in the project's folder, else in
+    sub-folders with the usual names, else anywhere below.
 
     Raises:
         SpecError: A pattern is not allowed or matches nothing, or a file is of another language.
@@ -40,88 +69,189 @@ def imports_api(text: str) -> bool:
     return _API_IMPORT.search(text) is not None
 
 
-def _pipeline_files(root: Path) -> tuple[Path, ...]:
-    files = [
-        path
-        for path in sorted(root.glob("*.py"))
-        if path.is_file()
-        and not path.name.startswith(("test_", "conftest."))
-        and imports_api(path.read_text(encoding="utf-8", errors="replace"))
+def files_below(
+    folder: Path, suffixes: Iterable[str] = SUFFIXES, *, most_folders: int | None = None
+) -> Iterator[Path]:
+    """Give the files of a folder that may be sources: those of a folder before its sub-folders.
+
+    Args:
+        folder: Where to search.
+        suffixes: Of the files that are wanted.
+        most_folders: After so many folders the search ends.
+    """
+    endings = tuple(suffixes)
+    for number, (current, folders, files) in enumerate(os.walk(folder)):
+        if most_folders is not None and number >= most_folders:
+            return
+        folders[:] = sorted(name for name in folders if _is_searched(Path(current), name))
+        for name in sorted(files):
+            if _is_searched_file(name) and name.lower().endswith(endings):
+                yield Path(current, name)
+
+
+def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
+    """Return the files in source folders that only Databricks would run: Scala and R."""
+    root = Path(settings.root)
+    folders = [
+        root / pattern.strip().removesuffix("**")
+        for pattern in settings.source_patterns
+        if pattern.strip().endswith("**")
     ]
-    if not files:
-        raise SpecError(
-            "SOURCE_NOT_FOUND",
-            f"{root} has no pipeline: no spec file here or above, and no Python file that imports "
-            "penstock, dlt or pyspark.pipelines",
-            hint="name a file (`penstock run my_pipeline.py`), or make a project with "
-            "`penstock init NAME`",
+    if not settings.source_patterns:
+        folders = [root]
+    found: dict[Path, None] = {}
+    for folder in folders:
+        below = files_below(
+            Path(os.path.normpath(folder)), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS
         )
-    return tuple(files)
+        found.update(dict.fromkeys(below))
+    return tuple(found)
 
 
-def _matches(root: Path, pattern: str) -> Iterator[Path]:
+# -- without patterns ---------------------------------------------------------------------------
+
+
+def _pipeline_files(root: Path) -> tuple[Path, ...]:
+    """The files that declare something, at the first of the places that has some."""
+    here = (path for path in sorted(root.iterdir()) if _is_candidate(path))
+    usual = (path for name in _CONVENTIONAL for path in files_below(root / name))
+    anywhere = files_below(root, most_folders=_MOST_FOLDERS)
+    for place in (here, usual, anywhere):
+        if files := tuple(path for path in place if _declares(path)):
+            return files
+    raise SpecError(
+        "SOURCE_NOT_FOUND",
+        f"{root} has no pipeline: no spec file here or above, no Python file or notebook that "
+        "imports penstock, dlt or pyspark.pipelines, and no SQL that creates a dataset",
+        hint="name a file (`penstock run my_pipeline.py`), or make a project with "
+        "`penstock init NAME`",
+    )
+
+
+def _is_candidate(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in SUFFIXES and _is_searched_file(path.name)
+
+
+def _declares(path: Path) -> bool:
+    try:
+        return any(_cell_declares(cell) for cell in read_cells(path))
+    except (PenstockError, SyntaxError, ValueError, OSError):
+        if path.suffix.lower() != ".py":
+            return False
+    try:  # loading it tells what is wrong
+        return imports_api(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
+
+
+def _cell_declares(cell: Cell) -> bool:
+    if cell.kind is CellKind.SQL:
+        return _SQL_DECLARATION.search(cell.text) is not None
+    return cell.kind is CellKind.PYTHON and imports_api(cell.text)
+
+
+# -- patterns -----------------------------------------------------------------------------------
+
+
+def _matches(root: Path, pattern: str) -> Iterable[Path]:
     text = pattern.strip()
-    is_folder = text == "**" or text.endswith("/**")
-    place = text.removesuffix("**") if is_folder else text
-    if not text or any(letter in "*?[" for letter in place):
+    if not text:
         raise SpecError(
             "SOURCE_PATTERN_INVALID",
-            f"the source pattern `{pattern}` is not allowed",
+            f"the source pattern {pattern!r} is blank",
             hint="write the path of a file, or a folder that ends in `/**`",
         )
+    is_folder = text == "**" or text.endswith("/**")
+    place = text.removesuffix("**") if is_folder else text
     path = Path(os.path.normpath(root / place))
-    if not path.exists():
+    if _WILDCARDS.search(place) and not path.exists():
+        return _wildcard_matches(root, text)
+    if is_folder:
+        return _folder_matches(path, pattern)
+    return [_named(root, path, pattern)]
+
+
+def _folder_matches(folder: Path, pattern: str) -> list[Path]:
+    if not folder.exists():
         raise SpecError(
             "SOURCE_NOT_FOUND",
-            f"there is no {'folder' if is_folder else 'file'} {path}, which the pattern "
-            f"`{pattern}` names",
-            hint=nearest_file(path),
+            f"there is no folder {folder}, which the pattern `{pattern}` names",
+            hint=nearest_file(folder),
         )
-    if is_folder:
-        yield from _files_below(path, pattern)
-    elif path.is_dir():
-        raise SpecError(
-            "SOURCE_PATTERN_INVALID",
-            f"the source `{pattern}` is a folder",
-            hint=f"write `{text.rstrip('/')}/**`",
-        )
-    elif path.suffix == ".py":
-        yield path
-    else:
-        raise _not_supported(path)
-
-
-def _files_below(folder: Path, pattern: str) -> Iterator[Path]:
     if not folder.is_dir():
         raise SpecError(
             "SOURCE_PATTERN_INVALID",
             f"the source pattern `{pattern}` ends in `/**`, but {folder} is a file",
             hint="leave the `/**` out",
         )
-    empty = True
-    for current, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name[0] != "." and name != "__pycache__")
-        for name in sorted(files):
-            path = Path(current, name)
-            if name.startswith("."):
-                continue
-            if path.suffix.lower() in _LATER:
-                raise _not_supported(path)
-            if path.suffix == ".py":
-                empty = False
-                yield path
-    if empty:
+    found = list(files_below(folder))
+    if not found:
+        raise _nothing_matches(pattern, f"{folder} has none")
+    return found
+
+
+def _wildcard_matches(root: Path, pattern: str) -> list[Path]:
+    # Not Path.glob: patterns may be absolute, or lead outside with `..`.
+    full = os.path.join(glob.escape(str(root)), pattern)  # noqa: PTH118
+    names = glob.glob(full, recursive=True)  # noqa: PTH207
+    matched = [Path(os.path.normpath(name)) for name in names]
+    found = {
+        path
+        for path in matched
+        if _is_candidate(path) and not _NO_FOLDERS.intersection(path.parts[len(root.parts) :])
+    }
+    if not found:
+        if others := [path for path in matched if path.suffix.lower() in OTHER_LANGUAGES]:
+            raise _not_supported(min(others))
+        raise _nothing_matches(pattern, f"searched from {root}")
+    # As of a folder: its own files first.
+    return sorted(found, key=lambda path: (path.parent, path.name))
+
+
+def _named(root: Path, path: Path, pattern: str) -> Path:
+    if path.is_file() and path.suffix.lower() not in SUFFIXES:
+        raise _not_supported(path)
+    found = find_notebook(path)
+    if found is None and pattern.strip().startswith("/"):
+        found = find_notebook_of_workspace(pattern.strip(), root)
+    if found is not None:
+        return found
+    if path.is_dir():
         raise SpecError(
-            "SOURCE_NOT_FOUND",
-            f"the source pattern `{pattern}` matches no Python file: {folder} has none",
+            "SOURCE_PATTERN_INVALID",
+            f"the source `{pattern}` is a folder",
+            hint=f"write `{pattern.strip().rstrip('/')}/**`",
         )
+    raise SpecError(
+        "SOURCE_NOT_FOUND",
+        f"there is no file {path}, which the pattern `{pattern}` names",
+        hint=nearest_file(path),
+    )
+
+
+def _is_searched(parent: Path, name: str) -> bool:
+    if name.startswith(".") or name in _NO_FOLDERS:
+        return False
+    return not any((parent / name / mark).exists() for mark in _MARKS_OF_NO_FOLDER)
+
+
+def _is_searched_file(name: str) -> bool:
+    return not name.startswith(".") and _NO_SOURCE.match(name) is None
+
+
+def _nothing_matches(pattern: str, why: str) -> SpecError:
+    return SpecError(
+        "SOURCE_NOT_FOUND",
+        f"the source pattern `{pattern}` matches no source file: {why}",
+        hint=f"source files end in {', '.join(SUFFIXES)}; tests and hidden files do not count",
+    )
 
 
 def _not_supported(path: Path) -> SpecError:
-    language = _LATER.get(path.suffix.lower())
+    language = OTHER_LANGUAGES.get(path.suffix.lower())
     subject = f"{language} as a source" if language else f"a source that ends in `{path.suffix}`"
     return SpecError(
         "SOURCE_NOT_SUPPORTED",
-        f"{path}: {subject} is not supported" + (" yet" if language else ""),
-        hint="sources are Python files (`.py`); move others out of the folder",
+        f"{path}: {subject} is not supported",
+        hint=f"sources end in {', '.join(SUFFIXES)}; export a notebook as source file or as .ipynb",
     )

@@ -91,7 +91,9 @@ class TableSpec(_Part):
     """A table that the pipeline reads but does not make."""
 
     path: str = Field(description="Folder or file, relative to this file, or a URI.")
-    format: str = Field(default="delta", description="Spark's name of the format.")
+    format: str | None = Field(
+        default=None, description="Spark's name of the format; as the files show if not given."
+    )
     options: dict[str, Text] = Field(default_factory=dict, description="Reader options.")
     schema_: str | None = Field(default=None, alias="schema", description="Schema as DDL.")
 

@@ -87,11 +87,11 @@ def _import_roots(spec: PipelineSpec, document: Node, root: Path) -> tuple[str, 
 def _table(spec: PipelineSpec, document: Node, root: Path, name: str) -> ExternalTable:
     table = spec.tables[name]
     named = document.at(("tables", name, "format"))
-    if not table.format.strip():
+    if table.format is not None and not table.format.strip():
         raise named.error(f"`tables.{name}.format` is blank")
     return ExternalTable(
         path=_place(document, root, "tables", name, "path"),
-        format=table.format.strip().lower(),
+        format=(table.format or "").strip().lower(),
         options=dict(table.options),
         schema=table.schema_,
     )

@@ -1,33 +1,43 @@
 """Exceptions of the user's files, as errors that name the user's line."""
 
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
 from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._model.redaction import redact
+from penstock._project.notebook import file_of_cell
 from penstock.errors import UserCodeError
 
 _MACHINERY = "<frozen importlib"
 _LONGEST = 400
+_OF_SOURCES = ("spark", "sc", "sqlContext", "dbutils", "display", "displayHTML", "getArgument")
+_NO_NOTEBOOK = (
+    "no IPython runs here; `dbutils`, `spark` and `display` are there without it, also with "
+    "`from databricks.sdk.runtime import dbutils`"
+)
 
 
-def user_code_error(error: BaseException, source: Path, root: str) -> UserCodeError:
+def user_code_error(
+    error: BaseException, source: Path, root: str, missing_packages: Collection[str] = ()
+) -> UserCodeError:
     """Return the error that a source file ended with, for the user's eyes.
 
     Args:
         error: What was raised; it becomes the cause, with our frames cut out of its traceback.
         source: The file that was executed.
         root: Folder of the project: the deepest line in it is where the user looks first.
+        missing_packages: What `%pip` cells ask for and is not installed.
     """
     error = error.with_traceback(_trim(error.__traceback__))
     kind = type(error).__name__
     result: UserCodeError
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+    if isinstance(error, SyntaxError) and _is_file(error.filename):
         result = UserCodeError(
             "USER_CODE_SYNTAX",
             f"{kind}: {error.msg}" + (f": {error.text.strip()}" if error.text else ""),
-            origin=source_location(error.filename, error.lineno or 1),
+            origin=source_location(str(error.filename), error.lineno or 1),
         )
     else:
         if isinstance(error, SystemExit):
@@ -35,7 +45,7 @@ def user_code_error(error: BaseException, source: Path, root: str) -> UserCodeEr
             hint: str | None = "leave exit() and sys.exit() out of source files"
         else:
             message = f"{kind}: {_first_line(error)}" if str(error) else kind
-            hint = _hint(error, root)
+            hint = _hint(error, root, missing_packages)
         result = UserCodeError(
             "USER_CODE_RAISED",
             redact(message),
@@ -51,14 +61,30 @@ def _first_line(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else line[:_LONGEST] + " ..."
 
 
-def _hint(error: BaseException, root: str) -> str | None:
+def _hint(error: BaseException, root: str, missing_packages: Collection[str]) -> str | None:
+    if isinstance(error, ImportError) and str(error.name).startswith("databricks"):
+        return "only `databricks.sdk.runtime` and `databricks.connect` are there without a package"
     if isinstance(error, ModuleNotFoundError):
+        if error.name in ("IPython", "dbruntime"):
+            return _NO_NOTEBOOK
+        if missing_packages:
+            return (
+                "a `%pip` cell asks for packages that are not installed: "
+                f"`pip install {' '.join(missing_packages)}`"
+            )
         return (
             f"modules are found in {root}, in the folder of the source file, and among the "
             "installed packages"
         )
-    if isinstance(error, NameError) and error.name == "dbutils":
-        return "`dbutils` is not available; read settings with `spark.conf.get`"
+    if isinstance(error, NameError) and error.name in _OF_SOURCES:
+        return (
+            f"`{error.name}` is there in source files; a module that they import gets it with "
+            f"`from databricks.sdk.runtime import {error.name}`"
+        )
+    if isinstance(error, NameError) and error.name == "get_ipython":
+        return _NO_NOTEBOOK
+    if isinstance(error, AttributeError) and error.name == "user_ns":
+        return _NO_NOTEBOOK
     return None
 
 
@@ -73,8 +99,12 @@ def _origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocat
     return source_location(file, line)
 
 
+def _is_file(filename: str | None) -> bool:
+    return filename is not None and Path(file_of_cell(filename)).is_file()
+
+
 def _is_project_file(filename: str, source: Path, root: str) -> bool:
-    path = Path(filename)
+    path = Path(file_of_cell(filename))
     if path == source:
         return True
     return path.is_relative_to(root) and "site-packages" not in path.parts

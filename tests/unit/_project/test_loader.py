@@ -230,7 +230,10 @@ def test_one_error_is_reported_when_a_broken_module_is_imported_by_all(project):
         ("import sys; sys.exit('bye')", "exit code 'bye'"),
         ("raise RuntimeError", "RuntimeError"),
         ("import no_such_module", "modules are found in"),
-        ("dbutils.widgets.text('a')", "`dbutils` is not available"),
+        ("dbutils.widgets.text('a')", "from databricks.sdk.runtime import dbutils"),
+        ("get_ipython().user_ns['dbutils']", "no IPython runs here"),
+        ("from dbruntime import x", "no IPython runs here"),
+        ("from databricks.sdk import WorkspaceClient", "are there without a package"),
         ("raise ValueError('x' * 5000)", "..."),
     ],
 )
@@ -263,19 +266,28 @@ def test_pipeline_is_refused_when_it_declares_nothing(project):
     assert "a.py" in caught.value.message
 
 
-def test_cells_of_other_languages_are_refused_when_a_notebook_has_some(project):
-    project.write(
-        "a.py",
-        "# Databricks notebook source\n# MAGIC %md text\n# COMMAND ----------\n"
-        "# MAGIC %run ./setup\n" + TABLE.format("a", "1"),
-    )
-    (error,) = _errors(project)
-    assert (error.condition, error.origin.line) == ("SOURCE_NOT_SUPPORTED", 4)
-
-
 def test_source_is_read_when_it_has_a_byte_order_mark_or_another_encoding(project):
     (project.root / "a.py").write_bytes(
         b"# -*- coding: latin-1 -*-\n" + TABLE.format("a", "'\u00e9'").encode("latin-1")
     )
     (project.root / "b.py").write_bytes(b"\xef\xbb\xbf" + TABLE.format("b", "'\u00e9'").encode())
     assert [flow.function() for flow in _load(project).flows] == ["\u00e9", "\u00e9"]
+
+
+def test_relative_imports_work_when_a_source_is_in_a_package(project):
+    project.write("t/lib/__init__.py")
+    project.write("t/lib/names.py", "NAME = 'n'\n")
+    project.write("t/lib/a.py", "from .names import NAME\n" + TABLE.format("a", "NAME"))
+    project.write("t/b.py", "from lib.names import NAME\n" + TABLE.format("b", "NAME"))
+    assert [flow.function() for flow in _load(project, "t/**").flows] == ["n", "n"]
+
+
+def test_modules_are_found_when_they_are_in_src_or_above_the_source(project):
+    project.write("src/shop/rules.py", "RULES = 'src'\n")
+    project.write("t/shared.py", "SHARED = 'above'\n")
+    project.write(
+        "t/deep/er/a.py",
+        "from shop.rules import RULES\nfrom shared import SHARED\n"
+        + TABLE.format("a", "RULES, SHARED"),
+    )
+    assert _load(project, "t/deep/**").flows[0].function() == ("src", "above")

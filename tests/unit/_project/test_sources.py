@@ -50,13 +50,49 @@ def test_file_is_no_pipeline_when_it_imports_something_else(text):
     assert not imports_api(text)
 
 
-def test_pipeline_files_of_the_folder_are_found_when_nothing_is_listed(project):
+NOTEBOOK = '{"cells": [{"cell_type": "code", "source": ["%s"]}]}'
+SQL_NOTEBOOK = (
+    "# Databricks notebook source\n# MAGIC %sql\n# MAGIC CREATE LIVE TABLE t AS SELECT 1\n"
+)
+
+
+def test_files_of_the_folder_that_declare_are_found_when_nothing_is_listed(project):
     project.write("b.py", "import dlt\n")
     project.write("a.py", "import penstock as dp\n")
+    project.write("c.sql", "create or refresh streaming table t as select 1")
+    project.write("d.ipynb", NOTEBOOK % "import dlt")
+    project.write("e.py", SQL_NOTEBOOK)
     project.write("rules.py", "RULES = {}\n")
+    project.write("setup.sql", "CREATE TABLE t (id INT); CREATE OR REPLACE VIEW v AS SELECT 1")
+    project.write("other.ipynb", NOTEBOOK % "import pandas")
+    project.write("broken.ipynb", "{")
     project.write("test_a.py", "import penstock as dp\n")
     project.write("deep/c.py", "import dlt\n")
-    assert _found(project) == ["orders/a.py", "orders/b.py"]
+    assert _found(project) == [f"orders/{n}" for n in ("a.py", "b.py", "c.sql", "d.ipynb", "e.py")]
+
+
+def test_usual_folders_are_searched_when_the_root_declares_nothing(project):
+    project.write("main.py", "print('no pipeline')\n")
+    project.write("sql/gold.sql", "CREATE MATERIALIZED VIEW g AS SELECT 1")
+    project.write("transformations/deep/a.py", "import dlt\n")
+    project.write("elsewhere/b.py", "import dlt\n")
+    assert _found(project) == ["orders/transformations/deep/a.py", "orders/sql/gold.sql"]
+
+
+def test_every_folder_is_searched_when_the_usual_ones_declare_nothing(project):
+    project.write("src/lib/rules.py", "RULES = {}\n")
+    project.write("jobs/b/flow.py", "import dlt\n")
+    project.write("jobs/b/table/_delta_log/0.json", "{}")
+    project.write("jobs/b/table/part.py", "import dlt\n")
+    project.write("venv/pyvenv.cfg")
+    project.write("venv/lib/dlt_user.py", "import dlt\n")
+    project.write(".penstock/x.py", "import dlt\n")
+    assert _found(project) == ["orders/jobs/b/flow.py"]
+
+
+def test_file_is_found_when_its_text_cannot_be_decoded(project):
+    (project.root / "a.py").write_bytes(b"import dlt\nx = '\xff'\n")
+    assert _found(project) == ["orders/a.py"]
 
 
 def test_error_tells_what_to_do_when_the_folder_has_no_pipeline(project):
@@ -66,11 +102,59 @@ def test_error_tells_what_to_do_when_the_folder_has_no_pipeline(project):
     assert "penstock init" in caught.value.hint
 
 
-def test_python_files_are_found_in_order_when_a_folder_is_listed(project):
-    for name in ("t/b.py", "t/a/z.py", "t/a/README.md", "t/.hidden/x.py", "t/__pycache__/y.py"):
+def test_sources_are_found_in_order_when_a_folder_is_listed(project):
+    for name in ("t/b.py", "t/c.sql", "t/d.ipynb", "t/a/z.py"):
         project.write(name)
-    project.write("t/.ipynb_checkpoints/x.ipynb")
-    assert _found(project, "t/**") == ["orders/t/b.py", "orders/t/a/z.py"]
+    for name in (
+        *("README.md", ".hidden/x.py", "__pycache__/y.py", ".ipynb_checkpoints/x.ipynb"),
+        *("test_b.py", "b_test.py", "conftest.py", "setup.py", "job.scala", "plot.r", "x.csv"),
+        *("x.yml", ".b.py", "node_modules/x.py"),
+    ):
+        project.write(f"t/{name}")
+    assert _found(project, "t/**") == [
+        f"orders/t/{n}" for n in ("b.py", "c.sql", "d.ipynb", "a/z.py")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("t/*.py", ["t/a.py", "t/b.py"]),
+        ("t/**/*.py", ["t/a.py", "t/b.py", "t/deep/c.py"]),
+        ("t/[ab].py", ["t/a.py", "t/b.py"]),
+        ("t/?.sql", ["t/q.sql"]),
+        ("*/deep/**", ["t/deep/c.py"]),
+        ("t/*", ["t/a.py", "t/b.py", "t/n.ipynb", "t/q.sql"]),
+        ("./t/a*", ["t/a.py"]),
+        ("../orders/t/a*", ["t/a.py"]),
+        ("x[1]/**", ["x[1]/z.py"]),
+        ("x[1]/z.py", ["x[1]/z.py"]),
+    ],
+)
+def test_sources_are_found_when_a_pattern_has_wildcards(project, pattern, found):
+    for name in ("a.py", "b.py", "q.sql", "n.ipynb", "README.md", "test_a.py", "deep/c.py"):
+        project.write(f"t/{name}")
+    project.write("t/__pycache__/a.py")
+    project.write("x[1]/z.py")
+    assert _found(project, pattern) == [f"orders/{name}" for name in found]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("notebooks/bronze", "notebooks/bronze.py"),
+        ("notebooks/silver", "notebooks/silver.sql"),
+        ("notebooks/v1.2", "notebooks/v1.2.ipynb"),
+        ("/Repos/me@x.org/shop/notebooks/bronze", "notebooks/bronze.py"),
+        ("/Workspace/Users/me/notebooks/silver.sql", "notebooks/silver.sql"),
+    ],
+)
+def test_notebook_is_found_when_it_is_named_as_in_a_workspace(project, pattern, found):
+    project.write("notebooks/bronze.py")
+    project.write("notebooks/bronze/readme.txt")
+    project.write("notebooks/silver.sql")
+    project.write("notebooks/v1.2.ipynb")
+    assert _found(project, pattern) == [f"orders/{found}"]
 
 
 def test_each_file_comes_once_when_patterns_overlap(project):
@@ -93,24 +177,23 @@ def test_whole_folder_is_searched_when_the_pattern_is_two_stars(project):
 @pytest.mark.parametrize(
     ("pattern", "condition", "told"),
     [
-        ("t/*.py", "SOURCE_PATTERN_INVALID", "/**"),
-        ("t/**/*.py", "SOURCE_PATTERN_INVALID", "/**"),
-        ("t/[ab].py", "SOURCE_PATTERN_INVALID", "/**"),
         (" ", "SOURCE_PATTERN_INVALID", "path of a file"),
         ("t", "SOURCE_PATTERN_INVALID", "write `t/**`"),
         ("t/a.py/**", "SOURCE_PATTERN_INVALID", "leave the `/**` out"),
         ("t/aa.py", "SOURCE_NOT_FOUND", "t/a.py"),
+        ("t/*.txt", "SOURCE_NOT_FOUND", "`t/*.txt`"),
         ("tt/**", "SOURCE_NOT_FOUND", "folder"),
         ("nowhere/a.py", "SOURCE_NOT_FOUND", "does not exist"),
-        ("empty/**", "SOURCE_NOT_FOUND", "no Python file"),
-        ("q.sql", "SOURCE_NOT_SUPPORTED", "SQL"),
-        ("n.ipynb", "SOURCE_NOT_SUPPORTED", "notebooks"),
+        ("/Repos/me/no/such", "SOURCE_NOT_FOUND", "no file"),
+        ("empty/**", "SOURCE_NOT_FOUND", "no source file"),
         ("t.jar", "SOURCE_NOT_SUPPORTED", "`.jar`"),
-        ("sql/**", "SOURCE_NOT_SUPPORTED", "q.sql"),
+        ("job.scala", "SOURCE_NOT_SUPPORTED", "Scala"),
+        ("*.R", "SOURCE_NOT_SUPPORTED", "R as a source"),
+        ("book.dbc", "SOURCE_NOT_SUPPORTED", "export"),
     ],
 )
 def test_error_tells_the_way_out_when_a_pattern_is_wrong(project, pattern, condition, told):
-    for name in ("t/a.py", "q.sql", "n.ipynb", "t.jar", "sql/q.sql", "empty/README.md"):
+    for name in ("t/a.py", "t.jar", "job.scala", "plot.R", "book.dbc", "empty/README.md"):
         project.write(name)
     with pytest.raises(SpecError) as caught:
         _found(project, pattern)

@@ -1,0 +1,122 @@
+"""Modules of Databricks that give a notebook's names to imported files.
+
+`from databricks.sdk.runtime import dbutils`, `from pyspark.dbutils import DBUtils` and
+`from databricks.connect import DatabricksSession` work while a project is open. An installed
+`databricks.sdk` stays what it is, except for `runtime`, which would want a workspace.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_PACKAGES = ("databricks", "databricks.sdk")
+_RUNTIME = "databricks.sdk.runtime"
+_DBUTILS = "pyspark.dbutils"
+_CONNECT = "databricks.connect"
+
+Namespace = Callable[[], Mapping[str, object]]
+
+
+@contextmanager
+def databricks_modules(namespace: Namespace) -> Iterator[None]:
+    """Let these modules be imported while this is open. It changes the whole process.
+
+    Args:
+        namespace: Gives the globals of source files. Without a `dbutils` in them the modules are
+            not there.
+    """
+    modules = _Modules(namespace, (_RUNTIME, _DBUTILS, _CONNECT))
+    # Asked last, so that installed packages of these names are found before.
+    packages = _Modules(namespace, _PACKAGES)
+    sys.meta_path.insert(0, modules)
+    sys.meta_path.append(packages)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(modules)
+        sys.meta_path.remove(packages)
+        modules.drop()
+        packages.drop()
+
+
+class _Modules(MetaPathFinder, Loader):
+    def __init__(self, namespace: Namespace, names: Sequence[str]) -> None:
+        self._namespace = namespace
+        self._names = names
+        self._made: list[ModuleType] = []
+        # What an installed package has of the same name comes back afterwards.
+        self._hidden = {name: sys.modules.pop(name) for name in names
+                        if name not in _PACKAGES and name in sys.modules}  # fmt: skip
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname not in self._names or "dbutils" not in self._namespace():
+            return None
+        return ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._made.append(module)
+        vars(module).update(self._content(module.__name__))
+
+    def drop(self) -> None:
+        for module in self._made:
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
+            parent, _, name = module.__name__.rpartition(".")
+            if parent in sys.modules and vars(sys.modules[parent]).get(name) is module:
+                delattr(sys.modules[parent], name)
+        for name, module in self._hidden.items():
+            sys.modules[name] = module
+            parent, _, attribute = name.rpartition(".")
+            if parent in sys.modules:
+                setattr(sys.modules[parent], attribute, module)
+
+    def _content(self, name: str) -> dict[str, object]:
+        namespace = self._namespace()
+        spark: Any = namespace.get("spark")
+        dbutils = namespace["dbutils"]
+        if name == _DBUTILS:
+            return {"DBUtils": lambda *_arguments, **_parameters: dbutils}
+        if name == _CONNECT:
+            return {"DatabricksSession": _session_class(spark)}
+        if name == _RUNTIME:
+            content = {**namespace, "udf": _spark_function("udf")}
+            if hasattr(spark, "table"):
+                content["table"] = lambda name: spark.table(name)
+            content = {key: value for key, value in content.items() if value is not None}
+            return {**content, "__all__": sorted(content)}
+        return {}
+
+
+class _Builder:
+    """Whatever is asked of it, it gives the session that runs."""
+
+    def __init__(self, spark: object) -> None:
+        self._spark = spark
+
+    def getOrCreate(self) -> object:
+        return self._spark
+
+    create = getOrCreate
+
+    def __getattr__(self, name: str) -> Callable[..., "_Builder"]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *_arguments, **_parameters: self
+
+
+def _session_class(spark: object) -> type:
+    return type("DatabricksSession", (), {"builder": _Builder(spark)})
+
+
+def _spark_function(name: str) -> object:
+    functions = sys.modules.get("pyspark.sql.functions")
+    return getattr(functions, name, None)

@@ -1,0 +1,242 @@
+"""`dbutils` for sources that were written for Databricks: the parts that pipelines use.
+
+What cannot be done here is an error that names the line, never a wrong answer; what has no meaning
+here (mounts, restarts of Python) does nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock._model.origin import capture_origin
+from penstock._project.dbutils_fs import FileSystem, MapPath
+from penstock._project.dbutils_notebook import Notebook
+from penstock._project.dbutils_part import Part, UnavailableError, nothing
+from penstock._project.secrets import resolve_secrets
+from penstock.errors import DefinitionError, SpecError
+
+
+class Dbutils(Part):
+    """The object `dbutils` of a source file.
+
+    Args:
+        name: Of the pipeline.
+        root: Folder of the project.
+        configuration: Of the pipeline; values of widgets.
+        map_path: Where paths of Databricks are on this machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        root: Path,
+        configuration: Mapping[str, str],
+        map_path: MapPath = str,
+    ) -> None:
+        super().__init__("dbutils")
+        self.fs = FileSystem(map_path, root)
+        self.secrets = Secrets(root)
+        self.widgets = Widgets(configuration)
+        self.notebook = Notebook(name)
+        self.jobs = Jobs()
+        self.library = Library()
+        self.data = Data()
+        self.credentials = Part("dbutils.credentials")
+
+
+class SecretMetadata(NamedTuple):
+    """What `list` tells about a secret."""
+
+    key: str
+
+
+class SecretScope(NamedTuple):
+    """What `listScopes` tells about a scope."""
+
+    name: str
+
+    def getName(self) -> str:
+        """Name of the scope."""
+        return self.name
+
+
+class Secrets(Part):
+    """`dbutils.secrets`, from the same places as `${secret:scope/key}`."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__("dbutils.secrets")
+        self._root = root
+
+    def get(self, scope: str, key: str) -> str:
+        """Return the value of a secret.
+
+        Raises:
+            SpecError: It is nowhere.
+        """
+        try:
+            return resolve_secrets(f"${{secret:{scope}/{key}}}", root=self._root)
+        except SpecError as error:
+            error.origin = capture_origin()
+            raise
+
+    def getBytes(self, scope: str, key: str) -> bytes:
+        """Return the value of a secret as UTF-8."""
+        return self.get(scope, key).encode()
+
+    def list(self, scope: str) -> Sequence[SecretMetadata]:
+        """Return the keys of a scope, as far as the folder `.secrets` tells."""
+        folder = self._root / ".secrets" / scope
+        return [SecretMetadata(path.name) for path in _entries(folder) if path.is_file()]
+
+    def listScopes(self) -> Sequence[SecretScope]:
+        """Return the scopes, as far as the folder `.secrets` tells."""
+        folder = self._root / ".secrets"
+        return [SecretScope(path.name) for path in _entries(folder) if path.is_dir()]
+
+
+class Widgets(Part):
+    """`dbutils.widgets`: values of the pipeline's configuration, else the declared defaults."""
+
+    def __init__(self, configuration: Mapping[str, str]) -> None:
+        super().__init__("dbutils.widgets")
+        self._configuration = configuration
+        self._given: Mapping[str, str] = {}
+        self._defaults: dict[str, str] = {}
+
+    def text(self, name: str, defaultValue: str = "", label: str | None = None) -> None:
+        """Declare a widget."""
+        self._defaults[name] = str(defaultValue)
+
+    def dropdown(
+        self,
+        name: str,
+        defaultValue: str,
+        choices: Sequence[str] = (),
+        label: str | None = None,
+    ) -> None:
+        """Declare a widget; a configured value may be none of the choices."""
+        self._defaults[name] = str(defaultValue)
+
+    combobox = dropdown
+    multiselect = dropdown
+
+    def get(self, name: str) -> str:
+        """Return the value of a widget, declared or not.
+
+        Raises:
+            DefinitionError: Neither the configuration nor a declaration has one.
+        """
+        for values in (self._given, self._configuration, self._defaults):
+            if name in values:
+                return values[name]
+        raise DefinitionError(
+            "WIDGET_NOT_FOUND",
+            f"there is no widget named `{name}`, and the configuration has no such key",
+            origin=capture_origin(),
+            hint=f"put `{name}` into `configuration` of the spec file, or run with "
+            f"`--conf {name}=VALUE`",
+        )
+
+    def getArgument(self, name: str, defaultValue: str | None = None) -> str:
+        """Return the value of a widget, or a default."""
+        try:
+            return self.get(name)
+        except DefinitionError:
+            if defaultValue is None:
+                raise
+            return defaultValue
+
+    def getAll(self) -> dict[str, str]:
+        """Return the values of all widgets that are declared or given by `%run`."""
+        return {name: self.get(name) for name in (*self._defaults, *self._given)}
+
+    def remove(self, name: str) -> None:
+        """Forget a declared widget."""
+        self._defaults.pop(name, None)
+
+    def removeAll(self) -> None:
+        """Forget all declared widgets."""
+        self._defaults.clear()
+
+    @contextmanager
+    def _giving(self, values: Mapping[str, str]) -> Iterator[None]:
+        before = self._given
+        self._given = {**before, **values}
+        try:
+            yield
+        finally:
+            self._given = before
+
+
+@contextmanager
+def widget_values(dbutils: object, values: Mapping[str, str]) -> Iterator[None]:
+    """Let these values of widgets win while this is open: arguments of `%run`."""
+    if not isinstance(dbutils, Dbutils):
+        yield
+        return
+    with dbutils.widgets._giving(values):
+        yield
+
+
+class Jobs(Part):
+    """`dbutils.jobs`."""
+
+    def __init__(self) -> None:
+        super().__init__("dbutils.jobs")
+        self.taskValues = TaskValues()
+
+
+class TaskValues(Part):
+    """`dbutils.jobs.taskValues`: there is no job, so `get` gives the values for that case."""
+
+    def __init__(self) -> None:
+        super().__init__("dbutils.jobs.taskValues")
+
+    def get(
+        self,
+        taskKey: str = "",
+        key: str = "",
+        default: Any = None,
+        debugValue: Any = None,
+    ) -> Any:
+        """Return the debug value, else the default.
+
+        Raises:
+            UnavailableError: There is neither.
+        """
+        value = default if debugValue is None else debugValue
+        if value is None:
+            raise UnavailableError(
+                f"the task value `{key}` of `{taskKey}`",
+                "there is no job here; give `get` a `debugValue` or a `default`",
+            )
+        return value
+
+    def set(self, key: str, value: Any) -> None:
+        """Nothing to do."""
+
+
+class Library(Part):
+    """`dbutils.library`: without effect."""
+
+    def __init__(self) -> None:
+        super().__init__("dbutils.library")
+
+    restartPython = staticmethod(nothing)
+    installPyPI = staticmethod(nothing)
+    install = staticmethod(nothing)
+
+
+class Data(Part):
+    """`dbutils.data`: without effect."""
+
+    def __init__(self) -> None:
+        super().__init__("dbutils.data")
+
+    summarize = staticmethod(nothing)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

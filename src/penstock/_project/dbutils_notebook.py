@@ -1,0 +1,161 @@
+"""`dbutils.notebook`: the end of a notebook, and what it may ask about itself."""
+
+import getpass
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock._api.registry import active_registry
+from penstock._model.origin import capture_origin
+from penstock._project.dbutils_part import Part, UnavailableError
+from penstock._project.notebook import file_of_cell
+
+
+class NotebookExit(BaseException):
+    """`dbutils.notebook.exit` was called.
+
+    Not an `Exception`, so that `except Exception` in the notebook lets it through.
+    """
+
+
+class Notebook(Part):
+    """`dbutils.notebook`.
+
+    Args:
+        pipeline: Its name.
+    """
+
+    def __init__(self, pipeline: str) -> None:
+        super().__init__("dbutils.notebook")
+        self._pipeline = pipeline
+        self.entry_point = _EntryPoint(self)
+
+    def getContext(self) -> "NotebookContext":
+        """What a notebook may ask about itself."""
+        return NotebookContext(self._values)
+
+    def exit(self, value: object = None) -> None:
+        """End the notebook that calls; what it declared counts.
+
+        Raises:
+            DefinitionError: No notebook is running.
+        """
+        active_registry("dbutils.notebook.exit")
+        raise NotebookExit(value)
+
+    def run(self, path: str, *_arguments: Any, **_parameters: Any) -> str:
+        """Not available: a notebook that runs by itself declares nothing here."""
+        raise UnavailableError(
+            f"`dbutils.notebook.run` of {path!r}",
+            "`%run` executes another notebook as a part of this one",
+        )
+
+    def _values(self) -> dict[str, str]:
+        # Absolute, without suffix: as a path in a workspace.
+        path = str(Path(file_of_cell(capture_origin().file)).absolute().with_suffix(""))
+        user = _user()
+        return {
+            "notebookPath": path,
+            "notebook_path": path,
+            "user": user,
+            "userName": user,
+            "pipelineName": self._pipeline,
+        }
+
+
+class NotebookContext:
+    """The path, the user and the pipeline of a notebook; all else it is asked for is empty."""
+
+    def __init__(self, values: Callable[[], dict[str, str]]) -> None:
+        self._values = values
+
+    def tags(self) -> "_Tags":
+        """All values by name."""
+        return _Tags(self._values())
+
+    def toJson(self) -> str:
+        """The same as text."""
+        values = self._values()
+        return json.dumps(
+            {
+                "tags": values,
+                "extraContext": {"notebook_path": values["notebookPath"]},
+                "currentRunId": None,
+                "rootRunId": None,
+            }
+        )
+
+    safeToJson = toJson
+
+    def apiToken(self) -> "_Answer":
+        """There is none."""
+        raise UnavailableError(
+            "the token of the notebook's context (`apiToken`)",
+            "there is no workspace here; keep tokens in secrets and use `dbutils.secrets.get`",
+        )
+
+    def __getattr__(self, name: str) -> "Callable[[], _Answer]":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda: _Answer(self._values().get(name))
+
+
+class _EntryPoint:
+    """The chain `entry_point.getDbutils().notebook().getContext()`."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    def getDbutils(self) -> "_EntryPoint":
+        return self
+
+    def notebook(self) -> Notebook:
+        return self._notebook
+
+
+class _Answer:
+    """A value, as the options of Scala give it; `None` where there is none."""
+
+    def __init__(self, value: str | None) -> None:
+        self._value = value
+
+    def get(self) -> str | None:
+        return self._value
+
+    def getOrElse(self, default: Any = None) -> Any:
+        if self._value is not None:
+            return self._value
+        return default() if callable(default) else default
+
+    def isDefined(self) -> bool:
+        return self._value is not None
+
+    def toString(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return self._value or ""
+
+
+class _Tags:
+    """A map of Scala."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+
+    def get(self, key: str) -> _Answer:
+        return _Answer(self._values.get(key))
+
+    def apply(self, key: str) -> str:
+        return self._values.get(key, "")
+
+    def toString(self) -> str:
+        return json.dumps(self._values)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container that does not know its user
+        return ""

@@ -1,0 +1,42 @@
+"""What all parts of `dbutils` share: a clear error for what they do not have."""
+
+from typing import Any
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+
+
+class UnavailableError(DefinitionError, AttributeError):
+    """Something that `dbutils` does not have or cannot do here."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(
+            "DBUTILS_NOT_AVAILABLE",
+            f"{what} is not available",
+            origin=capture_origin(),
+            hint=hint,
+        )
+
+
+class Part:
+    """A part of `dbutils`; its public members are what it has.
+
+    Args:
+        name: As the user writes it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def help(self, *_arguments: Any) -> None:
+        """Nothing to show."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        members = ", ".join(member for member in dir(self) if not member.startswith("_"))
+        raise UnavailableError(f"`{self._name}.{name}`", f"`{self._name}` has {members} here")
+
+
+def nothing(*_arguments: Any, **_parameters: Any) -> None:
+    """Stands for functions that have no meaning here."""

@@ -1,0 +1,58 @@
+"""Whether a module can be imported, and which file of the project it is; nothing is imported."""
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+# Provided while a pipeline loads.
+_PROVIDED = {
+    *("dlt", "penstock", "pyspark", "delta", "py4j"),
+    *("databricks.sdk.runtime", "databricks.connect"),
+}
+
+
+class ModuleSearch:
+    """Searches modules as sources find them.
+
+    Args:
+        folders: Of the project, in order.
+    """
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = [Path(folder) for folder in folders]
+
+    def is_known(self, module: str) -> bool:
+        """Whether the module is of Python, installed, provided, or in the project."""
+        top = module.partition(".")[0]
+        if top in sys.stdlib_module_names or top in _PROVIDED or module in _PROVIDED:
+            return True
+        if any((folder / f"{top}.py").is_file() or (folder / top).is_dir()
+               for folder in self._folders):  # fmt: skip
+            return True
+        try:
+            return find_spec(top) is not None
+        except (ImportError, ValueError):
+            return False
+
+    def file_of(self, module: str, importer: Path) -> Path | None:
+        """Return the file of the project that a dotted name means; `None` = it is no file of it.
+
+        Args:
+            module: With leading dots if it is relative.
+            importer: Folder of the file that imports it.
+        """
+        name = module.lstrip(".")
+        dots = len(module) - len(name)
+        folders = [importer, *self._folders]
+        if dots:
+            folders = [importer, *importer.parents][dots - 1 : dots]
+        elif name.partition(".")[0] in sys.stdlib_module_names:
+            return None
+        parts = [part for part in name.split(".") if part]
+        for folder in folders:
+            place = folder.joinpath(*parts)
+            for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+                if parts and path.is_file():
+                    return path
+        return None

@@ -1,0 +1,279 @@
+"""What a project needs from its surroundings, read from its sources without executing them.
+
+For the command that checks a project before its first run. Sources are read as text: what they
+compute is not known, so a key or path that is put together at run time may be missing or shown
+with its expression (`/Volumes/{catalog}/raw`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock._model.origin import SourceLocation, source_location
+from penstock._model.pipeline import PipelineSettings
+from penstock._project.imports import module_folders
+from penstock._project.magics import Cell, CellKind
+from penstock._project.module_search import ModuleSearch
+from penstock._project.notebook import find_run_target, read_cells, run_arguments
+from penstock._project.packages import is_installed, requested_packages
+from penstock._project.python_findings import python_findings
+from penstock._project.secrets import resolve_secrets
+from penstock._project.sources import find_sources, ignored_sources
+from penstock._project.sql_findings import sql_findings
+from penstock._project.text_findings import Finding, FindingKind
+from penstock._project.user_code import user_code_error
+from penstock.errors import PenstockError, SpecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationNeed:
+    """A key that a source reads.
+
+    Attributes:
+        key: As in `configuration`; the name of a widget.
+        has_default: Whether the source, or Spark, has a value for it.
+        is_set: Whether the settings, or a source, set it.
+        origin: Where it is read.
+    """
+
+    key: str
+    has_default: bool
+    is_set: bool
+    origin: SourceLocation
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether reading it will fail, as far as is known: parts of it may be computed."""
+        return not (self.has_default or self.is_set or "{" in self.key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretNeed:
+    """A secret that a source reads.
+
+    Attributes:
+        name: `scope/key`, or `NAME`.
+        is_found: Whether it is there; `None` where the name is computed.
+        origin: Where it is read.
+    """
+
+    name: str
+    is_found: bool | None
+    origin: SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathNeed:
+    """A path that is somewhere else on this machine, or needs access to a store.
+
+    Attributes:
+        path: As the source has it; computed parts in braces.
+        scheme: What it begins with: `/Volumes`, `dbfs:`, `s3:`, ...
+        origin: Where it stands.
+    """
+
+    path: str
+    scheme: str
+    origin: SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportNeed:
+    """A module that is neither installed nor in the project.
+
+    Attributes:
+        module: Its dotted name.
+        is_optional: Whether the source goes on without it.
+        origin: Where it is imported.
+    """
+
+    module: str
+    is_optional: bool
+    origin: SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageNeed:
+    """A package that a notebook installs with `%pip`.
+
+    Attributes:
+        name: Of the distribution.
+        is_installed: Whether it is here, of whatever version.
+        origin: Where it is installed.
+    """
+
+    name: str
+    is_installed: bool
+    origin: SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectNeeds:
+    """Everything that was found, in the order of the sources; each place once.
+
+    Attributes:
+        configuration: Keys that are read with `spark.conf.get` or `${key}`.
+        widgets: Widgets that are read.
+        secrets: Secrets that are read.
+        paths: Paths of Databricks and of object stores.
+        imports: Modules that cannot be imported.
+        packages: What `%pip` installs.
+        ignored: Files in source folders that are of another language.
+        problems: Sources that cannot be read or are not valid Python; of the latter, needs are
+            still found as far as single lines tell.
+    """
+
+    configuration: tuple[ConfigurationNeed, ...] = ()
+    widgets: tuple[ConfigurationNeed, ...] = ()
+    secrets: tuple[SecretNeed, ...] = ()
+    paths: tuple[PathNeed, ...] = ()
+    imports: tuple[ImportNeed, ...] = ()
+    packages: tuple[PackageNeed, ...] = ()
+    ignored: tuple[Path, ...] = ()
+    problems: tuple[PenstockError, ...] = ()
+
+
+def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = None) -> ProjectNeeds:
+    """Return what the sources of a pipeline need; nothing is executed.
+
+    Modules of the project that sources import, and notebooks that they run, are read as well.
+
+    Args:
+        settings: Of the pipeline.
+        environ: Where secrets are looked for; the environment of the process if not given.
+
+    Raises:
+        SpecError: The source files cannot be found.
+    """
+    sources = find_sources(settings)
+    reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
+    for source in sources:
+        reader.read(source)
+    found = reader.findings
+    return ProjectNeeds(
+        configuration=tuple(_configuration(found, settings)),
+        widgets=tuple(_widgets(found, settings)),
+        secrets=tuple(_secrets(found, settings, environ)),
+        paths=tuple(
+            PathNeed(path=item.name, scheme=item.detail, origin=item.origin)
+            for item in found
+            if item.kind is FindingKind.PATH
+        ),
+        imports=tuple(
+            ImportNeed(module=item.name, is_optional=item.has_default, origin=item.origin)
+            for item in found
+            if item.kind is FindingKind.IMPORT and not reader.modules.is_known(item.name)
+        ),
+        packages=tuple(
+            PackageNeed(name=item.name, is_installed=is_installed(item.name), origin=item.origin)
+            for item in found
+            if item.kind is FindingKind.PACKAGE
+        ),
+        ignored=ignored_sources(settings),
+        problems=tuple(reader.problems),
+    )
+
+
+class _Reader:
+    """Reads files, and those of the project that they import or run, each once."""
+
+    def __init__(self, settings: PipelineSettings, modules: ModuleSearch) -> None:
+        self.modules = modules
+        self.problems: list[PenstockError] = []
+        self._found: dict[Finding, None] = {}
+        self._root = Path(settings.root)
+        self._read: set[Path] = set()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(self._found)
+
+    def read(self, path: Path) -> None:
+        waiting = [path]
+        while waiting:
+            path = waiting.pop(0)
+            if path in self._read:
+                continue
+            self._read.add(path)
+            try:
+                cells = read_cells(path)
+            except PenstockError as error:
+                self.problems.append(error)
+                continue
+            except (SyntaxError, ValueError, OSError) as error:
+                self.problems.append(user_code_error(error, path, str(self._root)))
+                continue
+            for cell in cells:
+                waiting += self._read_cell(cell, path)
+
+    def _read_cell(self, cell: Cell, path: Path) -> list[Path]:
+        """Collect from a cell; return the files that it leads to."""
+        if cell.kind is CellKind.SQL:
+            self._add(sql_findings(cell.text), cell)
+        elif cell.kind is CellKind.RUN:
+            target, _ = run_arguments(cell.text)
+            found = find_run_target(target, path, self._root)
+            return [found] if found is not None else []
+        elif cell.kind is CellKind.PACKAGES:
+            names = requested_packages(cell.text, path.parent)
+            self._add([Finding(kind=FindingKind.PACKAGE, name=name) for name in names], cell)
+        elif cell.kind is CellKind.PYTHON:
+            result = python_findings(cell.text)
+            if result.error is not None:
+                error = result.error
+                error.filename = cell.file
+                error.lineno = (error.lineno or 1) + cell.line - 1
+                self.problems.append(user_code_error(error, path, str(self._root)))
+            self._add(result.findings, cell)
+            places = (self.modules.file_of(name, path.parent) for name in result.modules)
+            return [place for place in places if place is not None]
+        return []
+
+    def _add(self, findings: Iterable[Finding], cell: Cell) -> None:
+        for finding in findings:
+            origin = source_location(cell.file, cell.line + finding.line - 1)
+            self._found.setdefault(replace(finding, origin=origin))
+
+
+# -- what is there ------------------------------------------------------------------------------
+
+
+def _configuration(
+    found: Iterable[Finding], settings: PipelineSettings
+) -> Iterable[ConfigurationNeed]:
+    own = {item.name for item in found if item.kind is FindingKind.KEY_SET}
+    for item in found:
+        if item.kind is FindingKind.KEY:
+            yield ConfigurationNeed(
+                key=item.name,
+                has_default=item.has_default,
+                is_set=item.name in settings.configuration or item.name in own,
+                origin=item.origin,
+            )
+
+
+def _widgets(found: Iterable[Finding], settings: PipelineSettings) -> Iterable[ConfigurationNeed]:
+    declared = {item.name for item in found if item.kind is FindingKind.WIDGET_DEFAULT}
+    for item in found:
+        if item.kind is FindingKind.WIDGET:
+            yield ConfigurationNeed(
+                key=item.name,
+                has_default=item.has_default or item.name in declared,
+                is_set=item.name in settings.configuration,
+                origin=item.origin,
+            )
+
+
+def _secrets(
+    found: Iterable[Finding], settings: PipelineSettings, environ: Mapping[str, str] | None
+) -> Iterable[SecretNeed]:
+    for item in found:
+        if item.kind is FindingKind.SECRET:
+            is_found: bool | None = None
+            if "{" not in item.name:
+                try:
+                    resolve_secrets(f"${{secret:{item.name}}}", root=settings.root, environ=environ)
+                    is_found = True
+                except SpecError:
+                    is_found = False
+            yield SecretNeed(name=item.name, is_found=is_found, origin=item.origin)

@@ -1,0 +1,252 @@
+"""Source files as cells: plain Python and SQL, notebook sources of Databricks, and `.ipynb`.
+
+What a file is shows its suffix, and in a `.py` or `.sql` the header of a notebook source. Reading
+executes nothing.
+"""
+
+import codecs
+import json
+import re
+from importlib.util import decode_source
+from pathlib import Path
+from typing import Any
+
+from penstock._model.origin import source_location
+from penstock._project.magics import Cell, CellKind, cells_of
+from penstock.errors import DefinitionError
+
+SUFFIXES = (".py", ".sql", ".ipynb")
+"""Of the files that can be a source; a notebook that is named without one is searched so."""
+
+_CELL_NAME = re.compile(r"\[cell \d+\]$")
+_RUN_ARGUMENT = re.compile(r"""\s\$([\w.\-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)""")
+_LANGUAGES = {"python": CellKind.PYTHON, "ipython": CellKind.PYTHON, "sql": CellKind.SQL}
+_DATABRICKS = "application/vnd.databricks.v1+notebook"
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """Return what a source file has to run, in order. Cells of prose are left out.
+
+    Raises:
+        DefinitionError: The file is not text, or not a notebook.
+        SyntaxError: The text of a Python file cannot be decoded.
+        OSError: It cannot be read.
+    """
+    match path.suffix.lower():
+        case ".ipynb":
+            return _jupyter_cells(path)
+        case ".sql":
+            text, language, marker = _sql_text(path), CellKind.SQL, "--"
+        case _:
+            text, language, marker = _python_text(path), CellKind.PYTHON, "#"
+    if is_notebook_source(text):
+        return _script_cells(text, str(path), language, re.escape(marker))
+    return [Cell(kind=language, text=text, file=str(path))] if text.strip() else []
+
+
+def is_notebook_source(text: str) -> bool:
+    """Whether text is a notebook that was exported as a script.
+
+    Databricks wants the header on the first line; here other comments, such as a licence, may
+    stand above it.
+    """
+    for line in text.splitlines():
+        words = line.strip().lstrip("\ufeff")
+        if re.fullmatch(r"(#|--)\s*Databricks notebook source", words):
+            return True
+        if words and not words.startswith(("#", "--")):
+            return False
+    return False
+
+
+def file_of_cell(filename: str) -> str:
+    """Return the path of the file of a `Cell.file`."""
+    return _CELL_NAME.sub("", filename)
+
+
+def find_notebook(place: Path) -> Path | None:
+    """Return the source file that a path means, with or without its suffix; `None` = no such."""
+    if place.suffix.lower() in SUFFIXES and place.is_file():
+        return place
+    for suffix in SUFFIXES:
+        path = place.with_name(place.name + suffix)
+        if path.is_file():
+            return path
+    return None
+
+
+def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
+    """Return the file of the project that an absolute path in a Databricks workspace means.
+
+    Of `/Repos/someone/shop/notebooks/bronze` the longest end that is in the project counts.
+    """
+    parts = [part for part in place.split("/") if part]
+    for start in range(len(parts)):
+        found = find_notebook(root.joinpath(*parts[start:]))
+        if found is not None:
+            return found
+    return None
+
+
+def find_run_target(target: str, caller: Path, root: Path) -> Path | None:
+    """Return the notebook that a `%run` names; `None` = there is no such.
+
+    Args:
+        target: Path relative to the caller's folder, or one of a workspace.
+        caller: The notebook that runs it.
+        root: Folder of the project.
+    """
+    if not target:
+        return None
+    if target.startswith("/"):
+        return find_notebook(Path(target)) or find_notebook_of_workspace(target, root)
+    # Resolved: it must be equal to the path under which the same file is a source.
+    return find_notebook((caller.parent / target).resolve())
+
+
+def run_arguments(text: str) -> tuple[str, dict[str, str]]:
+    """Return the path of `%run path $name="value"`, and the values of its widgets."""
+    values = {match.group(1): match.group(2).strip("\"'") for match in _RUN_ARGUMENT.finditer(text)}
+    return _RUN_ARGUMENT.sub("", text).strip().strip("\"'"), values
+
+
+# -- text ---------------------------------------------------------------------------------------
+
+
+def _python_text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return decode_source(data)
+    except (SyntaxError, UnicodeDecodeError):
+        compile(data, str(path), "exec", dont_inherit=True)  # says what and where
+        raise
+
+
+def _sql_text(path: Path) -> str:
+    data = path.read_bytes()
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DefinitionError(
+            "SOURCE_INVALID",
+            f"{path.name} is not UTF-8 text",
+            origin=source_location(str(path), line),
+            hint="save it as UTF-8",
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# -- notebook sources ---------------------------------------------------------------------------
+
+
+def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list[Cell]:
+    separator = re.compile(rf"{marker}\s*COMMAND\s*-{{5,}}\s*")
+    magic = re.compile(rf"{marker}\s?MAGIC(?:[ \t](.*)|\s*)")
+    cells: list[Cell] = []
+    code: list[str] = []
+    magics: list[str] = []
+    begin = 1
+
+    def end_magics(number: int) -> None:
+        nonlocal begin
+        found = cells_of(magics, file=file, line=number - len(magics), language=language)
+        if any(cell.kind is not CellKind.PACKAGES for cell in found):
+            cells.extend(_plain(code[: len(code) - len(magics)], file, begin, language))
+            code.clear()
+            begin = number
+        cells.extend(found)
+        magics.clear()
+
+    for number, line in enumerate(text.split("\n"), start=1):
+        if separator.fullmatch(line):
+            end_magics(number)
+            cells.extend(_plain(code, file, begin, language))
+            code.clear()
+            begin = number + 1
+        elif match := magic.fullmatch(line):
+            magics.append(match.group(1) or "")
+            code.append("")  # so that the code around it keeps its lines
+        else:
+            if magics:
+                end_magics(number)
+            code.append(line)
+    end_magics(begin + len(code))
+    cells.extend(_plain(code, file, begin, language))
+    return cells
+
+
+def _plain(lines: list[str], file: str, line: int, language: CellKind) -> list[Cell]:
+    if not any(text.strip() for text in lines):
+        return []
+    return [Cell(kind=language, text="\n".join(lines), file=file, line=line)]
+
+
+# -- .ipynb -------------------------------------------------------------------------------------
+
+
+def _jupyter_cells(path: Path) -> list[Cell]:
+    content = _read_json(path)
+    default = _language(content.get("metadata"))
+    cells: list[Cell] = []
+    for number, cell in enumerate(content["cells"], start=1):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source") or ""
+        text = source if isinstance(source, str) else "".join(map(str, source))
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        own = _own_language(cell.get("metadata"))
+        name = f"{path}[cell {number}]"
+        cells += cells_of(lines, file=name, line=1, language=own or default)
+    return cells
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    if not data.strip():
+        return {"cells": []}  # a new notebook that was never opened
+    line, problem = 1, "is not a notebook"
+    try:
+        content = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        problem = "is not UTF-8 text"
+    except RecursionError:
+        problem = "is nested too deeply"
+    except json.JSONDecodeError as error:
+        line, problem = error.lineno, f"is not JSON: {error.msg}"
+    else:
+        if isinstance(content, dict):
+            if isinstance(content.get("cells"), list):
+                return content
+            if "worksheets" in content:
+                problem = "is a notebook of an old format"
+    raise DefinitionError(
+        "SOURCE_INVALID",
+        f"{path.name} {problem}",
+        origin=source_location(str(path), line),
+        hint="save it as a notebook of format 4 (`jupyter nbconvert --to notebook FILE`)",
+    )
+
+
+def _language(metadata: object) -> CellKind:
+    for holder, key in ((_DATABRICKS, "language"), ("language_info", "name"),
+                        ("kernelspec", "language")):  # fmt: skip
+        name = _text(_part(metadata, holder), key)
+        if name:
+            return _LANGUAGES.get(name.lower(), CellKind.LOST)
+    return CellKind.PYTHON
+
+
+def _own_language(metadata: object) -> CellKind | None:
+    name = _text(_part(metadata, "vscode"), "languageId")
+    return _LANGUAGES.get(name.lower(), CellKind.LOST) if name else None
+
+
+def _part(content: object, key: str) -> object:
+    return content.get(key) if isinstance(content, dict) else None
+
+
+def _text(content: object, key: str) -> str:
+    value = _part(content, key)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,248 @@
+"""What Python code needs, from its syntax tree; from its lines where it has none."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock._project.text_findings import (
+    Finding,
+    FindingKind,
+    key,
+    path_in,
+    references_in,
+    secret_references_in,
+)
+
+_IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_WIDGET_KINDS = {"text", "dropdown", "combobox", "multiselect"}
+
+_CALL = re.compile(
+    r"\b(?P<part>conf|secrets|widgets)\s*\.\s*(?P<function>get\w*|text|dropdown|combobox|multiselect)"
+    r"\s*\(\s*(?:\w+\s*=\s*)?(?P<one>'[^'\n]*'|\"[^\"\n]*\")"
+    r"(?:\s*(?P<comma>,)\s*(?:\w+\s*=\s*)?(?P<two>'[^'\n]*'|\"[^\"\n]*\")?)?"
+)
+_LITERAL = re.compile(r"'([^'\n]*)'|\"([^\"\n]*)\"")
+
+
+@dataclass
+class PythonFindings:
+    """What Python code needs.
+
+    Attributes:
+        findings: In the order of the code.
+        modules: Dotted names that it imports, relative ones with their dots.
+        error: Why it has no syntax tree.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    error: SyntaxError | None = None
+
+
+def python_findings(code: str) -> PythonFindings:
+    """Return what code needs; of wrong code, what its lines tell."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError as error:
+        return PythonFindings(findings=list(_line_findings(code)), error=error)
+    except (ValueError, RecursionError, MemoryError) as error:
+        cause = SyntaxError(str(error) or type(error).__name__)
+        return PythonFindings(findings=list(_line_findings(code)), error=cause)
+    visitor = _Visitor(_constants(tree))
+    try:
+        visitor.visit(tree)
+    except RecursionError:  # an expression of a thousand terms
+        visitor.found.findings = list(_line_findings(code))
+    return visitor.found
+
+
+class _Visitor(ast.NodeVisitor):
+    def __init__(self, constants: dict[str, str]) -> None:
+        self.found = PythonFindings()
+        self._constants = constants
+        self._is_guarded = False
+
+    # -- what it imports
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._import(alias.name, node.lineno)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        if node.level == 0:
+            self._import(module, node.lineno)
+        else:
+            self.found.modules.append(module)
+        # `from package import module`
+        joint = "" if module.endswith(".") else "."
+        self.found.modules += [f"{module}{joint}{alias.name}" for alias in node.names]
+
+    def _import(self, module: str, line: int) -> None:
+        self.found.modules.append(module)
+        self._add(FindingKind.IMPORT, module, line, has_default=self._is_guarded)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        before = self._is_guarded
+        self._is_guarded = before or any(_catches_import(handler) for handler in node.handlers)
+        self._visit_all(node.body)
+        self._is_guarded = before
+        self._visit_all([*node.handlers, *node.orelse, *node.finalbody])
+
+    def visit_If(self, node: ast.If) -> None:
+        if "TYPE_CHECKING" in ast.dump(node.test):
+            self._visit_all(node.orelse)
+        else:
+            self.generic_visit(node)
+
+    def _visit_all(self, nodes: Sequence[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    # -- what it calls
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            owner = function.value
+            part = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            self._call(part, function.attr, node)
+            if function.attr == "sql":
+                self._sql(node)
+        elif isinstance(function, ast.Name):
+            if function.id == "sql":
+                self._sql(node)
+            elif function.id == "getArgument":
+                self._call("widgets", "getArgument", node)
+        self.generic_visit(node)
+
+    def _call(self, part: str, function: str, node: ast.Call) -> None:
+        line = node.lineno
+        if part == "conf" and function in ("get", "set"):
+            name = self._argument(node, 0, "key")
+            if name and function == "set":
+                self._add(FindingKind.KEY_SET, name, line)
+            elif name:
+                has_default = self._argument(node, 1, "default") is not None
+                self.found.findings.append(key(name, line=line, has_default=has_default))
+        elif part == "secrets" and function in ("get", "getBytes"):
+            scope, secret = self._argument(node, 0, "scope"), self._argument(node, 1, "key")
+            if scope and secret:
+                self._add(FindingKind.SECRET, f"{scope}/{secret}", line)
+        elif part == "widgets":
+            name = self._argument(node, 0, "name")
+            if name and function in _WIDGET_KINDS:
+                self._add(FindingKind.WIDGET_DEFAULT, name, line)
+            elif name and function in ("get", "getArgument"):
+                has_default = self._argument(node, 1, "defaultValue") is not None
+                self._add(FindingKind.WIDGET, name, line, has_default=has_default)
+
+    def _sql(self, node: ast.Call) -> None:
+        text = self._argument(node, 0, "sqlQuery")
+        if text is not None:
+            self.found.findings += references_in(text, node.args[0].lineno if node.args else 1)
+
+    def _argument(self, node: ast.Call, position: int, name: str) -> str | None:
+        """An argument as text, with what is computed in braces; `None` if it is not given."""
+        value: ast.expr | None = None
+        if position < len(node.args):
+            value = node.args[position]
+        for keyword in node.keywords:
+            if keyword.arg == name:
+                value = keyword.value
+        return None if value is None else self._text(value)
+
+    def _text(self, value: ast.expr) -> str:
+        if isinstance(value, ast.Constant):
+            return str(value.value)
+        if isinstance(value, ast.JoinedStr):
+            return "".join(self._text(part) for part in value.values)
+        if isinstance(value, ast.FormattedValue):
+            return self._text(value.value)
+        if isinstance(value, ast.Name) and value.id in self._constants:
+            return self._constants[value.id]
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+            return self._text(value.left) + self._text(value.right)
+        return f"{{{ast.unparse(value)}}}"
+
+    # -- what it says
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring
+            self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self._literal(node.value, node.lineno)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        self._literal(self._text(node), node.lineno)
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                self.visit(part.value)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        text = self._text(node) if isinstance(node.op, ast.Add) else ""
+        if path_in(text) is None:
+            self.generic_visit(node)
+        else:
+            self._literal(text, node.lineno)
+
+    def _literal(self, text: str, line: int) -> None:
+        if found := path_in(text, line):
+            self.found.findings.append(found)
+        self.found.findings += secret_references_in(text, line)
+
+    def _add(self, kind: FindingKind, name: str, line: int, *, has_default: bool = False) -> None:
+        self.found.findings.append(
+            Finding(kind=kind, name=name, line=line, has_default=has_default)
+        )
+
+
+def _constants(tree: ast.Module) -> dict[str, str]:
+    """Names that are given a text once, at the level of the module."""
+    values: dict[str, str] = {}
+    several: set[str] = set()
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                if target.id in values or not isinstance(node.value, ast.Constant):
+                    several.add(target.id)
+                else:
+                    values[target.id] = str(node.value.value)
+    return {name: value for name, value in values.items() if name not in several}
+
+
+def _catches_import(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    return any(
+        isinstance(node, ast.Name) and node.id in _IMPORT_ERRORS for node in ast.walk(handler.type)
+    )
+
+
+def _line_findings(code: str) -> Iterator[Finding]:
+    """What lines tell without a syntax tree."""
+    for number, line in enumerate(code.split("\n"), start=1):
+        if line.lstrip().startswith("#"):
+            continue
+        for match in _CALL.finditer(line):
+            one, two = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
+            has_default = match.group("comma") is not None
+            part, function = match.group("part"), match.group("function")
+            if part == "conf" and function == "get":
+                yield key(one, line=number, has_default=has_default)
+            elif part == "secrets" and two:
+                yield Finding(kind=FindingKind.SECRET, name=f"{one}/{two}", line=number)
+            elif part == "widgets" and function in _WIDGET_KINDS:
+                yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=one, line=number)
+            elif part == "widgets":
+                yield Finding(
+                    kind=FindingKind.WIDGET, name=one, line=number, has_default=has_default
+                )
+        for match in _LITERAL.finditer(line):
+            if found := path_in(match.group(1) or match.group(2) or "", number):
+                yield found

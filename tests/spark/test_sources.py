@@ -1,0 +1,65 @@
+"""Source files that handle Spark's session themselves."""
+
+import json
+
+import pytest
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._project.loader import load_definitions
+from penstock._project.notebook_globals import notebook_globals
+
+pytestmark = pytest.mark.spark
+
+SETUP = """# Databricks notebook source
+import dlt
+from pyspark.sql import SparkSession
+
+# COMMAND ----------
+
+mine = (
+    SparkSession.builder.master("local[7]").appName("mine")
+    .config("spark.test.mine", "yes").config("spark.executor.memory", "1g").getOrCreate()
+)
+remote = SparkSession.builder.remote("sc://nowhere").getOrCreate()
+assert mine is spark and remote is spark
+with SparkSession.builder.getOrCreate() as session:
+    session.range(1).display()
+spark.newSession().stop()
+spark.stop()
+sc.stop()
+
+# COMMAND ----------
+
+# MAGIC %sh ls
+"""
+
+CELL = """
+%run ./setup
+from pyspark.sql import functions as F
+
+@F.udf("string")
+def shout(text):
+    return text.upper() + MARK
+
+MARK = "!"
+rows = [row.v for row in sqlContext.sql("SELECT 'a' AS v").select(shout("v").alias("v")).collect()]
+display(spark.range(1))
+
+@dlt.table
+def t():
+    return rows, sql("SELECT 1 AS one").collect()[0].one, sc.defaultParallelism > 0
+"""
+
+
+def test_session_is_shared_when_a_notebook_builds_and_stops_one(spark, tmp_path):
+    (tmp_path / "setup.py").write_text(SETUP)
+    cells = [{"cell_type": "code", "source": CELL}]
+    (tmp_path / "t.ipynb").write_text(json.dumps({"cells": cells}))
+    settings = PipelineSettings(
+        name="p", storage="file:///x", root=str(tmp_path), source_patterns=("t",)
+    )
+    (flow,) = load_definitions(settings, namespace=notebook_globals(spark, settings)).flows
+    assert flow.function() == (["A!"], 1, True)
+    assert spark.conf.get("spark.test.mine") == "yes"
+    assert spark.range(3).count() == 3
+    assert not hasattr(type(spark.range(1)), "display")

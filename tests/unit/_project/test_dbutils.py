@@ -1,0 +1,215 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock._project.dbutils import Dbutils
+from penstock.errors import DefinitionError, SpecError
+
+
+@pytest.fixture
+def dbutils(project):
+    return Dbutils(name="shop", root=project.root, configuration={"env": "prod"})
+
+
+def _mapped(project):
+    lake = project.root / "lake"
+    return Dbutils(
+        name="shop",
+        root=project.root,
+        configuration={},
+        map_path=lambda path: path.replace("dbfs:", "").replace("/Volumes", f"{lake}/Volumes"),
+    )
+
+
+# -- secrets
+
+
+def test_secret_is_found_when_the_environment_has_it(dbutils, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_SECRET_KAFKA_PASSWORD", "hunter2")
+    assert dbutils.secrets.get("kafka", "password") == "hunter2"
+    assert dbutils.secrets.getBytes(scope="kafka", key="password") == b"hunter2"
+
+
+def test_error_names_the_line_when_a_secret_is_missing(dbutils):
+    with pytest.raises(SpecError) as caught:
+        dbutils.secrets.get(scope="kafka", key="none")
+    assert caught.value.condition == "SECRET_NOT_FOUND"
+    assert caught.value.origin.file.endswith("test_dbutils.py")
+
+
+def test_secrets_are_listed_when_the_folder_has_some(dbutils, project):
+    assert dbutils.secrets.listScopes() == []
+    assert dbutils.secrets.list("kafka") == []
+    project.write(".secrets/kafka/user", "me")
+    assert [scope.getName() for scope in dbutils.secrets.listScopes()] == ["kafka"]
+    assert [secret.key for secret in dbutils.secrets.list("kafka")] == ["user"]
+
+
+# -- widgets
+
+
+def test_widget_has_the_configured_value_when_there_is_one(dbutils):
+    dbutils.widgets.text("env", "dev", "Environment")
+    dbutils.widgets.dropdown("size", "s", ["s", "m"])
+    dbutils.widgets.multiselect(name="all", defaultValue="a,b", choices=["a", "b"], label="x")
+    dbutils.widgets.combobox("empty", "", [])
+    assert dbutils.widgets.get("env") == "prod"
+    assert dbutils.widgets.getAll() == {"env": "prod", "size": "s", "all": "a,b", "empty": ""}
+    dbutils.widgets.remove("size")
+    dbutils.widgets.remove("size")
+    with pytest.raises(DefinitionError) as caught:
+        dbutils.widgets.get("size")
+    assert (caught.value.condition, "--conf size=VALUE" in caught.value.hint) == (
+        "WIDGET_NOT_FOUND",
+        True,
+    )
+    assert dbutils.widgets.getArgument("size", "x") == "x"
+    dbutils.widgets.removeAll()
+    assert dbutils.widgets.get("env") == "prod"
+
+
+# -- fs
+
+
+def test_folder_is_listed_as_on_databricks_when_its_path_is_mapped(project):
+    project.write("lake/Volumes/raw/b.json", "{}")
+    project.write("lake/Volumes/raw/a/x.json", "{}")
+    fs = _mapped(project).fs
+    folder, file = fs.ls("/Volumes/raw")
+    assert (folder.path, folder.name, folder.size) == ("dbfs:/Volumes/raw/a/", "a/", 0)
+    assert (folder.isDir(), folder.isFile()) == (True, False)
+    assert (file.path, file.name, file.size) == ("dbfs:/Volumes/raw/b.json", "b.json", 2)
+    assert (file.isDir(), file.isFile()) == (False, True)
+    assert abs(file.modificationTime / 1000 - (project.root / "lake").stat().st_mtime) < 60
+    assert fs.ls(file.path) == [file]
+    assert [entry.name for entry in fs.ls(folder.path)] == ["x.json"]
+
+
+def test_paths_stay_as_they_are_when_nothing_is_mapped(dbutils, project):
+    project.write("data/x.json", "{}")
+    assert dbutils.fs.ls("data")[0].path == "data/x.json"
+    place = f"file://{project.root}/data/"
+    assert dbutils.fs.ls(place)[0].path == f"{place}x.json"
+
+
+def test_files_are_changed_when_they_are_below_the_project(dbutils, project):
+    fs = dbutils.fs
+    assert fs.put("out/deep/a.txt", "häuser\n") is True
+    with pytest.raises(FileExistsError, match="FileAlreadyExistsException"):
+        fs.put("out/deep/a.txt", "x")
+    fs.put("out/deep/a.txt", "häuser!\n", True)
+    assert fs.head("out/deep/a.txt") == "häuser!\n"
+    assert fs.head("out/deep/a.txt", 1) == "h"
+    assert fs.cp("out/deep/a.txt", "out/b.txt") is True
+    assert fs.cp("out/deep", "copy", recurse=True) is True
+    assert fs.mv("out/b.txt", "copy") is True
+    assert sorted(path.name for path in (project.root / "copy").iterdir()) == ["a.txt", "b.txt"]
+    with pytest.raises(IsADirectoryError):
+        fs.cp("out/deep", "copy2")
+    with pytest.raises(IsADirectoryError):
+        fs.head("out")
+    with pytest.raises(OSError, match="not empty"):
+        fs.rm("copy")
+    assert (fs.rm("copy", True), fs.rm("copy", True)) == (True, False)
+    assert fs.mkdirs("new/er") is True
+    assert fs.mkdirs("new/er") is True
+
+
+@pytest.mark.parametrize("call", ["ls", "head"])
+def test_missing_file_is_known_by_javas_name_when_read(dbutils, call):
+    with pytest.raises(FileNotFoundError, match=r"java\.io\.FileNotFoundException.*no/such"):
+        getattr(dbutils.fs, call)("no/such")
+
+
+@pytest.mark.parametrize("path", ["/", "/tmp", "file:/", ".", "..", "", "~/..", str(Path.home())])
+def test_precious_places_stay_when_a_source_would_remove_them(dbutils, project, path):
+    if path == "~/..":
+        path = str(Path.home().parent)
+    with pytest.raises(DefinitionError) as caught:
+        dbutils.fs.rm(path, True)
+    assert caught.value.condition == "DBUTILS_NOT_AVAILABLE"
+    assert project.root.exists()
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/x", "dbfs:/x", "abfss://c@a.net/x"])
+def test_stores_are_refused_when_nothing_maps_them(dbutils, path):
+    with pytest.raises(DefinitionError) as caught:
+        dbutils.fs.ls(path)
+    assert path in caught.value.message
+
+
+def test_mounts_have_no_effect_when_a_source_makes_some(dbutils):
+    assert dbutils.fs.mounts() == []
+    assert dbutils.fs.mount(source="wasbs://x", mount_point="/mnt/x", extra_configs={}) is True
+    assert dbutils.fs.unmount("/mnt/x") is True
+    assert dbutils.fs.refreshMounts() is True
+
+
+# -- notebook and the rest
+
+
+def test_notebook_knows_its_path_and_user_when_it_asks(dbutils):
+    context = dbutils.notebook.entry_point.getDbutils().notebook().getContext()
+    here = str(Path(__file__).with_suffix(""))
+    assert context.notebookPath().get() == here
+    assert context.tags().get("notebookPath").get() == here
+    assert context.tags().get("user").isDefined()
+    assert isinstance(context.tags().apply("user"), str)
+    assert context.browserHostName().getOrElse("none") == "none"
+    assert context.currentRunId().toString() == ""
+    assert context.clusterId().isDefined() is False
+    assert json.loads(context.toJson())["extraContext"]["notebook_path"] == here
+    assert json.loads(dbutils.notebook.getContext().safeToJson())["tags"]["pipelineName"] == "shop"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda d: d.notebook.entry_point.getDbutils().notebook().getContext().apiToken(),
+            "secrets",
+        ),
+        (lambda d: d.notebook.run("./x", 60), "%run"),
+        (lambda d: d.credentials.assumeRole("x"), "credentials.assumeRole"),
+        (lambda d: d.jobs.taskValues.get("task", "key"), "debugValue"),
+        (lambda d: d.nonsense, "widgets"),
+        (lambda d: d.fs.nonsense("x"), "refreshMounts"),
+        (lambda d: d.secrets.put("x"), "getBytes"),
+        (lambda d: d.widgets.slider("x"), "dropdown"),
+        (lambda d: d.jobs.submit(), "taskValues"),
+        (lambda d: d.library.restart(), "restartPython"),
+        (lambda d: d.data.plot(), "summarize"),
+        (lambda d: d.preview.x, "dbutils.preview"),
+    ],
+)
+def test_error_says_what_there_is_when_a_part_is_missing(dbutils, call, told):
+    with pytest.raises(DefinitionError) as caught:
+        call(dbutils)
+    assert caught.value.condition == "DBUTILS_NOT_AVAILABLE"
+    assert told in str(caught.value)
+    assert caught.value.origin.file.endswith("test_dbutils.py")
+    assert isinstance(caught.value, AttributeError)
+
+
+def test_questions_for_attributes_are_answered_when_python_asks(dbutils):
+    assert not hasattr(dbutils, "nonsense")
+    assert not hasattr(dbutils.fs, "_ipython_display_")
+    assert copy.copy(dbutils).widgets is dbutils.widgets
+
+
+def test_calls_without_meaning_do_nothing_when_made(dbutils):
+    assert dbutils.library.restartPython() is None
+    assert dbutils.library.installPyPI("x", version="1") is None
+    assert dbutils.data.summarize(object()) is None
+    assert dbutils.jobs.taskValues.set("k", 1) is None
+    assert dbutils.jobs.taskValues.get("t", "k", default=1, debugValue=2) == 2
+    assert dbutils.jobs.taskValues.get(taskKey="t", key="k", default=0) == 0
+    assert dbutils.help() is None
+
+
+def test_exit_is_refused_when_no_notebook_runs(dbutils):
+    with pytest.raises(DefinitionError) as caught:
+        dbutils.notebook.exit("x")
+    assert caught.value.condition == "OUTSIDE_PIPELINE"

@@ -1,0 +1,331 @@
+import json
+import traceback
+
+import pytest
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._project import execution
+from penstock._project.imports import project_imports
+from penstock._project.loader import load_definitions
+from penstock._project.notebook_globals import notebook_globals
+from penstock.errors import DefinitionErrors
+
+HEADER = "# Databricks notebook source\n"
+BREAK = "\n# COMMAND ----------\n"
+
+
+class Spark:
+    """As much of a session as loading looks at."""
+
+    def __init__(self):
+        self.sparkContext = type("Context", (), {})()
+
+    def sql(self, query):
+        return ("sql", query)
+
+    def table(self, name):
+        return ("table", name)
+
+
+def _settings(project, *patterns, **configuration):
+    return PipelineSettings(
+        name="p",
+        storage="file:///x",
+        root=str(project.root),
+        source_patterns=patterns or ("**",),
+        configuration=configuration,
+    )
+
+
+def _load(project, *patterns, **configuration):
+    settings = _settings(project, *patterns, **configuration)
+    return load_definitions(settings, namespace=notebook_globals(Spark(), settings))
+
+
+def _errors(project, *patterns):
+    with pytest.raises(DefinitionErrors) as caught:
+        _load(project, *patterns)
+    return caught.value.errors
+
+
+def _table(name, value="1"):
+    return f"@dlt.table\ndef {name}():\n    return {value}\n"
+
+
+def _jupyter(*sources):
+    return json.dumps({"cells": [{"cell_type": "code", "source": text} for text in sources]})
+
+
+@pytest.fixture
+def declared_sql(monkeypatch):
+    """What SQL cells hand to the SQL front end."""
+    calls = []
+    monkeypatch.setattr(
+        execution, "declare_sql", lambda text, **arguments: calls.append((text, arguments))
+    )
+    return calls
+
+
+def test_cells_share_a_namespace_and_keep_their_lines_when_executed(project):
+    path = project.write(
+        "a.py",
+        HEADER + "from __future__ import annotations\nimport dlt\nNAME = 'n'\n" + BREAK
+        + "# MAGIC %md text\n" + BREAK
+        + "def typed(x: Missing): ...\n" + _table("a", "NAME"),
+    )  # fmt: skip
+    definition = _load(project)
+    line = path.read_text().splitlines().index("@dlt.table") + 1
+    assert (definition.datasets[0].origin.file, definition.datasets[0].origin.line) == (
+        str(path),
+        line,
+    )
+    assert definition.flows[0].function() == "n"
+
+
+def test_sql_is_declared_at_its_place_when_a_notebook_has_sql_cells(project, declared_sql):
+    path = project.write(
+        "a.py",
+        HEADER + "import dlt\n" + _table("a") + BREAK
+        + "# MAGIC %sql\n# MAGIC SET x = 1\n" + BREAK
+        + "# MAGIC %sql\n# MAGIC SELECT ${x}\n",
+    )  # fmt: skip
+    _load(project, source="orders")
+    (first, one), (second, two) = declared_sql
+    assert [first, second] == ["\nSET x = 1", "\nSELECT ${x}"]
+    assert (one["file"], one["first_line"]) == (str(path), 8)
+    assert one["context"] is two["context"]
+    assert one["context"].variables == {"source": "orders"}
+
+
+def test_each_file_has_its_own_context_when_it_is_sql(project, declared_sql):
+    project.write("a.sql", "USE SCHEMA a;\nSELECT 1")
+    project.write(
+        "b.sql", "-- Databricks notebook source\nSELECT 2\n-- COMMAND ----------\nSELECT 3"
+    )
+    project.write("c.py", "import dlt\n" + _table("c"))
+    _load(project)
+    contexts = [arguments["context"] for _, arguments in declared_sql]
+    assert [arguments["first_line"] for _, arguments in declared_sql] == [1, 1, 4]
+    assert contexts[0] is not contexts[1]
+    assert contexts[1] is contexts[2]
+
+
+def test_origin_names_the_cell_when_the_file_is_a_jupyter_notebook(project, declared_sql):
+    path = project.write(
+        "a.ipynb", _jupyter("import dlt", "%matplotlib inline\n" + _table("a"), "%sql\nSELECT 1")
+    )
+    (dataset,) = _load(project).datasets
+    assert str(dataset.origin) == f"{path}[cell 2]:2"
+    assert declared_sql[0][1]["file"] == f"{path}[cell 3]"
+
+
+@pytest.mark.parametrize(
+    ("code", "condition", "line"),
+    [("x = 1\n1 / 0", "USER_CODE_RAISED", 2), ("x = 1\n\ndef f(:", "USER_CODE_SYNTAX", 3)],
+)
+def test_error_names_the_cell_when_its_code_is_wrong(project, code, condition, line):
+    path = project.write("a.ipynb", _jupyter("y = 1", code, "raise KeyError"))
+    (error,) = _errors(project)
+    assert (error.condition, str(error.origin)) == (condition, f"{path}[cell 2]:{line}")
+
+
+def test_traceback_shows_the_text_of_a_cell_when_it_raises(project):
+    project.write("a.ipynb", _jupyter("def f():\n    raise ValueError('no')  # the reason\nf()"))
+    (error,) = _errors(project)
+    assert "# the reason" in "".join(traceback.format_exception(error.__cause__))
+
+
+@pytest.mark.parametrize("target", ["./setup", "setup", "./setup.py", '"./setup"', "../t/setup"])
+def test_notebook_runs_another_in_its_namespace_when_told(project, target):
+    project.write("t/setup.py", HEADER + "import dlt\nNAME = spark.sql('q')\n")
+    project.write("t/a.py", f"{HEADER}# MAGIC %run {target}\n{BREAK}{_table('a', 'NAME')}")
+    assert _load(project, "t/a").flows[0].function() == ("sql", "q")
+
+
+def test_notebook_runs_another_when_its_path_is_that_of_a_workspace(project):
+    project.write("lib/setup.ipynb", _jupyter("import dlt\nNAME = 'n'"))
+    path = "/Repos/me@x.org/shop/lib/setup"
+    project.write("a.py", f"{HEADER}# MAGIC %run {path}\n{BREAK}{_table('a', 'NAME')}")
+    assert _load(project, "a.py").flows[0].function() == "n"
+
+
+def test_datasets_are_declared_once_when_two_notebooks_run_the_one_that_has_them(project):
+    project.write(
+        "setup.py",
+        HEADER + "import dlt\nNAME = 'n'\n@dlt.expect('r', 'x')\n" + _table("shared")
+        + "dlt.create_streaming_table('target')\n"
+        "@dlt.append_flow(target='target')\ndef flow(): ...\n"
+        "dlt.create_sink('sink', 'console')\n",
+    )  # fmt: skip
+    for name in ("a", "b"):
+        project.write(f"{name}.py", f"{HEADER}# MAGIC %run ./setup\n{BREAK}{_table(name, 'NAME')}")
+    definition = _load(project)
+    assert [dataset.name for dataset in definition.datasets] == ["shared", "target", "a", "b"]
+    assert [flow.name for flow in definition.flows] == ["shared", "flow", "a", "b"]
+    assert len(definition.sinks) == 1
+    assert len(definition.datasets[0].expectations) == 1
+
+
+def test_a_template_declares_each_name_when_it_is_run_with_several(project):
+    project.write(
+        "template.py", HEADER + "@dlt.table(name=name)\ndef t(bound=name):\n    return bound\n"
+    )
+    project.write(
+        "a.py",
+        HEADER + "import dlt\nname = 'x'\n# COMMAND ----------\n# MAGIC %run ./template\n" + BREAK
+        + "name = 'y'\n# COMMAND ----------\n# MAGIC %run ./template\n",
+    )  # fmt: skip
+    assert [flow.function() for flow in _load(project, "a.py").flows] == ["x", "y"]
+
+
+def test_names_declared_twice_stay_when_a_loop_makes_them(project):
+    project.write(
+        "a.py", f"{HEADER}import dlt\nfor _ in range(2):\n    dlt.create_sink('s', 'x')\n"
+    )
+    assert len(_load(project).sinks) == 2
+
+
+def test_error_is_told_once_when_two_notebooks_run_a_broken_one(project):
+    broken = project.write("broken.py", HEADER + "1 / 0\n")
+    for name in ("a", "b"):
+        project.write(f"{name}.py", f"{HEADER}# MAGIC %run ./broken\n")
+    (error,) = _errors(project, "a.py", "b.py")
+    assert (error.condition, str(error.origin)) == ("USER_CODE_RAISED", f"{broken}:2")
+
+
+def test_circle_is_refused_when_notebooks_run_each_other(project):
+    project.write("a.py", f"{HEADER}# MAGIC %run ./b\n")
+    two = project.write("b.py", f"{HEADER}x = 1\n{BREAK}# MAGIC %run ./a\n")
+    (error,) = _errors(project, "a.py")
+    assert (error.condition, str(error.origin)) == ("NOTEBOOK_CYCLE", f"{two}:5")
+    assert "a.py -> b.py -> a.py" in error.message
+
+
+@pytest.mark.parametrize("target", ["./no", "", "/Repos/me/no", "./data.csv", "."])
+def test_error_names_the_line_when_a_notebook_runs_what_is_not_there(project, target):
+    project.write("data.csv")
+    path = project.write("a.py", f"{HEADER}x = 1\n{BREAK}# MAGIC %run {target}\n")
+    (error,) = _errors(project)
+    assert (error.condition, str(error.origin)) == ("SOURCE_NOT_FOUND", f"{path}:5")
+
+
+def test_widgets_have_the_values_of_run_when_it_gives_some(project):
+    project.write("setup.py", HEADER + "seen.append(dbutils.widgets.get('env'))\n")
+    project.write(
+        "a.py",
+        HEADER + "import dlt\nseen = []\ndbutils.widgets.text('env', 'dev')\n" + BREAK
+        + "# MAGIC %run ./setup $env=\"a b\" $other=1\n" + BREAK
+        + "seen.append(dbutils.widgets.get('env'))\n" + _table("a", "seen"),
+    )  # fmt: skip
+    assert _load(project, "a.py").flows[0].function() == ["a b", "dev"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["# MAGIC %scala\n# MAGIC val x = 1", "# MAGIC %r x <- 1", "# MAGIC %%nonsense\n# MAGIC x"],
+)
+def test_cell_of_another_language_is_refused_when_it_is_not_empty(project, cell):
+    path = project.write("a.py", f"{HEADER}import dlt\n{BREAK}{cell}\n{BREAK}{_table('a')}")
+    (error,) = _errors(project)
+    assert (error.condition, str(error.origin)) == ("SOURCE_NOT_SUPPORTED", f"{path}:5")
+
+
+def test_one_error_is_told_when_a_whole_notebook_is_of_another_language(project):
+    content = json.loads(_jupyter("val x = 1", "val y = 1"))
+    content["metadata"] = {"language_info": {"name": "scala"}}
+    project.write("a.ipynb", json.dumps(content))
+    (error,) = _errors(project)
+    assert error.condition == "SOURCE_NOT_SUPPORTED"
+
+
+@pytest.mark.parametrize(
+    "cell", ["# MAGIC %scala", "# MAGIC %md x", "# MAGIC %sh rm -rf /x", "# MAGIC %fs ls /"]
+)
+def test_cell_is_left_out_when_it_declares_nothing(project, cell):
+    project.write("a.py", f"{HEADER}import dlt\n{_table('a')}{BREAK}{cell}\n")
+    assert len(_load(project).datasets) == 1
+
+
+def test_rest_of_the_notebook_is_left_out_when_it_exits(project):
+    project.write(
+        "setup.py", HEADER + "import dlt\n" + _table("s") + "dbutils.notebook.exit('x')\n1/0\n"
+    )
+    project.write("a.py", f"{HEADER}# MAGIC %run ./setup\n{BREAK}{_table('a')}")
+    assert [dataset.name for dataset in _load(project, "a.py").datasets] == ["s", "a"]
+
+
+def test_hint_names_missing_packages_when_an_import_fails(project):
+    project.write("requirements.txt", "pandas\nno-such-three==1.0  # why\n")
+    project.write(
+        "a.py",
+        HEADER + "# MAGIC %pip install no-such-one 'no_such_two[x]>=2' pandas -r requirements.txt\n"
+        + BREAK + "import no_such_one\n",
+    )  # fmt: skip
+    (error,) = _errors(project)
+    assert error.hint.endswith("`pip install no-such-one no_such_two no-such-three`")
+
+
+def test_missing_packages_have_an_origin_when_a_notebook_asks_for_them(project):
+    path = project.write(
+        "a.py", f"{HEADER}# MAGIC %pip install no-such-one\n{BREAK}import dlt\n{_table('a')}"
+    )
+    settings = _settings(project)
+    with project_imports(settings) as imports:
+        load_definitions(settings, namespace={})
+        (item,) = imports.executor.missing_packages.items()
+    assert (item[0], str(item[1])) == ("no-such-one", f"{path}:2")
+
+
+def test_notebook_names_are_there_when_a_source_uses_them(project):
+    project.write(
+        "a.py",
+        "import dlt\ndisplay(spark, x=1)\ndisplayHTML('<b>')\n"
+        + _table("a", "sqlContext is spark, sc is spark.sparkContext, sql('q'), "
+                      "getArgument('k', 'd'), dbutils.widgets.get('w')"),
+    )  # fmt: skip
+    value = _load(project, w="v").flows[0].function()
+    assert value == (True, True, ("sql", "q"), "d", "v")
+
+
+def test_module_has_notebook_names_when_it_imports_them_from_databricks(project):
+    project.write(
+        "helper.py",
+        "from databricks.sdk.runtime import *\nimport databricks.sdk.runtime\n"
+        "from databricks.sdk.runtime import dbutils as d, spark as s, table\n"
+        "from pyspark.dbutils import DBUtils\nfrom databricks.connect import DatabricksSession\n"
+        "session = DatabricksSession.builder.profile('x').serverless(True).getOrCreate()\n"
+        "FOUND = (d is dbutils is DBUtils(spark), s is session is spark, table('t'), "
+        "databricks.sdk.runtime.spark is s)\n",
+    )
+    project.write("a.py", "import dlt\nfrom helper import FOUND\n" + _table("a", "FOUND"))
+    assert _load(project, "a.py").flows[0].function() == (True, True, ("table", "t"), True)
+    with pytest.raises(ModuleNotFoundError):
+        import databricks.sdk.runtime  # noqa: F401
+
+
+def test_session_survives_when_a_source_stops_it(project):
+    stopped = []
+
+    class Session(Spark):
+        def stop(self):
+            stopped.append(self)
+
+    class Builder:
+        def __init__(self):
+            self._options = {"spark.remote": "sc://x", "k": "v"}
+
+        def getOrCreate(self):
+            return self._options
+
+    Session.Builder = Builder
+    project.write(
+        "a.py",
+        "import dlt\nspark.stop()\ntype(spark)().stop()\n" + _table("a", "OPTIONS")
+        + "OPTIONS = spark.Builder().getOrCreate()\n",
+    )  # fmt: skip
+    spark = Session()
+    settings = _settings(project)
+    (flow,) = load_definitions(settings, namespace=notebook_globals(spark, settings)).flows
+    assert (stopped, flow.function()) == ([], {"k": "v"})
+    spark.stop()
+    assert stopped == [spark]

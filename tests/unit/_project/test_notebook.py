@@ -1,0 +1,243 @@
+import json
+
+import pytest
+
+from penstock._project.notebook import is_notebook_source, read_cells
+from penstock.errors import DefinitionError
+
+
+def _cells(path):
+    return [(str(cell.kind), cell.line, cell.text) for cell in read_cells(path)]
+
+
+def _notebook(*sources, **metadata):
+    cells = [{"cell_type": "code", "source": source, "metadata": {}} for source in sources]
+    return json.dumps({"nbformat": 4, "metadata": metadata, "cells": cells})
+
+
+def test_a_plain_file_is_one_cell_when_it_has_no_header(project):
+    text = "import dlt\n# COMMAND ----------\n# MAGIC %sql\n# MAGIC SELECT 1\n"
+    assert _cells(project.write("a.py", text)) == [("python", 1, text)]
+    assert _cells(project.write("a.sql", "SELECT 1;\n")) == [("sql", 1, "SELECT 1;\n")]
+    assert _cells(project.write("empty.sql", "\n")) == []
+
+
+def test_cells_keep_their_lines_when_a_notebook_mixes_languages(project):
+    path = project.write(
+        "a.py",
+        "# Databricks notebook source\n"
+        "# DBTITLE 1,Intro\n"
+        "# MAGIC %md\n"
+        "# MAGIC # Title\n"
+        "\n"
+        "# COMMAND ----------\n"
+        "\n"
+        "x = 1\n"
+        "\n"
+        "# COMMAND ----------\n"
+        "\n"
+        "# MAGIC %sql\n"
+        "# MAGIC SELECT\n"
+        "# MAGIC   1;\n"
+        "# MAGIC\n"
+        "# MAGIC SELECT 2\n"
+        "\n"
+        "# COMMAND ----------   \n"
+        "# MAGIC %run ./setup\n"
+        "# COMMAND ----------\n"
+        "# MAGIC %pip install pandas \\\n"
+        "# MAGIC   requests\n"
+        "# MAGIC %pip install numpy\n"
+        "# COMMAND ----------\n"
+        "# MAGIC %sh ls\n"
+        "# COMMAND ----------\n"
+        "# MAGIC %scala val x = 1\n"
+        "# COMMAND ----------\n"
+        "# MAGIC %r\n"
+        "# COMMAND ----------\n"
+        "# MAGIC %sql SELECT 3\n",
+    )
+    assert [cell for cell in _cells(path) if "Databricks" not in cell[2]] == [
+        ("python", 7, "\nx = 1\n"),
+        ("sql", 12, "\nSELECT\n  1;\n\nSELECT 2"),
+        ("run", 19, "./setup"),
+        ("packages", 21, "pip install pandas  requests"),
+        ("packages", 23, "pip install numpy"),
+        ("packages", 25, "ls"),
+        ("lost", 27, "val x = 1"),
+        ("sql", 31, "SELECT 3"),
+    ]
+
+
+def test_code_is_not_parted_when_magic_lines_in_it_have_no_effect(project):
+    path = project.write(
+        "a.py",
+        "# Databricks notebook source\ndef f():\n# MAGIC %pip install x\n# MAGIC %md note\n"
+        "    return 1\n",
+    )
+    cells = read_cells(path)
+    assert [str(cell.kind) for cell in cells] == ["packages", "python"]
+    assert cells[1].text.split("\n")[4] == "    return 1"
+
+
+def test_python_cells_are_found_when_the_notebook_is_sql(project):
+    path = project.write(
+        "a.sql",
+        "-- Databricks notebook source\nSELECT 1\n-- COMMAND ----------\n"
+        "-- MAGIC %python\n-- MAGIC def f():\n-- MAGIC   pass\n-- COMMAND ----------\n"
+        "-- MAGIC %md no\n-- COMMAND ----------\n-- MAGIC %run ./x\n",
+    )
+    assert _cells(path) == [
+        ("sql", 1, "-- Databricks notebook source\nSELECT 1"),
+        ("python", 4, "\ndef f():\n  pass"),
+        ("run", 10, "./x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_notebook"),
+    [
+        ("# Databricks notebook source\n", True),
+        ("\n# Copyright\n# Databricks notebook source\r\n", True),
+        ("#Databricks notebook source", True),
+        ("-- Databricks notebook source", True),
+        ("import dlt\n# Databricks notebook source\n", False),
+        ("", False),
+        ("# Databricks notebook sources\n", False),
+    ],
+)
+def test_a_notebook_source_is_known_by_its_header(text, is_notebook):
+    assert is_notebook_source(text) is is_notebook
+
+
+def test_cells_are_numbered_when_the_file_is_a_jupyter_notebook(project):
+    path = project.write(
+        "a.ipynb",
+        json.dumps(
+            {
+                "cells": [
+                    {"cell_type": "markdown", "source": ["# text"]},
+                    {"cell_type": "code", "source": ["import dlt\n", "x = 1"]},
+                    {"cell_type": "code", "source": "%sql\nSELECT 1"},
+                    {"cell_type": "code", "source": []},
+                    {"cell_type": "raw", "source": "raw"},
+                    {"cell_type": "code", "source": "%%sql -o df\nSELECT 2"},
+                    {"cell_type": "code", "source": "%md\n# x"},
+                    {"cell_type": "code"},
+                    "no cell",
+                ]
+            }
+        ),
+    )
+    assert [(cell.file, str(cell.kind), cell.text) for cell in read_cells(path)] == [
+        (f"{path}[cell 2]", "python", "import dlt\nx = 1"),
+        (f"{path}[cell 3]", "sql", "\nSELECT 1"),
+        (f"{path}[cell 6]", "sql", "\nSELECT 2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds", "code"),
+    [
+        ("%matplotlib inline\nx = 1", ["python"], "pass\nx = 1"),
+        ("!pip install foo\nx = 1", ["packages", "python"], "pass\nx = 1"),
+        ("x = 1\n%pip install foo", ["packages", "python"], "x = 1\npass"),
+        ("%pip install foo\n%pip install bar\nx = 1", ["packages"] * 2 + ["python"], "x = 1"),
+        ("%load_ext a\n%autoreload 2", ["python"], "pass\npass"),
+        ("if True:\n    !ls \\\n      -l\nx = 1", ["packages", "python"],
+         "if True:\n    pass\n\nx = 1"),
+        ("x = ('%s'\n% 1)", ["python"], "x = ('%s'\n% 1)"),
+        ("x = '''\n%run no\n!no\n'''", ["python"], "x = '''\n%run no\n!no\n'''"),
+        ("?x\nx?\nx.y??", ["python"], "pass\npass\npass"),
+        ("%%time\nx = 1", ["python"], "\nx = 1"),
+        ("%time x = f(1)", ["python"], "x = f(1)"),
+        ("%timeit x = f(1)", ["python"], "pass"),
+        ("!echo don't\ny = 2", ["packages", "python"], "pass\ny = 2"),
+        ("%%bash\nls", ["packages"], None),
+        ("%%html\n<b>", [], None),
+        ("%%unknown\nx", ["lost"], None),
+        ("%python\nx = 1", ["python"], "\nx = 1"),
+        ("%restart_python", ["python"], "pass"),
+    ],
+)  # fmt: skip
+def test_magics_have_no_effect_when_they_are_in_code(project, source, kinds, code):
+    cells = read_cells(project.write("a.ipynb", _notebook(source)))
+    assert [str(cell.kind) for cell in cells] == kinds
+    assert next((cell.text for cell in cells if cell.kind == "python"), None) == code
+
+
+def test_code_is_parted_when_a_notebook_runs_another_in_between(project):
+    path = project.write("a.ipynb", _notebook("x = 1\n%run ./b $y='2'\nz = 3"))
+    assert _cells(path) == [
+        ("python", 1, "x = 1"),
+        ("run", 2, "./b $y='2'"),
+        ("python", 3, "z = 3"),
+    ]
+
+
+@pytest.mark.parametrize("code", ["if True:\n    %run ./b", "x = (1", "x = !ls", "\0"])
+def test_code_stays_as_it_is_when_it_is_wrong(project, code):
+    (cell,) = read_cells(project.write("a.ipynb", _notebook(code)))
+    assert (str(cell.kind), cell.text) == ("python", code)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "kind"),
+    [
+        ({"language_info": {"name": "sql"}}, "sql"),
+        ({"application/vnd.databricks.v1+notebook": {"language": "sql"}}, "sql"),
+        ({"application/vnd.databricks.v1+notebook": {"language": "SQL"},
+          "language_info": {"name": "python"}}, "sql"),
+        ({"language_info": {"name": "scala"}}, "lost"),
+        ({"kernelspec": {"language": "python"}}, "python"),
+        ({"kernelspec": None, "language_info": 3}, "python"),
+    ],
+)  # fmt: skip
+def test_the_language_is_that_of_the_metadata_when_a_cell_has_no_magic(project, metadata, kind):
+    (cell,) = read_cells(project.write("a.ipynb", _notebook("x", **metadata)))
+    assert str(cell.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "told"),
+    [
+        ("a.ipynb", b'{\n"cells": [}', 2, "is not JSON"),
+        ("a.ipynb", b"[]", 1, "is not a notebook"),
+        ("a.ipynb", b'{"worksheets": []}', 1, "old format"),
+        ("a.ipynb", b'{"cells": {}}', 1, "is not a notebook"),
+        ("a.ipynb", b"\xff\xfe\x00", 1, "UTF-8"),
+        ("a.ipynb", b"[" * 200_000, 1, ""),
+        ("a.sql", b"-- x\nSELECT '\xff'", 2, "UTF-8"),
+    ],
+)
+def test_error_names_the_line_when_a_file_cannot_be_read(project, name, content, line, told):
+    path = project.write(name)
+    path.write_bytes(content)
+    with pytest.raises(DefinitionError) as caught:
+        read_cells(path)
+    assert (caught.value.condition, caught.value.origin.line) == ("SOURCE_INVALID", line)
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"SELECT '\xc3\xa9'", b"\xef\xbb\xbfSELECT '\xc3\xa9'", "SELECT 'é'".encode("utf-16")],
+)
+def test_sql_is_read_when_an_editor_has_put_a_mark_before_it(project, content):
+    path = project.write("a.sql")
+    path.write_bytes(content)
+    assert _cells(path) == [("sql", 1, "SELECT 'é'")]
+
+
+def test_nothing_is_there_when_a_notebook_is_empty(project):
+    assert read_cells(project.write("a.ipynb", "")) == []
+    assert read_cells(project.write("b.ipynb", '{"cells": []}')) == []
+
+
+def test_lines_are_right_when_a_file_has_windows_line_ends(project):
+    path = project.write("a.py")
+    path.write_bytes(
+        b"# Databricks notebook source\r\n# COMMAND ----------\r\n"
+        b"# MAGIC %sql\r\n# MAGIC SELECT 1\r\n"
+    )
+    assert _cells(path)[-1] == ("sql", 3, "\nSELECT 1")
