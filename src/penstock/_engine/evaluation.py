@@ -243,8 +243,11 @@ class Evaluator(DatasetReader):
 
     def _find(self, name: str) -> DeclaredDataset | None:
         defaults = self._defaults.get()
+        plain = self.index.find(name)
         if defaults is None:
-            return self.index.find(name)
+            return plain
+        if plain is not None and plain.declared.kind is DatasetKind.TEMPORARY_VIEW:
+            return plain  # a temporary view has no schema: `USE` does not hide it
         return self.index.find(name, catalog=defaults[0], schema=defaults[1])
 
     @property
