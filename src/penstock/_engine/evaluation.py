@@ -246,9 +246,13 @@ class Evaluator(DatasetReader):
         plain = self.index.find(name)
         if defaults is None:
             return plain
-        if plain is not None and plain.declared.kind is DatasetKind.TEMPORARY_VIEW:
-            return plain  # a temporary view has no schema: `USE` does not hide it
-        return self.index.find(name, catalog=defaults[0], schema=defaults[1])
+        found = self.index.find(name, catalog=defaults[0], schema=defaults[1])
+        if found is None and plain is not None:
+            # A temporary view has no schema: `USE` does not hide it.
+            is_view = plain.declared.kind is DatasetKind.TEMPORARY_VIEW
+            own = (plain.name.catalog, plain.name.schema) == (self.index.catalog, self.index.schema)
+            return plain if is_view and own else None
+        return found
 
     @property
     def _current(self) -> Evaluation:

@@ -1,10 +1,13 @@
 """Names of datasets in SQL: parsed, and completed with what `USE` said."""
 
+import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock._model.name import split_name
 from penstock._sql.cursor import Cursor
+from penstock._sql.tokens import TokenKind, text_value
 
 _PLAIN = re.compile(r"\w+")
 _MOST_PARTS = 3
@@ -25,10 +28,7 @@ class SqlName:
     @property
     def text(self) -> str:
         """As in a declaration, odd parts in backticks."""
-        return ".".join(
-            part if _PLAIN.fullmatch(part) else "`" + part.replace("`", "``") + "`"
-            for part in self.parts
-        )
+        return ".".join(part if _PLAIN.fullmatch(part) else quoted([part]) for part in self.parts)
 
     @property
     def shown(self) -> str:
@@ -48,7 +48,13 @@ def parse_name(cursor: Cursor, what: str) -> SqlName:
     """
     first = cursor.current
     if cursor.at("IDENTIFIER", "("):
-        parts = _computed_parts(cursor)
+        computed = computed_name(cursor)
+        if computed is None:
+            raise cursor.error(
+                "only texts can stand in an `IDENTIFIER` that names " + what,
+                hint="write `IDENTIFIER('schema.name')`; parameters count as texts",
+            )
+        parts = computed
     else:
         parts = [cursor.identifier(f"the name of {what}")]
         while cursor.accept("."):
@@ -65,17 +71,30 @@ def parse_name(cursor: Cursor, what: str) -> SqlName:
     return SqlName(tuple(parts), is_live)
 
 
-def _computed_parts(cursor: Cursor) -> list[str]:
-    """`IDENTIFIER` of texts, joined by `||`; parameters are texts already."""
-    first = cursor.expect("IDENTIFIER", "(")
-    text = cursor.text("`IDENTIFIER`")
-    while cursor.accept("||"):
-        text += cursor.text("`IDENTIFIER`")
-    cursor.expect(")")
-    try:
-        return list(split_name(text))
-    except ValueError:
-        raise cursor.error("`IDENTIFIER` does not give a name", at=first) from None
+def computed_name(cursor: Cursor) -> list[str] | None:
+    """Step over `IDENTIFIER` of texts, joined by `||`, and return the parts of the name.
+
+    Returns:
+        `None`, with nothing stepped over, when it is no such thing or does not give a name. Only
+        Spark can compute anything else.
+    """
+    start = cursor.position
+    text = ""
+    if cursor.accept("IDENTIFIER", "("):
+        while cursor.current.kind is TokenKind.STRING:
+            text += text_value(cursor.advance())
+            if cursor.accept(")"):
+                with contextlib.suppress(ValueError):
+                    return list(split_name(text))
+            elif not cursor.accept("||"):
+                break
+    cursor.position = start
+    return None
+
+
+def quoted(parts: Iterable[str]) -> str:
+    """Return a name with all parts in backticks."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
 def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from penstock._sql.cursor import Cursor
+from penstock._sql.names import computed_name, quoted
 from penstock._sql.source import Edit
 from penstock._sql.syntax import Query
 from penstock._sql.tokens import Token, TokenKind, text_value
@@ -43,17 +44,21 @@ def at_query(cursor: Cursor) -> bool:
 
 
 def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:
-    """What open-source Spark writes in another way than Databricks.
+    """What open-source Spark, or the look-up of names in a query, wants in another way.
 
-    `WATERMARK ... DELAY OF INTERVAL '10 minutes'`: Spark wants the parts outside of the text there.
+    * `WATERMARK ... DELAY OF INTERVAL '10 minutes'`: Spark wants the parts outside of a text there.
+    * `IDENTIFIER('a.b')` becomes the name itself, so that it is found like any other.
     """
     end = cursor.position
     for position in range(start, end):
         cursor.position = position
+        first = cursor.current
         if cursor.at("DELAY", "OF", "INTERVAL"):
             period = cursor.ahead(3)
             if _is_whole_period(period):
                 yield Edit(period.start, period.end, text_value(period).strip())
+        elif cursor.at("IDENTIFIER", "(") and (name := computed_name(cursor)) is not None:
+            yield Edit(first.start, cursor.ahead(-1).end, quoted(name))
     cursor.position = end
 
 
