@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock._api.arguments import nearest
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
@@ -15,7 +16,7 @@ _Parsed = dict[str, Any]
 
 
 def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
-    """Step over `FROM` and all clauses, to the end of the statement.
+    """Step over the source and all clauses behind it, to the end of the statement.
 
     Args:
         cursor: In front of `FROM`.
@@ -26,6 +27,9 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
         DefinitionError: A clause is wrong, missing, given twice, or does not go with another.
     """
     first = cursor.current
+    if not cursor.at("FROM"):
+        raise cursor.unexpected(f"`FROM STREAM(source)` in `{what}`", ("FROM",))
+    source = _parse_source(cursor)
     clauses: _Parsed = {}
     while not cursor.is_done:
         start = cursor.current
@@ -38,14 +42,9 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
             if key in clauses:
                 raise cursor.error(f"`{start.text}` is given twice", at=start)
             clauses[key] = value
-    for key, clause in (
-        ("source", "FROM STREAM(source)"),
-        ("keys", "KEYS (...)"),
-        ("sequence_by", "SEQUENCE BY"),
-    ):
+    for key, clause in (("keys", "KEYS (...)"), ("sequence_by", "SEQUENCE BY")):
         if key not in clauses:
             raise cursor.error(f"`{what}` needs `{clause}`", at=first)
-    source: CdcSource = clauses.pop("source")
     spec = CdcSpec(source=source.name.text, **clauses)
     _check(cursor, spec)
     return FlowBody(cdc=spec, source=source, once=once)
@@ -68,7 +67,7 @@ def _check(cursor: Cursor, spec: CdcSpec) -> None:
         )
 
 
-def _source(cursor: Cursor) -> _Parsed:
+def _parse_source(cursor: Cursor) -> CdcSource:
     cursor.expect("FROM")
     if cursor.at("(") or cursor.at("SELECT"):
         raise _not_a_name(cursor)
@@ -82,8 +81,8 @@ def _source(cursor: Cursor) -> _Parsed:
         name = _source_name(cursor)
         if closing and not cursor.accept(")"):
             raise cursor.unexpected("`)`")
-        return {"source": CdcSource(name=name, is_stream=True)}
-    return {"source": CdcSource(name=_source_name(cursor), is_stream=False)}
+        return CdcSource(name=name, is_stream=True)
+    return CdcSource(name=_source_name(cursor), is_stream=False)
 
 
 def _source_name(cursor: Cursor) -> SqlName:
@@ -179,7 +178,7 @@ def _columns_or_rest(
 
 def _expression(cursor: Cursor, clause: str) -> str:
     start = cursor.position
-    cursor.skip_while(lambda: not _at_clause(cursor))
+    cursor.skip_while(lambda: not (_at_clause(cursor) or _at_misspelt_clause(cursor, start)))
     text = cursor.between(start)
     if not text:
         raise cursor.unexpected(f"an expression behind `{clause}`")
@@ -197,12 +196,22 @@ def _at_clause(cursor: Cursor, ahead: int = 0) -> bool:
     return any(here[: len(words)] == list(words) for words, _ in _CLAUSES if len(words) > 1)
 
 
+def _at_misspelt_clause(cursor: Cursor, start: int) -> bool:
+    """Whether a word follows a whole expression and is almost that of a clause."""
+    here, before = cursor.current, cursor.ahead(-1)
+    if cursor.position == start or here.kind is not TokenKind.WORD or here.word in _OPERATORS:
+        return False
+    if before.word in _OPERATORS or (before.kind is TokenKind.SYMBOL and before.word != ")"):
+        return False
+    words = {words[0] for words, _ in _CLAUSES}
+    return here.word not in words and nearest(here.text, words) is not None
+
+
 _OPERATORS = (
     *("AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "BETWEEN", "DIV"),
     *("THEN", "ELSE", "END", "WHEN", "AS"),
 )
 _CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor], _Parsed]]] = (
-    (("FROM",), _source),
     (("KEYS",), _keys),
     (("IGNORE", "NULL", "UPDATES"), _ignore_null_updates),
     (("APPLY", "AS", "DELETE", "WHEN"), _deletes),

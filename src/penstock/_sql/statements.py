@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from penstock._sql.source import SqlSource
 from penstock._sql.tokens import Token, TokenKind, UnclosedError, tokens_of
@@ -11,6 +12,7 @@ from penstock.errors import DefinitionError
 # Cells of a notebook may name their language; only those in SQL declare anything.
 _MAGIC = re.compile(r"[\s\ufeff]*%(\w+)[^\S\r\n]*")
 
+_QUOTES = "'\""
 _QUERIES = {"SELECT", "WITH", "FROM", "VALUES", "TABLE", "("}
 _SHOWN_ONLY = {"SHOW", "DESCRIBE", "DESC", "EXPLAIN", "LIST"}
 
@@ -82,13 +84,23 @@ def _statement(
 
 
 def _unclosed(source: SqlSource, pending: list[Token], error: UnclosedError) -> Statement:
+    origin = source.origin(error.start)
+    message = f"{error.what} has no end"
     hint = f"close it with `{error.closing}`"
-    if error.closing in "'\"":
+    if error.closing in _QUOTES:
         hint += f"; inside of a text, write `{error.closing * 2}` or `\\{error.closing}`"
-    wrong = DefinitionError(
-        "SQL_SYNTAX",
-        f"{error.what} has no end",
-        origin=source.origin(error.start),
-        hint=hint,
-    )
+        broken = _broken_off(pending)
+        if broken is not None:
+            # An apostrophe too many shifts all texts behind it: name the first, not the last.
+            message = f"a text ends before `{broken.text}`, and one on line {origin.line} never"
+            origin = source.origin(broken.start)
+    wrong = DefinitionError("SQL_SYNTAX", message, origin=origin, hint=hint)
     return _statement(source, pending, error.start, wrong)
+
+
+def _broken_off(tokens: list[Token]) -> Token | None:
+    """The word that stands directly behind a text, as in `'it's'`."""
+    for text, word in pairwise(tokens):
+        if text.kind is TokenKind.STRING and word.word.isalpha() and text.end == word.start:
+            return word
+    return None
