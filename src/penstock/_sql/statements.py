@@ -9,6 +9,8 @@ from penstock._sql.source import SqlSource
 from penstock._sql.tokens import Token, TokenKind, UnclosedError, tokens_of
 from penstock.errors import DefinitionError
 
+# Between the cells of a notebook that was exported as SQL; the last `;` of a cell may be missing.
+_CELL_END = re.compile(r"--\s*COMMAND\s*-{5,}\s*")
 # Cells of a notebook may name their language; only those in SQL declare anything.
 _MAGIC = re.compile(r"[\s\ufeff]*%(\w+)[^\S\r\n]*")
 
@@ -45,7 +47,7 @@ def split_statements(source: SqlSource) -> Iterator[Statement]:
 
     A `;` ends a statement wherever it stands outside of texts and comments, even in parentheses:
     no statement needs one there, and an unclosed parenthesis then harms only its own statement. The
-    last `;` may be missing.
+    end of a notebook's cell and of the text end one as well.
     """
     magic = _MAGIC.match(source.text)
     start = 0
@@ -62,7 +64,7 @@ def split_statements(source: SqlSource) -> Iterator[Statement]:
         except UnclosedError as error:
             yield _unclosed(source, pending, error)
             return
-        if token is None or token.word == ";":
+        if token is None or token.word == ";" or _CELL_END.fullmatch(token.text):
             if any(known.kind is not TokenKind.COMMENT for known in pending):
                 yield _statement(source, pending, pending[-1].end)
             if token is None:

@@ -26,6 +26,8 @@ def texts(text: str) -> list[str]:
         ("a (; b", ["a (", "b"]),
         ("a\r\n;\r\nb", ["a", "b"]),
         ("\ufeffa;b", ["a", "b"]),
+        ("a\n-- COMMAND ----------\nb\n--COMMAND-----\n-- MAGIC %md x;\nc", ["a", "b", "c"]),
+        ("a -- COMMAND ---- x\n b", ["a -- COMMAND ---- x\n b"]),
         ("%md\n# it's; a title", []),
         ("\n%python\nx = 'a", []),
         ("%sql a; b", ["a", "b"]),
