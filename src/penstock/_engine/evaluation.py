@@ -401,9 +401,16 @@ class Evaluator(OutsideReads, DatasetReader):
 
     def _find(self, name: str) -> DeclaredDataset | None:
         defaults = self._defaults.get()
+        plain = self.index.find(name)
         if defaults is None:
-            return self.index.find(name)
-        return self.index.find(name, catalog=defaults[0], schema=defaults[1])
+            return plain
+        found = self.index.find(name, catalog=defaults[0], schema=defaults[1])
+        if found is None and plain is not None:
+            # A temporary view has no schema: `USE` does not hide it.
+            is_view = plain.declared.kind is DatasetKind.TEMPORARY_VIEW
+            own = (plain.name.catalog, plain.name.schema) == (self.index.catalog, self.index.schema)
+            return plain if is_view and own else None
+        return found
 
     @property
     def _current(self) -> Evaluation:

@@ -1,11 +1,34 @@
 """SQL source text: every statement goes to the active registry."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from penstock._api.registry import active_registry
+from penstock._api.registry import Registry, active_registry
+from penstock._model.dataset import Dataset, DatasetKind
+from penstock._model.expectation import Expectation
+from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
+from penstock._sql.cursor import Cursor
+from penstock._sql.names import SqlName
+from penstock._sql.parse import parse_statement
+from penstock._sql.queries import ChangeEvents, SqlQuery
+from penstock._sql.source import SqlSource
+from penstock._sql.statements import Statement, split_statements
+from penstock._sql.substitution import substitute_parameters, substitute_variables
+from penstock._sql.syntax import (
+    ColumnName,
+    CreateDataset,
+    CreateFlow,
+    Declaration,
+    FlowBody,
+    SetVariable,
+)
+from penstock._sql.tokens import Token, TokenKind, tokens_of
 from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass
@@ -14,30 +37,186 @@ class SqlContext:
 
     Attributes:
         variables: Replaces `${key}`: the pipeline's configuration, and what `SET` added.
+        parameters: Replaces `:name`.
         catalog: Set by `USE CATALOG`; `None` = the pipeline's.
         schema: Set by `USE SCHEMA`; `None` = the pipeline's.
+        settings: What `SET` added: Spark settings of the flows after it.
+        pipeline_schema: The pipeline's own, for names after a `USE CATALOG` without a schema.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     catalog: str | None = None
     schema: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    pipeline_schema: str = "default"
+
+    def qualified(self, name: SqlName) -> SqlName:
+        """Return a name with what `USE` said before it; one with `LIVE` is the pipeline's own."""
+        parts = name.parts
+        if name.is_live or (self.catalog is None and self.schema is None):
+            return name
+        if len(parts) == 1:
+            parts = (self.schema or self.pipeline_schema, *parts)
+        if len(parts) == 2 and self.catalog is not None:
+            parts = (self.catalog, *parts)
+        return SqlName(parts)
 
 
 def declare_sql(text: str, *, file: str, context: SqlContext, first_line: int = 1) -> None:
     """Declare everything that SQL text declares. What is wrong is recorded, never raised.
+
+    A wrong statement declares nothing; those after it are looked at all the same.
 
     Args:
         text: Statements, separated by `;`.
         file: As in a `SourceLocation`.
         context: Updated by `USE` and `SET`.
         first_line: Line of the file at which the text begins.
+
+    Raises:
+        DefinitionError: No registry is active.
     """
     registry = active_registry("SQL")
-    registry.record(
-        DefinitionError(
-            "FEATURE_NOT_AVAILABLE",
-            "SQL sources are not available yet",
-            origin=SourceLocation(file, first_line),
+    for raw in split_statements(SqlSource.of(text, file=file, first_line=first_line)):
+        if raw.error is None and raw.is_display:
+            continue
+        try:
+            for declaration in _declarations(raw, context):
+                _Declarer(registry, context, raw.source).declare(declaration)
+        except DefinitionError as error:
+            registry.record(error)
+
+
+def _declarations(raw: Statement, context: SqlContext) -> Iterator[Declaration]:
+    """Fill in values and parse; a value may hold a `;` and so make several statements."""
+    if raw.error is not None:
+        raise raw.error
+    filled = substitute_variables(raw.source, raw.tokens, context.variables)
+    for statement in split_statements(filled):
+        if statement.error is not None:
+            raise statement.error
+        if statement.is_display:
+            continue
+        source = substitute_parameters(
+            statement.source, _significant(statement.tokens), context.parameters
         )
-    )
+        yield parse_statement(Cursor(source, _significant(tokens_of(source.text))))
+
+
+def _significant(tokens: "Iterator[Token] | tuple[Token, ...]") -> tuple[Token, ...]:
+    return tuple(token for token in tokens if token.kind is not TokenKind.COMMENT)
+
+
+class _Declarer:
+    """Turns what a statement says into declarations, under the names and settings in force."""
+
+    def __init__(self, registry: Registry, context: SqlContext, source: SqlSource) -> None:
+        self._registry = registry
+        self._context = context
+        self._file = source.file
+
+    def declare(self, declaration: Declaration) -> None:
+        """Add to the registry, or change the context."""
+        context = self._context
+        if isinstance(declaration, CreateDataset):
+            self._dataset(declaration)
+        elif isinstance(declaration, CreateFlow):
+            self._flow(declaration)
+        elif isinstance(declaration, SetVariable):
+            context.variables[declaration.key] = declaration.value
+            context.settings[declaration.key] = declaration.value
+        else:
+            # A catalog begins with its own schema; a schema stays in the catalog in force.
+            context.catalog = declaration.catalog or context.catalog
+            context.schema = declaration.schema
+
+    def _dataset(self, said: CreateDataset) -> None:
+        origin = SourceLocation(self._file, said.line)
+        # A temporary view belongs to the pipeline as a whole, not to a schema.
+        name = said.name if said.is_temporary_view else self._context.qualified(said.name)
+        clauses, settings = said.clauses, dict(self._context.settings)
+        is_view = said.kind is DatasetKind.TEMPORARY_VIEW
+        dataset = Dataset(
+            name=name.text,
+            kind=said.kind,
+            origin=origin,
+            comment=clauses.comment,
+            spark_conf=settings,
+            table_properties={} if is_view else clauses.properties,
+            partition_cols=clauses.partition_cols,
+            cluster_by=clauses.cluster_by,
+            cluster_by_auto=clauses.cluster_by_auto,
+            schema=said.columns.schema,
+            path=clauses.path,
+            private=said.private,
+            row_filter=clauses.row_filter,
+            refresh_policy=clauses.refresh_policy,
+            format=clauses.format,
+            expectations=tuple(
+                Expectation(
+                    name=rule.name,
+                    condition=rule.condition,
+                    on_violation=rule.on_violation,
+                    origin=SourceLocation(self._file, rule.line),
+                )
+                for rule in said.columns.rules
+            ),
+        )
+        if said.flow is None:
+            self._registry.add_dataset(dataset)
+            return
+        flow = Flow(
+            name=name.text,
+            target=name.text,
+            function=self._function(name.shown, said.flow, said.columns.names, origin),
+            origin=origin,
+            spark_conf=settings,
+            comment=clauses.comment,
+            implicit=True,
+            language="SQL",
+        )
+        flow = self._with_body(flow, said.flow)
+        self._registry.add_dataset(dataset, function=flow.function, flow=flow)
+
+    def _flow(self, said: CreateFlow) -> None:
+        origin = SourceLocation(self._file, said.line)
+        target = self._context.qualified(said.target)
+        name = said.name or target.shown
+        flow = Flow(
+            name=name,
+            target=target.text,
+            function=self._function(name, said.body, (), origin),
+            origin=origin,
+            spark_conf=dict(self._context.settings),
+            comment=said.comment,
+            language="SQL",
+        )
+        self._registry.add_flow(self._with_body(flow, said.body))
+
+    def _with_body(self, flow: Flow, body: FlowBody) -> Flow:
+        cdc = body.cdc
+        if cdc is not None and body.source is not None:
+            cdc = replace(cdc, source=self._context.qualified(body.source.name).text)
+        return replace(flow, once=body.once, replace_where=body.replace_where, cdc=cdc)
+
+    def _function(
+        self, name: str, body: FlowBody, columns: tuple[ColumnName, ...], origin: SourceLocation
+    ) -> "Callable[[], DataFrame]":
+        if body.source is not None:
+            return ChangeEvents(
+                name=name,
+                source=self._context.qualified(body.source.name).text,
+                # Events that are applied once may come from a table as it is.
+                is_stream=body.source.is_stream or not body.once,
+                origin=origin,
+            )
+        assert body.query is not None  # a body has events or a query
+        return SqlQuery(
+            name=name,
+            query=body.query,
+            catalog=self._context.catalog,
+            schema=self._context.schema,
+            columns=columns,
+            origin=origin,
+        )

@@ -1,0 +1,225 @@
+"""`AUTO CDC` and `APPLY CHANGES`: the clauses behind the target, in any order."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock._api.arguments import nearest
+from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
+from penstock._sql.clauses import unavailable
+from penstock._sql.cursor import Cursor
+from penstock._sql.names import SqlName, parse_columns, parse_name
+from penstock._sql.syntax import CdcSource, FlowBody
+from penstock._sql.tokens import TokenKind
+from penstock.errors import DefinitionError
+
+_Parsed = dict[str, Any]
+
+
+def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
+    """Step over the source and all clauses behind it, to the end of the statement.
+
+    Args:
+        cursor: In front of `FROM`.
+        what: Name of the statement, for messages.
+        once: Whether the flow runs one time.
+
+    Raises:
+        DefinitionError: A clause is wrong, missing, given twice, or does not go with another.
+    """
+    first = cursor.current
+    if not cursor.at("FROM"):
+        raise cursor.unexpected(f"`FROM STREAM(source)` in `{what}`", ("FROM",))
+    source = _parse_source(cursor)
+    clauses: _Parsed = {}
+    while not cursor.is_done:
+        start = cursor.current
+        parse = next((parse for words, parse in _CLAUSES if cursor.at(*words)), None)
+        if parse is None:
+            raise cursor.unexpected(
+                f"a clause of `{what}`", [word for words, _ in _CLAUSES for word in words]
+            )
+        for key, value in parse(cursor).items():
+            if key in clauses:
+                raise cursor.error(f"`{start.text}` is given twice", at=start)
+            clauses[key] = value
+    for key, clause in (("keys", "KEYS (...)"), ("sequence_by", "SEQUENCE BY")):
+        if key not in clauses:
+            raise cursor.error(f"`{what}` needs `{clause}`", at=first)
+    spec = CdcSpec(source=source.name.text, **clauses)
+    _check(cursor, spec)
+    return FlowBody(cdc=spec, source=source, once=once)
+
+
+def _check(cursor: Cursor, spec: CdcSpec) -> None:
+    wrong = None
+    if spec.scd_type is ScdType.ONE and spec.track_history != TrackHistory():
+        wrong = ("TRACK HISTORY", "needs `STORED AS SCD TYPE 2`")
+    elif spec.scd_type is ScdType.TWO and spec.apply_as_truncates is not None:
+        wrong = ("APPLY AS TRUNCATE WHEN", "does not go with `STORED AS SCD TYPE 2`")
+    elif spec.ignore_null_updates and spec.columns_to_update is not None:
+        wrong = ("IGNORE NULL UPDATES", "does not go with `COLUMNS TO UPDATE`")
+    if wrong is not None:
+        raise DefinitionError(
+            "CONFLICTING_PARAMETERS",
+            f"`{wrong[0]}` {wrong[1]}",
+            origin=cursor.source.origin(0),
+            hint="remove one of the two",
+        )
+
+
+def _parse_source(cursor: Cursor) -> CdcSource:
+    cursor.expect("FROM")
+    if cursor.at("(") or cursor.at("SELECT"):
+        raise _not_a_name(cursor)
+    # A dataset may have the name `stream`.
+    is_stream = cursor.at("STREAM") and (
+        cursor.at("STREAM", "(") or cursor.ahead(1).kind in (TokenKind.WORD, TokenKind.QUOTED)
+    )
+    if is_stream and not _at_clause(cursor, 1):
+        cursor.expect("STREAM")
+        closing = cursor.accept("(")
+        name = _source_name(cursor)
+        if closing and not cursor.accept(")"):
+            raise cursor.unexpected("`)`")
+        return CdcSource(name=name, is_stream=True)
+    return CdcSource(name=_source_name(cursor), is_stream=False)
+
+
+def _source_name(cursor: Cursor) -> SqlName:
+    if cursor.at("(") or cursor.at("SELECT"):
+        raise _not_a_name(cursor)
+    first = cursor.current
+    name = parse_name(cursor, "a dataset")
+    if cursor.at("("):
+        raise _not_a_name(cursor, first.text)
+    return name
+
+
+def _not_a_name(cursor: Cursor, function: str | None = None) -> Exception:
+    found = f"the function `{function}`" if function else "a query"
+    return cursor.error(
+        f"the events of a flow come from a dataset; {found} cannot stand here",
+        hint="put it into a `CREATE TEMPORARY VIEW` and name that",
+    )
+
+
+def _keys(cursor: Cursor) -> _Parsed:
+    cursor.expect("KEYS")
+    return {"keys": parse_columns(cursor, "KEYS")}
+
+
+def _ignore_null_updates(cursor: Cursor) -> _Parsed:
+    cursor.expect("IGNORE", "NULL", "UPDATES")
+    parsed: _Parsed = {"ignore_null_updates": True}
+    if cursor.accept("ON"):
+        columns, rest = _columns_or_rest(cursor, "IGNORE NULL UPDATES ON")
+        parsed |= {"ignore_null_columns": columns, "ignore_null_except_columns": rest}
+    return parsed
+
+
+def _deletes(cursor: Cursor) -> _Parsed:
+    cursor.expect("APPLY", "AS", "DELETE", "WHEN")
+    return {"apply_as_deletes": _expression(cursor, "APPLY AS DELETE WHEN")}
+
+
+def _truncates(cursor: Cursor) -> _Parsed:
+    cursor.expect("APPLY", "AS", "TRUNCATE", "WHEN")
+    return {"apply_as_truncates": _expression(cursor, "APPLY AS TRUNCATE WHEN")}
+
+
+def _sequence(cursor: Cursor) -> _Parsed:
+    cursor.expect("SEQUENCE", "BY")
+    return {"sequence_by": _expression(cursor, "SEQUENCE BY")}
+
+
+def _system_sequence(cursor: Cursor) -> _Parsed:
+    first = cursor.expect("SYSTEM", "SEQUENCE", "BY")
+    raise unavailable(cursor, "`SYSTEM SEQUENCE BY`", first)
+
+
+def _columns(cursor: Cursor) -> _Parsed:
+    cursor.expect("COLUMNS")
+    columns, rest = _columns_or_rest(cursor, "COLUMNS")
+    return {"columns": columns, "except_columns": rest}
+
+
+def _columns_to_update(cursor: Cursor) -> _Parsed:
+    cursor.expect("COLUMNS", "TO", "UPDATE")
+    return {"columns_to_update": cursor.identifier("a column name in `COLUMNS TO UPDATE`")}
+
+
+def _stored_as(cursor: Cursor) -> _Parsed:
+    first = cursor.expect("STORED", "AS")
+    if cursor.at("BITEMPORAL"):
+        raise unavailable(cursor, "`STORED AS BITEMPORAL`", first)
+    if not cursor.accept("SCD", "TYPE"):
+        raise cursor.unexpected("`SCD TYPE 1` or `SCD TYPE 2`", ("SCD", "TYPE"))
+    if cursor.current.text not in tuple(ScdType):
+        raise cursor.unexpected("`1` or `2` behind `SCD TYPE`")
+    return {"scd_type": ScdType(cursor.advance().text)}
+
+
+def _track_history(cursor: Cursor) -> _Parsed:
+    cursor.expect("TRACK", "HISTORY", "ON")
+    columns, rest = _columns_or_rest(cursor, "TRACK HISTORY ON")
+    return {"track_history": TrackHistory(columns=columns, except_columns=rest)}
+
+
+def _columns_or_rest(
+    cursor: Cursor, clause: str
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """`(a, b)`, or `* EXCEPT (a, b)`: all but these; `*` alone is all."""
+    if not cursor.accept("*"):
+        return parse_columns(cursor, clause), None
+    if cursor.accept("EXCEPT"):
+        return None, parse_columns(cursor, f"{clause} * EXCEPT")
+    return None, None
+
+
+def _expression(cursor: Cursor, clause: str) -> str:
+    start = cursor.position
+    cursor.skip_while(lambda: not (_at_clause(cursor) or _at_misspelt_clause(cursor, start)))
+    text = cursor.between(start)
+    if not text:
+        raise cursor.unexpected(f"an expression behind `{clause}`")
+    return text
+
+
+def _at_clause(cursor: Cursor, ahead: int = 0) -> bool:
+    """Whether a clause begins here; its words alone may also be columns of an expression."""
+    here = [cursor.ahead(ahead + count).word for count in range(4)]
+    if here[0] == "KEYS":
+        return here[1] == "("
+    if here[0] == "COLUMNS":
+        listed = cursor.ahead(ahead + 1).kind in (TokenKind.WORD, TokenKind.QUOTED)
+        return here[1] in ("(", "*") or (listed and here[1] not in _OPERATORS)
+    return any(here[: len(words)] == list(words) for words, _ in _CLAUSES if len(words) > 1)
+
+
+def _at_misspelt_clause(cursor: Cursor, start: int) -> bool:
+    """Whether a word follows a whole expression and is almost that of a clause."""
+    here, before = cursor.current, cursor.ahead(-1)
+    if cursor.position == start or here.kind is not TokenKind.WORD or here.word in _OPERATORS:
+        return False
+    if before.word in _OPERATORS or (before.kind is TokenKind.SYMBOL and before.word != ")"):
+        return False
+    words = {words[0] for words, _ in _CLAUSES}
+    return here.word not in words and nearest(here.text, words) is not None
+
+
+_OPERATORS = (
+    *("AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "BETWEEN", "DIV"),
+    *("THEN", "ELSE", "END", "WHEN", "AS"),
+)
+_CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor], _Parsed]]] = (
+    (("KEYS",), _keys),
+    (("IGNORE", "NULL", "UPDATES"), _ignore_null_updates),
+    (("APPLY", "AS", "DELETE", "WHEN"), _deletes),
+    (("APPLY", "AS", "TRUNCATE", "WHEN"), _truncates),
+    (("SEQUENCE", "BY"), _sequence),
+    (("SYSTEM", "SEQUENCE", "BY"), _system_sequence),
+    (("COLUMNS", "TO", "UPDATE"), _columns_to_update),
+    (("COLUMNS",), _columns),
+    (("STORED", "AS"), _stored_as),
+    (("TRACK", "HISTORY", "ON"), _track_history),
+)

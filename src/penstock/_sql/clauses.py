@@ -1,0 +1,220 @@
+"""Clauses of a dataset, which stand in any order between its columns and its query."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from penstock._sql.cursor import Cursor
+from penstock._sql.names import parse_columns, parse_name
+from penstock._sql.syntax import TableClauses
+from penstock._sql.tokens import Token, TokenKind
+from penstock.errors import DefinitionError
+
+_PLAIN_COLLATION = "UTF8_BINARY"
+
+
+def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
+    """Step over clauses up to the query or the end of the statement.
+
+    Args:
+        cursor: Behind the name or the columns.
+        ends: Keywords that end the clauses.
+
+    Raises:
+        DefinitionError: A clause is wrong, or is given twice.
+    """
+    clauses = TableClauses()
+    given: set[str] = set()
+    while not cursor.is_done and cursor.current.word not in ends:
+        first = cursor.current
+        parse = next((parse for words, parse in _CLAUSES if cursor.at(*words)), None)
+        if parse is None:
+            known = [words[0] for words, _ in _CLAUSES]
+            wanted = " or ".join(f"`{word}`" for word in ends)
+            raise cursor.unexpected(f"{wanted} or a clause of a table", (*known, *ends, "FLOW"))
+        found = parse(cursor)
+        names = found or {first.word: None}
+        for name in names:
+            if name in given:
+                raise cursor.error(f"`{first.text}` is given twice", at=first)
+            given.add(name)
+        clauses = replace(clauses, **found)
+    return clauses
+
+
+@contextmanager
+def _parentheses(cursor: Cursor) -> Iterator[None]:
+    cursor.expect("(")
+    yield
+    if not cursor.accept(")"):
+        raise cursor.unexpected("`,` or `)`")
+
+
+def _using(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("USING")
+    return {"format": cursor.identifier("a format").lower()}
+
+
+def _partitioned_by(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("PARTITIONED", "BY")
+    return {"partition_cols": parse_columns(cursor, "PARTITIONED BY")}
+
+
+def _cluster_by(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("CLUSTER", "BY")
+    if cursor.accept("AUTO"):
+        return {"cluster_by_auto": True}
+    if cursor.accept("NONE"):
+        return {"cluster_by": ()}
+    columns: list[str] = []
+    with _parentheses(cursor):
+        while True:
+            # A field of a struct may be a clustering column.
+            parts = [cursor.identifier("a column name in `CLUSTER BY`")]
+            while cursor.accept("."):
+                parts.append(cursor.identifier("a field"))
+            columns.append(".".join(parts))
+            if not cursor.accept(","):
+                break
+    return {"cluster_by": tuple(columns)}
+
+
+def _location(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("LOCATION")
+    first = cursor.current
+    path = cursor.text("`LOCATION`")
+    if not path.strip():
+        raise cursor.error("`LOCATION` is blank", at=first)
+    return {"path": path}
+
+
+def _comment(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("COMMENT")
+    return {"comment": cursor.text("`COMMENT`")}
+
+
+def _properties(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("TBLPROPERTIES")
+    properties: dict[str, str] = {}
+    with _parentheses(cursor):
+        while not cursor.at(")"):
+            first = cursor.current
+            key = _property_key(cursor)
+            if key in properties:
+                raise cursor.error(f"the property `{key}` is given twice", at=first)
+            if not cursor.accept("="):
+                cursor.accept("==")
+            properties[key] = _property_value(cursor, key)
+            if not cursor.accept(","):
+                break
+    return {"properties": properties}
+
+
+def _property_key(cursor: Cursor) -> str:
+    if cursor.current.kind is TokenKind.STRING:
+        return cursor.text("a property")
+    key = cursor.identifier("the key of a property")
+    # Bare keys are dotted, and as written: `delta.enableChangeDataFeed`, `my-team.owner`.
+    while cursor.current.word in (".", "-", ":") and cursor.current.start == cursor.ahead(-1).end:
+        key += cursor.advance().text + cursor.identifier("the key of a property")
+    return key
+
+
+def _property_value(cursor: Cursor, key: str) -> str:
+    if cursor.current.kind is TokenKind.STRING:
+        return cursor.text(f"the property `{key}`")
+    sign = cursor.advance().text if cursor.current.word in ("-", "+") else ""
+    token = cursor.current
+    if token.kind is TokenKind.NUMBER or (token.kind is TokenKind.WORD and not sign):
+        cursor.advance()
+        # Keywords in any case: Delta compares `true` as written.
+        return sign + (token.text.lower() if token.word in ("TRUE", "FALSE") else token.text)
+    raise cursor.unexpected(f"a text, a number, `true` or `false` for the property `{key}`")
+
+
+def _schedule(cursor: Cursor) -> dict[str, Any]:
+    """Refresh schedules of a hosted platform mean nothing here: updates are started by the user."""
+    cursor.expect("SCHEDULE")
+    cursor.accept("REFRESH")
+    if cursor.accept("CRON"):
+        cursor.text("`CRON`")
+        if cursor.accept("AT", "TIME", "ZONE"):
+            cursor.text("`AT TIME ZONE`")
+    else:
+        if not cursor.accept("EVERY"):
+            raise cursor.unexpected("`EVERY` or `CRON`", ("EVERY", "CRON"))
+        _period(cursor)
+    return {}
+
+
+def _trigger(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("TRIGGER", "ON", "UPDATE")
+    if cursor.accept("AT", "MOST", "EVERY"):
+        _period(cursor)
+    return {}
+
+
+def _period(cursor: Cursor) -> None:
+    cursor.accept("INTERVAL")
+    if cursor.current.kind not in (TokenKind.NUMBER, TokenKind.STRING):
+        raise cursor.unexpected("a number")
+    quoted = cursor.advance().kind is TokenKind.STRING
+    if not quoted or cursor.current.word.rstrip("S") in _UNITS:
+        cursor.identifier("a unit of time")
+
+
+_UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR")
+
+
+def _row_filter(cursor: Cursor) -> dict[str, Any]:
+    cursor.accept("WITH")
+    start = cursor.position
+    cursor.expect("ROW", "FILTER")
+    parse_name(cursor, "a function")
+    cursor.expect("ON")
+    cursor.group()
+    return {"row_filter": cursor.between(start)}
+
+
+def _refresh_policy(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("REFRESH", "POLICY")
+    if cursor.accept("INCREMENTAL", "STRICT"):
+        return {"refresh_policy": "incremental_strict"}
+    if cursor.current.word in ("AUTO", "INCREMENTAL", "FULL"):
+        return {"refresh_policy": cursor.advance().text.lower()}
+    raise cursor.unexpected(
+        "`AUTO`, `INCREMENTAL`, `INCREMENTAL STRICT` or `FULL`", ("AUTO", "INCREMENTAL", "FULL")
+    )
+
+
+def _collation(cursor: Cursor) -> dict[str, Any]:
+    first = cursor.expect("DEFAULT", "COLLATION")
+    if cursor.identifier("a collation").upper() != _PLAIN_COLLATION:
+        raise unavailable(cursor, "a `DEFAULT COLLATION` other than `UTF8_BINARY`", first)
+    return {}
+
+
+def unavailable(cursor: Cursor, what: str, at: Token) -> DefinitionError:
+    """Return the error for something that SQL has, but Penstock has not yet."""
+    return DefinitionError(
+        "FEATURE_NOT_AVAILABLE",
+        f"{what} is not available yet",
+        origin=cursor.source.origin(at.start),
+    )
+
+
+_CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor], dict[str, Any]]]] = (
+    (("COMMENT",), _comment),
+    (("TBLPROPERTIES",), _properties),
+    (("PARTITIONED", "BY"), _partitioned_by),
+    (("CLUSTER", "BY"), _cluster_by),
+    (("LOCATION",), _location),
+    (("USING",), _using),
+    (("WITH", "ROW", "FILTER"), _row_filter),
+    (("ROW", "FILTER"), _row_filter),
+    (("REFRESH", "POLICY"), _refresh_policy),
+    (("SCHEDULE",), _schedule),
+    (("TRIGGER", "ON", "UPDATE"), _trigger),
+    (("DEFAULT", "COLLATION"), _collation),
+)

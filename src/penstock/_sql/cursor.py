@@ -1,0 +1,186 @@
+"""A place among the tokens of a statement, and the small steps of parsing."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock._api.arguments import nearest
+from penstock._model.redaction import redact
+from penstock._sql.source import SqlSource
+from penstock._sql.tokens import Token, TokenKind, text_value
+from penstock.errors import DefinitionError
+
+_OPENING = {"(": ")", "[": "]"}
+_CLOSING = {closing: opening for opening, closing in _OPENING.items()}
+_LONGEST_SHOWN = 40
+
+
+class Cursor:
+    """Walks over the tokens of one statement, comments left out.
+
+    Attributes:
+        source: Text of the statement.
+        position: Index of the current token.
+    """
+
+    def __init__(self, source: SqlSource, tokens: Sequence[Token]) -> None:
+        self.source = source
+        self._tokens = tokens
+        end = tokens[-1].end if tokens else 0
+        self._end = Token(TokenKind.END, "", end, end)
+        self.position = 0
+
+    @property
+    def current(self) -> Token:
+        """The token that comes next; one of kind `END` behind the last."""
+        return self.ahead(0)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return self.position >= len(self._tokens)
+
+    def ahead(self, count: int) -> Token:
+        """Return the token `count` places further on; with a negative number, back."""
+        place = self.position + count
+        return self._tokens[place] if 0 <= place < len(self._tokens) else self._end
+
+    def at(self, *words: str) -> bool:
+        """Whether these keywords or signs come next."""
+        return all(self.ahead(count).word == word for count, word in enumerate(words))
+
+    def accept(self, *words: str) -> bool:
+        """Step over these keywords or signs if they come next; return whether they did."""
+        if not self.at(*words):
+            return False
+        self.position += len(words)
+        return True
+
+    def expect(self, *words: str) -> Token:
+        """Step over these keywords or signs, and return the first of them.
+
+        Raises:
+            DefinitionError: Something else comes next.
+        """
+        first = self.current
+        for word in words:
+            if not self.accept(word):
+                raise self.unexpected(f"`{' '.join(words)}`", words)
+        return first
+
+    def advance(self) -> Token:
+        """Return the current token and step over it."""
+        token = self.current
+        self.position += 1
+        return token
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def error(self, message: str, *, at: Token | None = None, hint: str | None = None) -> Exception:
+        """Return the error for something wrong at a token, the current one if not given."""
+        token = at or self.current
+        return DefinitionError(
+            "SQL_SYNTAX", message, origin=self.source.origin(token.start), hint=hint
+        )
+
+    def unexpected(self, expected: str, known: Iterable[str] = ()) -> Exception:
+        """Return the error for a current token that cannot stand there.
+
+        Args:
+            expected: What could, in words.
+            known: Keywords that could, to suggest the nearest of.
+        """
+        return self.error(
+            f"expected {expected}, but {self._found()}",
+            hint=self._suggestion([word for word in known if word.isalpha()]),
+        )
+
+    def _found(self) -> str:
+        token = self.current
+        if token.kind is TokenKind.END:
+            return "the statement ends"
+        if token.kind is TokenKind.STRING:
+            return "found a text"
+        shown = redact(token.text)
+        shown = shown[:_LONGEST_SHOWN] + ("..." if len(shown) > _LONGEST_SHOWN else "")
+        return f"found `{shown}`"
+
+    def _suggestion(self, known: Sequence[str]) -> str | None:
+        token, before = self.current, self.ahead(-1)
+        if before.kind is TokenKind.STRING and before.end == token.start < token.end:
+            return "a quote inside of a text is written twice, or as \\'"
+        if token.kind is not TokenKind.WORD or token.word in known:
+            return None
+        close = nearest(token.text, known)
+        return f"did you mean `{close}`?" if close else None
+
+    # -- pieces --------------------------------------------------------------------------------
+
+    def text(self, what: str) -> str:
+        """Step over a text in quotes and return what it stands for."""
+        if self.current.kind is not TokenKind.STRING:
+            raise self.unexpected(f"a text in quotes for {what}")
+        return text_value(self.advance())
+
+    def identifier(self, what: str) -> str:
+        """Step over one part of a name and return it without backticks."""
+        token = self.current
+        if token.kind is TokenKind.QUOTED and len(token.text) > len("``"):
+            self.advance()
+            return token.text[1:-1].replace("``", "`")
+        # A name may begin with a digit, and so be all digits.
+        if token.kind is TokenKind.WORD or (
+            token.kind is TokenKind.NUMBER and token.text.isalnum()
+        ):
+            self.advance()
+            return token.text
+        raise self.unexpected(what)
+
+    def between(self, start: int, end: int | None = None) -> str:
+        """Return the text from token `start` to the one before `end`, the current if not given."""
+        stop = self.position if end is None else end
+        if stop <= start:
+            return ""
+        return self.source.text[self._tokens[start].start : self._tokens[stop - 1].end]
+
+    def group(self) -> str:
+        """Step over a pair of parentheses with all that is in it; return the text inside.
+
+        Raises:
+            DefinitionError: There is no `(`, or nothing closes it.
+        """
+        opening = self.expect("(")
+        first = self.position
+        self.skip_while(lambda: not self.at(")"))
+        if not self.at(")"):
+            raise self.error("the `(` that stands here is never closed", at=opening)
+        inner = self.between(first)
+        self.advance()
+        return inner
+
+    def skip_while(self, condition: Callable[[], bool]) -> None:
+        """Step on while the condition is true; it is asked outside of inner brackets only.
+
+        Raises:
+            DefinitionError: Brackets do not match.
+        """
+        opened: list[Token] = []
+        while not self.is_done and (opened or condition()):
+            token = self.advance()
+            if token.word in _OPENING:
+                opened.append(token)
+            elif token.word in _CLOSING:
+                if not opened or opened[-1].word != _CLOSING[token.word]:
+                    raise self._unmatched(token, opened)
+                opened.pop()
+        if opened:
+            raise self.error(
+                f"the `{opened[-1].text}` that stands here is never closed", at=opened[-1]
+            )
+
+    def _unmatched(self, token: Token, opened: Sequence[Token]) -> Exception:
+        if not opened:
+            return self.error(f"nothing opens the `{token.text}` that stands here", at=token)
+        return self.error(
+            f"the `{opened[-1].text}` that stands here is never closed before the `{token.text}` "
+            f"on line {self.source.line(token.start)}",
+            at=opened[-1],
+        )

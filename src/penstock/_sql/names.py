@@ -1,0 +1,128 @@
+"""Names of datasets in SQL: parsed, and completed with what `USE` said."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock._model.name import split_name
+from penstock._sql.cursor import Cursor
+from penstock._sql.tokens import TokenKind, text_value
+
+_PLAIN = re.compile(r"\w+")
+_MOST_PARTS = 3
+
+
+@dataclass(frozen=True)
+class SqlName:
+    """A name as the user wrote it, without backticks.
+
+    Attributes:
+        parts: One to three; a leading `LIVE` is not one of them.
+        is_live: Whether it had a leading `LIVE`: then `USE` does not matter.
+    """
+
+    parts: tuple[str, ...]
+    is_live: bool = False
+
+    @property
+    def text(self) -> str:
+        """As in a declaration, odd parts in backticks."""
+        return ".".join(part if _PLAIN.fullmatch(part) else quoted([part]) for part in self.parts)
+
+    @property
+    def shown(self) -> str:
+        """As the key of a flow, without backticks."""
+        return ".".join(self.parts)
+
+
+def parse_name(cursor: Cursor, what: str) -> SqlName:
+    """Step over a name: parts and dots, or `IDENTIFIER('...')`.
+
+    Args:
+        cursor: In front of the name.
+        what: It is the name of, with article, for messages.
+
+    Raises:
+        DefinitionError: It is no name.
+    """
+    first = cursor.current
+    if cursor.at("IDENTIFIER", "("):
+        computed = computed_name(cursor)
+        if computed is None:
+            raise cursor.error(
+                "only texts can stand in an `IDENTIFIER` that names " + what,
+                hint="write `IDENTIFIER('schema.name')`; parameters count as texts",
+            )
+        parts = computed
+    else:
+        parts = [cursor.identifier(f"the name of {what}")]
+        while cursor.accept("."):
+            parts.append(cursor.identifier(f"the name of {what}"))
+        dash = cursor.current
+        if dash.word == "-" and dash.start == cursor.ahead(-1).end:
+            raise cursor.error(
+                "a name with `-` needs backticks", at=first, hint="write `` `my-name` ``"
+            )
+    is_live = len(parts) > 1 and parts[0].lower() == "live"
+    parts = parts[1:] if is_live else parts
+    if len(parts) > _MOST_PARTS:
+        raise cursor.error("a name has at most three parts", at=first)
+    return SqlName(tuple(parts), is_live)
+
+
+def computed_name(cursor: Cursor) -> list[str] | None:
+    """Step over `IDENTIFIER` of texts, joined by `||`, and return the parts of the name.
+
+    Returns:
+        `None`, with nothing stepped over, when it is no such thing or does not give a name. Only
+        Spark can compute anything else.
+    """
+    start = cursor.position
+    text = ""
+    if cursor.accept("IDENTIFIER", "("):
+        while cursor.current.kind is TokenKind.STRING:
+            text += text_value(cursor.advance())
+            if cursor.accept(")"):
+                with contextlib.suppress(ValueError):
+                    return list(split_name(text))
+            elif not cursor.accept("||"):
+                break
+    cursor.position = start
+    return None
+
+
+def quoted(parts: Iterable[str]) -> str:
+    """Return a name with all parts in backticks."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+
+
+def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:
+    """Step over column names, in parentheses or not.
+
+    Args:
+        cursor: In front of them.
+        clause: For messages.
+
+    Raises:
+        DefinitionError: They are none, are qualified, or one is named twice.
+    """
+    closing = cursor.accept("(")
+    columns: list[str] = []
+    while True:
+        token = cursor.current
+        column = cursor.identifier(f"a column name in `{clause}`")
+        if cursor.at("."):
+            raise cursor.error(
+                f"`{clause}` takes names of columns, without a table or a field", at=token
+            )
+        if cursor.at("("):
+            raise cursor.error(f"`{clause}` takes names of columns, not expressions", at=token)
+        if column.lower() in [known.lower() for known in columns]:
+            raise cursor.error(f"`{clause}` names column `{column}` twice", at=token)
+        columns.append(column)
+        if not cursor.accept(","):
+            break
+    if closing and not cursor.accept(")"):
+        raise cursor.unexpected("`,` or `)`")
+    return tuple(columns)

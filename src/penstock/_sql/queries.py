@@ -1,0 +1,93 @@
+"""Query functions of SQL definitions: callables without arguments, as Python's are."""
+
+from typing import TYPE_CHECKING
+
+from penstock._api import reading
+from penstock._model.origin import SourceLocation
+from penstock._sql.syntax import ColumnName, Query
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class SqlQuery:
+    """Runs a query with the defaults that `USE` had set where it stands.
+
+    Args:
+        name: Of the flow.
+        query: The query.
+        catalog: Default catalog; `None` = the pipeline's.
+        schema: Default schema; `None` = the pipeline's.
+        columns: Names and comments for the columns, by position; none leaves them.
+        origin: Of the statement.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        query: Query,
+        catalog: str | None,
+        schema: str | None,
+        columns: tuple[ColumnName, ...],
+        origin: SourceLocation,
+    ) -> None:
+        self.__name__ = name
+        self.text = query.text
+        self._place = "\n" * (query.line - 1) + " " * query.column
+        self._catalog = catalog
+        self._schema = schema
+        self._columns = columns
+        self._origin = origin
+
+    def __call__(self) -> "DataFrame":
+        """Return the result of the query."""
+        # Spark counts lines from the beginning of its text: these are then the lines of the file.
+        df = reading.query(self._place + self.text, catalog=self._catalog, schema=self._schema)
+        return self._named(df) if self._columns else df
+
+    def __repr__(self) -> str:
+        return f"<SQL query of {self.__name__!r} at {self._origin}>"
+
+    def _named(self, df: "DataFrame") -> "DataFrame":
+        found = df.columns
+        wanted = [column.name for column in self._columns]
+        if len(found) != len(wanted):
+            raise DefinitionError(
+                "SQL_COLUMN_LIST_MISMATCH",
+                f"{self.__name__!r} lists {len(wanted)} columns, but its query has {len(found)}: "
+                + ", ".join(found),
+                origin=self._origin,
+                hint="list one name for each column of the query, or no names",
+            )
+        if found != wanted:
+            df = df.toDF(*wanted)
+        for column in self._columns:
+            if column.comment is not None:
+                df = df.withMetadata(column.name, {"comment": column.comment})
+        return df
+
+
+class ChangeEvents:
+    """Reads the dataset whose rows are change events.
+
+    Args:
+        name: Of the flow.
+        source: The dataset.
+        is_stream: Whether to read it as a stream.
+        origin: Of the statement.
+    """
+
+    def __init__(self, *, name: str, source: str, is_stream: bool, origin: SourceLocation) -> None:
+        self.__name__ = name
+        self._source = source
+        self._is_stream = is_stream
+        self._origin = origin
+
+    def __call__(self) -> "DataFrame":
+        """Return the events."""
+        return reading.read_stream(self._source) if self._is_stream else reading.read(self._source)
+
+    def __repr__(self) -> str:
+        return f"<change events of {self.__name__!r} at {self._origin}>"

@@ -1,0 +1,66 @@
+"""The query of a statement: found, looked over, and left as it is wherever Spark can parse it."""
+
+import re
+from collections.abc import Iterator
+
+from penstock._sql.cursor import Cursor
+from penstock._sql.names import computed_name, quoted
+from penstock._sql.source import Edit
+from penstock._sql.syntax import Query
+from penstock._sql.tokens import Token, TokenKind, text_value
+
+_FIRST_WORDS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE")
+_PERIOD = re.compile(r"\s*(?:\d+(?:\.\d+)?\s+[A-Za-z]+\s*)+")
+
+
+def take_query(cursor: Cursor, what: str) -> Query:
+    """Step over the rest of the statement, which is a query, and return it.
+
+    Args:
+        cursor: In front of the query.
+        what: Comes before it, for messages.
+
+    Raises:
+        DefinitionError: There is none, or its brackets do not match.
+    """
+    if not at_query(cursor):
+        raise cursor.unexpected(f"a query behind `{what}`", _FIRST_WORDS)
+    first = cursor.current
+    start = cursor.position
+    cursor.skip_while(lambda: True)
+    text = cursor.between(start)
+    for edit in sorted(_touch_ups(cursor, start), key=lambda edit: -edit.start):
+        text = text[: edit.start - first.start] + edit.text + text[edit.end - first.start :]
+    return Query(
+        text=text,
+        line=cursor.source.line(first.start),
+        column=cursor.source.column(first.start),
+    )
+
+
+def at_query(cursor: Cursor) -> bool:
+    """Whether a query begins here."""
+    return cursor.current.word in _FIRST_WORDS or cursor.at("(")
+
+
+def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:
+    """What open-source Spark, or the look-up of names in a query, wants in another way.
+
+    * `WATERMARK ... DELAY OF INTERVAL '10 minutes'`: Spark wants the parts outside of a text there.
+    * `IDENTIFIER('a.b')` becomes the name itself, so that it is found like any other.
+    """
+    end = cursor.position
+    for position in range(start, end):
+        cursor.position = position
+        first = cursor.current
+        if cursor.at("DELAY", "OF", "INTERVAL"):
+            period = cursor.ahead(3)
+            if _is_whole_period(period):
+                yield Edit(period.start, period.end, text_value(period).strip())
+        elif cursor.at("IDENTIFIER", "(") and (name := computed_name(cursor)) is not None:
+            yield Edit(first.start, cursor.ahead(-1).end, quoted(name))
+    cursor.position = end
+
+
+def _is_whole_period(token: Token) -> bool:
+    return token.kind is TokenKind.STRING and _PERIOD.fullmatch(text_value(token) + " ") is not None

@@ -1,0 +1,84 @@
+"""SQL text that knows where in the user's file each of its characters comes from."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock._model.origin import SourceLocation
+
+_BREAK = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A part of a text and what stands there instead."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SqlSource:
+    """Text of a file, or a part of it, maybe with values filled in.
+
+    Attributes:
+        text: The text.
+        file: As in a `SourceLocation`.
+        first_line: Line of the file at which the text begins.
+        breaks: Offsets of the ends of the file's lines; line breaks of filled-in values are none.
+    """
+
+    text: str
+    file: str
+    first_line: int
+    breaks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, text: str, *, file: str, first_line: int = 1) -> "SqlSource":
+        """Return the text of a file as it stands."""
+        breaks = tuple(match.end() - 1 for match in _BREAK.finditer(text))
+        return cls(text, file, first_line, breaks)
+
+    def line(self, offset: int) -> int:
+        """Return the line of the file that a character stands on."""
+        return self.first_line + bisect_left(self.breaks, offset)
+
+    def column(self, offset: int) -> int:
+        """Return how many characters stand before this one on its line."""
+        before = bisect_left(self.breaks, offset)
+        return offset - (self.breaks[before - 1] + 1 if before else 0)
+
+    def origin(self, offset: int) -> SourceLocation:
+        """Return where in the file a character stands."""
+        return SourceLocation(self.file, self.line(offset))
+
+    def section(self, start: int, end: int) -> "SqlSource":
+        """Return a part of the text."""
+        first, last = bisect_left(self.breaks, start), bisect_left(self.breaks, end)
+        breaks = tuple(position - start for position in self.breaks[first:last])
+        return SqlSource(self.text[start:end], self.file, self.line(start), breaks)
+
+    def replaced(self, edits: Sequence[Edit]) -> "SqlSource":
+        """Return the text with parts replaced.
+
+        Args:
+            edits: In the order of the text, without overlaps.
+        """
+        if not edits:
+            return self
+        pieces: list[str] = []
+        breaks: list[int] = []
+        position = shift = 0
+        for edit in [*edits, Edit(len(self.text), len(self.text), "")]:
+            kept = self.breaks[
+                bisect_left(self.breaks, position) : bisect_left(self.breaks, edit.start)
+            ]
+            breaks += [offset + shift for offset in kept]
+            pieces += [self.text[position : edit.start], edit.text]
+            position = edit.end
+            shift += len(edit.text) - (edit.end - edit.start)
+            lost = bisect_left(self.breaks, edit.end) - bisect_left(self.breaks, edit.start)
+            breaks += [max(edit.end + shift - 1, 0)] * lost
+        return SqlSource("".join(pieces), self.file, self.first_line, tuple(breaks))

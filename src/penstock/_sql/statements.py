@@ -1,0 +1,108 @@
+"""Where one statement ends and the next one begins."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock._sql.source import SqlSource
+from penstock._sql.tokens import Token, TokenKind, UnclosedError, tokens_of
+from penstock.errors import DefinitionError
+
+# Between the cells of a notebook that was exported as SQL; the last `;` of a cell may be missing.
+_CELL_END = re.compile(r"--\s*COMMAND\s*-{5,}\s*")
+# Cells of a notebook may name their language; only those in SQL declare anything.
+_MAGIC = re.compile(r"[\s\ufeff]*%(\w+)[^\S\r\n]*")
+
+_QUOTES = "'\""
+_QUERIES = {"SELECT", "WITH", "FROM", "VALUES", "TABLE", "("}
+_SHOWN_ONLY = {"SHOW", "DESCRIBE", "DESC", "EXPLAIN", "LIST"}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement.
+
+    Attributes:
+        source: From its first to its last token; comments inside of it are kept.
+        tokens: All tokens, comments included.
+        error: Why it has no end, if it has none.
+    """
+
+    source: SqlSource
+    tokens: tuple[Token, ...]
+    error: DefinitionError | None = None
+
+    @property
+    def is_display(self) -> bool:
+        """Whether it only shows something, as a query in a notebook cell does."""
+        words = [token.word for token in self.tokens if token.kind is not TokenKind.COMMENT]
+        if not words or words[0] in _SHOWN_ONLY:
+            return True
+        return words[0] in _QUERIES and "INSERT" not in words
+
+
+def split_statements(source: SqlSource) -> Iterator[Statement]:
+    """Yield the statements of a text, in order.
+
+    A `;` ends a statement wherever it stands outside of texts and comments, even in parentheses:
+    no statement needs one there, and an unclosed parenthesis then harms only its own statement. The
+    end of a notebook's cell and of the text end one as well.
+    """
+    magic = _MAGIC.match(source.text)
+    start = 0
+    if magic is not None:
+        if magic.group(1).lower() != "sql":
+            return
+        start = magic.end()
+    source = source.section(start, len(source.text))
+    pending: list[Token] = []
+    stream = tokens_of(source.text)
+    while True:
+        try:
+            token = next(stream, None)
+        except UnclosedError as error:
+            yield _unclosed(source, pending, error)
+            return
+        if token is None or token.word == ";" or _CELL_END.fullmatch(token.text):
+            if any(known.kind is not TokenKind.COMMENT for known in pending):
+                yield _statement(source, pending, pending[-1].end)
+            if token is None:
+                return
+            pending = []
+        elif pending or token.kind is not TokenKind.COMMENT:
+            pending.append(token)
+
+
+def _statement(
+    source: SqlSource, tokens: list[Token], end: int, error: DefinitionError | None = None
+) -> Statement:
+    start = tokens[0].start if tokens else end
+    moved = [
+        Token(token.kind, token.text, token.start - start, token.end - start, token.word)
+        for token in tokens
+    ]
+    return Statement(source.section(start, end), tuple(moved), error)
+
+
+def _unclosed(source: SqlSource, pending: list[Token], error: UnclosedError) -> Statement:
+    origin = source.origin(error.start)
+    message = f"{error.what} has no end"
+    hint = f"close it with `{error.closing}`"
+    if error.closing in _QUOTES:
+        hint += f"; inside of a text, write `{error.closing * 2}` or `\\{error.closing}`"
+        broken = _broken_off(pending)
+        if broken is not None:
+            # An apostrophe too many shifts all texts behind it: name the first, not the last.
+            message = f"a text ends before `{broken.text}`, and one on line {origin.line} never"
+            origin = source.origin(broken.start)
+    wrong = DefinitionError("SQL_SYNTAX", message, origin=origin, hint=hint)
+    return _statement(source, pending, error.start, wrong)
+
+
+def _broken_off(tokens: list[Token]) -> Token | None:
+    """The word that stands directly behind a text, as in `'it's'`."""
+    for text, word in pairwise(tokens):
+        if text.kind is TokenKind.STRING and word.word.isalpha() and text.end == word.start:
+            return word
+    return None

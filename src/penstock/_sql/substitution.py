@@ -1,0 +1,134 @@
+"""Values in SQL text: `${key}` of the configuration and `:name` of the parameters."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from penstock._api.arguments import nearest
+from penstock._sql.source import Edit, SqlSource
+from penstock._sql.tokens import Token, TokenKind, text_literal
+from penstock.errors import DefinitionError
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+# Spark's own scopes of a variable; all of them are the configuration here.
+_SCOPE = re.compile(r"(?:spark|sparkconf|hivevar|hiveconf):", re.IGNORECASE)
+# Left alone: whoever reads the option looks the secret up, so that it stays out of the query.
+_LOOKED_UP_LATER = "secret:"
+# After one of these words an expression begins, so that `:` is not a path into the word before it.
+_BEFORE_EXPRESSION = {
+    *("ALL", "AND", "ANY", "BETWEEN", "BY", "CASE", "DISTINCT", "DIV", "ELSE", "ESCAPE", "EXCEPT"),
+    *("FILTER", "HAVING", "ILIKE", "IN", "INTERVAL", "IS", "LIKE", "LIMIT", "NOT", "OF", "OFFSET"),
+    *("ON", "OR", "OVER", "QUALIFY", "REGEXP", "RLIKE", "SELECT", "SET", "SOME", "THEN", "USING"),
+    *("VALUES", "WHEN", "WHERE", "CATALOG", "SCHEMA", "FROM", "TO"),
+}
+
+
+def substitute_variables(
+    source: SqlSource, tokens: Sequence[Token], variables: Mapping[str, str]
+) -> SqlSource:
+    """Replace `${key}`, in names and texts too, but not in comments.
+
+    Args:
+        source: One statement.
+        tokens: Its tokens, comments included.
+        variables: Value by key.
+
+    Raises:
+        DefinitionError: A key has no value.
+    """
+    comments = [
+        (token.start, token.end)
+        for token in tokens
+        # A hint looks like a comment, but is part of the query.
+        if token.kind is TokenKind.COMMENT and not token.text.startswith("/*+")
+    ]
+    edits = []
+    for match in _REFERENCE.finditer(source.text):
+        place = bisect_right(comments, (match.start(), len(source.text))) - 1
+        if place >= 0 and match.start() < comments[place][1]:
+            continue
+        key = _SCOPE.sub("", match.group(1).strip(), count=1)
+        if key.lower().startswith(_LOOKED_UP_LATER):
+            continue
+        if key not in variables:
+            raise _unknown_variable(key, source, match.start(), variables)
+        edits.append(Edit(match.start(), match.end(), variables[key]))
+    return source.replaced(edits)
+
+
+def _unknown_variable(
+    key: str, source: SqlSource, offset: int, variables: Mapping[str, str]
+) -> DefinitionError:
+    close = nearest(key, variables)
+    hint = f"did you mean `${{{close}}}`?" if close else ""
+    if key:
+        hint = hint or (
+            f"set it in the spec file, `configuration: {{{key}: ...}}`, "
+            f"or before with `SET {key} = ...`"
+        )
+    return DefinitionError(
+        "SQL_VARIABLE_UNKNOWN",
+        f"`${{{key}}}` is neither in the pipeline's `configuration` nor set before",
+        origin=source.origin(offset),
+        hint=hint or "write a key between the braces",
+    )
+
+
+def substitute_parameters(
+    source: SqlSource, tokens: Sequence[Token], parameters: Mapping[str, str]
+) -> SqlSource:
+    """Replace `:name` by its value as a text.
+
+    `a:b` is a path into a JSON column, `a::int` a cast, and `STRUCT<a: INT>` a type: they stay.
+
+    Args:
+        source: One statement.
+        tokens: Its tokens, without comments.
+        parameters: Value by name.
+
+    Raises:
+        DefinitionError: A name has no value.
+    """
+    edits = []
+    for colon, name in _markers(tokens):
+        value = parameters.get(name.text)
+        if value is None:
+            known = {key.lower(): key for key in parameters}.get(name.text.lower())
+            if known is None:
+                raise _unknown_parameter(name, source, parameters)
+            value = parameters[known]
+        edits.append(Edit(colon.start, name.end, text_literal(value)))
+    return source.replaced(edits)
+
+
+def _markers(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
+    before: Token | None = None
+    for colon, name in pairwise(tokens):
+        marked = colon.word == ":" and name.kind is TokenKind.WORD and name.start == colon.end
+        if marked and (before is None or _begins_expression(before, colon)):
+            yield colon, name
+        before = colon
+
+
+def _begins_expression(before: Token, colon: Token) -> bool:
+    if before.kind is TokenKind.SYMBOL:
+        return before.word not in (")", "]", "}", ":")
+    if before.kind is TokenKind.WORD:
+        # `limit:int` is a field of a struct, `LIMIT :n` is not.
+        return before.word in _BEFORE_EXPRESSION and before.end < colon.start
+    return False
+
+
+def _unknown_parameter(
+    name: Token, source: SqlSource, parameters: Mapping[str, str]
+) -> DefinitionError:
+    close = nearest(name.text, parameters)
+    return DefinitionError(
+        "SQL_PARAMETER_UNKNOWN",
+        f"`:{name.text}` is not a parameter of the pipeline",
+        origin=source.origin(name.start),
+        hint=f"did you mean `:{close}`?"
+        if close
+        else f"set it in the spec file, `parameters: {{{name.text}: ...}}`",
+    )

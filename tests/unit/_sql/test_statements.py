@@ -1,0 +1,83 @@
+"""Cutting text into statements, and recovering from what is wrong in one of them."""
+
+import pytest
+
+from penstock._sql.source import SqlSource
+from penstock._sql.statements import split_statements
+
+
+def texts(text: str) -> list[str]:
+    return [part.source.text for part in split_statements(SqlSource.of(text, file="f.sql"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        (" \n\ufeff\t", []),
+        (";;; ;", []),
+        ("-- only ; a comment", []),
+        ("/* one */ -- two", []),
+        ("a", ["a"]),
+        ("a;", ["a"]),
+        ("a;\n b ;c", ["a", "b", "c"]),
+        ("-- head\na -- mid ;\n b; -- tail", ["a -- mid ;\n b"]),
+        ("a ';' \";\" `;` /* ; */ b; c", ["a ';' \";\" `;` /* ; */ b", "c"]),
+        ("a (; b", ["a (", "b"]),
+        ("a\r\n;\r\nb", ["a", "b"]),
+        ("\ufeffa;b", ["a", "b"]),
+        ("a\n-- COMMAND ----------\nb\n--COMMAND-----\n-- MAGIC %md x;\nc", ["a", "b", "c"]),
+        ("a -- COMMAND ---- x\n b", ["a -- COMMAND ---- x\n b"]),
+        ("%md\n# it's; a title", []),
+        ("\n%python\nx = 'a", []),
+        ("%sql a; b", ["a", "b"]),
+        ("%SQL\na", ["a"]),
+    ],
+)
+def test_statements_end_at_semicolons_outside_of_texts_when_cut(text, expected):
+    assert texts(text) == expected
+
+
+def test_statements_before_a_text_without_end_are_kept_when_the_rest_is_lost(sql):
+    declared = sql("CREATE VIEW a AS SELECT 1;\n\nCREATE VIEW b AS SELECT 'x;\nCREATE VIEW c")
+    error = declared.error
+    assert error.condition == "SQL_SYNTAX"
+    assert error.origin.line == 3
+    assert "no end" in error.message
+    assert "`''`" in error.hint
+    assert not declared.registry.is_empty
+
+
+def test_every_statement_is_looked_at_when_others_are_wrong(sql):
+    declared = sql(
+        "CREATE STREAMNG TABLE a AS SELECT 1;\n"
+        "CREATE VIEW b AS SELECT (1;\n"
+        "CREATE VIEW c AS SELECT 1;\n"
+        "VACUUM a;\n"
+        "CREATE VIEW d;\n"
+    )
+    assert [error.origin.line for error in declared.errors] == [1, 2, 4, 5]
+
+
+def test_nothing_is_declared_when_text_only_shows_something(sql):
+    declared = sql(
+        "SELECT * FROM a; (SELECT 1); WITH x AS (SELECT '${nowhere}') SELECT :p FROM x;"
+        "SHOW TABLES; DESCRIBE t; explain select 1; FROM t SELECT a; VALUES (1); TABLE t; desc t"
+    )
+    assert declared.registry.is_empty
+    assert declared.errors == ()
+
+
+@pytest.mark.parametrize(
+    "second", ["CREATE OR REFRESH LIVE TABLE b AS SELECT 1", "APPLY CHANGES INTO b FROM c",
+               "create view b as select 1", "CREATE FLOW f AS INSERT INTO b SELECT 1"],
+)  # fmt: skip
+def test_a_missing_semicolon_is_named_when_a_statement_follows_a_query(sql, second):
+    error = sql(f"CREATE VIEW a AS\nSELECT 1 AS create\n\n{second};").error
+    assert error.origin.line == 4
+    assert error.message == "expected `;` in front of this statement"
+
+
+def test_lines_go_on_when_a_cell_stands_in_the_middle_of_a_file(sql):
+    declared = sql().add("\nCREATE VIEW a AS SELECT 1;\nCREATE VIEW b AS SELECT 2", first_line=40)
+    assert [dataset.origin.line for dataset in declared.datasets] == [41, 42]

@@ -1,0 +1,282 @@
+"""Values that come from elsewhere: `${key}`, `:name`, `SET` and `USE`."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock._api.registry import Registry, registration
+from penstock._sql.declare import SqlContext, declare_sql
+
+# -- ${key} -------------------------------------------------------------------------------------
+
+
+def test_variables_are_filled_in_everywhere_but_in_comments(sql):
+    declared = sql(
+        """-- not ${here}
+        CREATE OR REFRESH STREAMING TABLE ${catalog}.${ schema }.`${name}` /* nor ${here} */
+        COMMENT "of ${name}" LOCATION '${root}/x' TBLPROPERTIES ('k' = '${hiveconf:name}')
+        AS SELECT '${spark:name}' AS n -- ${here}
+        FROM STREAM(${source}) /*+ HINT(${name}) */ WHERE ${condition}""",
+        variables={
+            "catalog": "main", "schema": "silver", "name": "t", "root": "s3://b",
+            "source": "LIVE.raw", "condition": "a > 0\n AND b = ';'",
+        },
+    )  # fmt: skip
+    dataset = declared.dataset
+    assert dataset.name == "main.silver.t"
+    assert dataset.comment == "of t"
+    assert dataset.path == "s3://b/x"
+    assert dataset.table_properties == {"k": "t"}
+    assert "'t' AS n -- ${here}" in declared.query
+    assert "FROM STREAM(LIVE.raw) /*+ HINT(t) */ WHERE a > 0\n AND b = ';'" in declared.query
+
+
+def test_lines_stay_those_of_the_file_when_values_have_lines(sql):
+    declared = sql("CREATE VIEW ${x} AS\nSELECT (1;", variables={"x": "v\n\n\n"})
+    assert declared.error.origin.line == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("CREATE VIEW v AS\nSELECT '${catalgo}'", 2, "did you mean `${catalog}`?"),
+        ("CREATE VIEW v AS SELECT ${zzz.zzz}", 1, "configuration: {zzz.zzz: ...}"),
+        ("CREATE VIEW ${} AS SELECT 1", 1, "write a key"),
+        ("${zzz}", 1, "SET zzz = ..."),
+    ],
+)
+def test_an_unknown_variable_is_named_with_a_way_out_when_it_is_used(sql, text, line, hint):
+    error = sql(text, variables={"catalog": "c"}).error
+    assert error.condition == "SQL_VARIABLE_UNKNOWN"
+    assert error.origin.line == line
+    assert hint in error.hint
+
+
+def test_secrets_are_left_to_the_reader_of_the_option_when_they_stand_in_a_query(sql):
+    text = "SELECT * FROM STREAM read_kafka(password => '${secret:kafka/pw}')"
+    assert sql(f"CREATE STREAMING TABLE t AS {text}").query == text
+
+
+def test_a_value_may_make_several_statements_when_it_has_a_semicolon(sql):
+    declared = sql(
+        "${all}", variables={"all": "CREATE VIEW a AS SELECT 1; CREATE VIEW b AS SELECT 2"}
+    )
+    assert [dataset.name for dataset in declared.datasets] == ["a", "b"]
+
+
+def test_values_are_not_searched_again_when_they_look_like_variables(sql):
+    declared = sql("CREATE VIEW v AS SELECT '${a}'", variables={"a": "${b}", "b": "x"})
+    assert declared.query == "SELECT '${b}'"
+
+
+# -- :name --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "filled"),
+    [
+        ("SELECT :p", "SELECT 'it\\'s'"),
+        ("SELECT a=:p, f(:p,:P), m[:p], x -> :p", None),
+        ("SELECT CASE WHEN :p THEN :p ELSE :p END WHERE a LIKE :p AND b BETWEEN :p AND :p", None),
+        ("SELECT * FROM t WHERE a > :p LIMIT :p OFFSET :p", None),
+        ("SELECT * FROM read_files(:p, format => :p)", None),
+        ("SELECT * FROM t WHERE a = 1 OR NOT :p", None),
+    ],
+)
+def test_parameters_become_texts_when_they_stand_where_a_value_can(sql, query, filled):
+    text = sql(f"CREATE VIEW v AS {query}", parameters={"p": "it's"}).query
+    assert text == (filled or query.replace(":p", "'it\\'s'").replace(":P", "'it\\'s'"))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT a:p, a:p.q[0], a:p:q, `a`:p, f(x):p, x[0]:p, a :p",
+        "SELECT a::p, a :: int, ':p', \":p\", `:p` /* :p */ -- :p",
+        "SELECT CAST(a AS STRUCT<p:INT, limit:p, by: STRUCT<date:DATE>>)",
+        "SELECT a::STRUCT<x:p>",
+        "SELECT limit:p FROM t",
+    ],
+)
+def test_paths_casts_and_types_stay_when_they_look_like_parameters(sql, query):
+    text = sql(f"CREATE VIEW v AS {query}\n", parameters={"p": "x"}).query
+    assert text == query.removesuffix(" -- :p").removesuffix(" /* :p */")
+
+
+def test_parameters_give_names_when_they_stand_in_an_identifier(sql):
+    declared = sql(
+        "USE CATALOG IDENTIFIER(:catalog); USE SCHEMA IDENTIFIER(:schema);"
+        "CREATE MATERIALIZED VIEW IDENTIFIER(:name) AS"
+        " SELECT IDENTIFIER(:column) FROM IDENTIFIER(:catalog || '.x.' || :name), IDENTIFIER(y)",
+        parameters={"catalog": "main", "schema": "gold", "name": "t", "column": "`a b`"},
+    )
+    assert declared.dataset.name == "main.gold.t"
+    assert declared.query == "SELECT `a b` FROM `main`.`x`.`t`, IDENTIFIER(y)"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("CREATE VIEW v AS SELECT 1\nWHERE day = :dya", "did you mean `:day`?"),
+        ("CREATE VIEW v AS SELECT 1\nWHERE day = :zzz", "parameters: {zzz: ...}"),
+    ],
+)
+def test_an_unknown_parameter_is_named_with_a_way_out_when_it_is_used(sql, text, hint):
+    error = sql(text, parameters={"day": "2020"}).error
+    assert error.condition == "SQL_PARAMETER_UNKNOWN"
+    assert error.origin.line == 2
+    assert hint in error.hint
+
+
+# -- SET ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("SET a = b", "a", "b"),
+        ("set spark.sql.shuffle.partitions=10", "spark.sql.shuffle.partitions", "10"),
+        ("SET pipelines.trigger.interval = 10 seconds", "pipelines.trigger.interval", "10 seconds"),
+        ("SET a = 'x; -- y'", "a", "x; -- y"),
+        ('SET a.b-c:d = "x"', "a.b-c:d", "x"),
+        ("SET `a.b` = 'x' -- note", "a.b", "x"),
+        ("SET path = s3://bucket/x*/y.json", "path", "s3://bucket/x*/y.json"),
+        ("SET list = 'a', 'b'", "list", "'a', 'b'"),
+        ("SET eq = a = b", "eq", "a = b"),
+        ("SET empty =", "empty", ""),
+        ("SET catalog = main", "catalog", "main"),
+        ("SET time.x = 1", "time.x", "1"),
+    ],
+)
+def test_set_gives_a_value_to_later_statements_when_it_is_written_in_any_way(sql, text, key, value):
+    declared = sql(f"CREATE VIEW a AS SELECT 1;\n{text}\n;CREATE VIEW b AS SELECT 1")
+    assert declared.context.variables[key] == value
+    first, second = declared.flows
+    assert first.spark_conf == {}
+    assert second.spark_conf == {key: value}
+    assert declared.datasets[1].spark_conf == {key: value}
+
+
+def test_set_wins_over_the_configuration_and_may_use_it_when_it_names_a_key_again(sql):
+    declared = sql(
+        "SET root = ${root}/x; SET root = ${root}/y; CREATE VIEW v AS SELECT '${root}'",
+        variables={"root": "/r", "other": "o"},
+    )
+    assert declared.query == "SELECT '/r/x/y'"
+    assert declared.flow.spark_conf == {"root": "/r/x/y"}
+
+
+@pytest.mark.parametrize("text", ["SET", "SET a", "SET = 1"])
+def test_set_is_refused_when_it_has_no_key_or_no_value(sql, text):
+    assert sql(text).error.condition == "SQL_SYNTAX"
+
+
+@pytest.mark.parametrize("text", ["SET VARIABLE x = 1", "SET VAR x = 1", "SET TIME ZONE 'UTC'"])
+def test_other_forms_of_set_are_refused_by_name_when_used(sql, text):
+    assert sql(text).error.condition == "SQL_STATEMENT_NOT_SUPPORTED"
+
+
+# -- USE ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uses", "names"),
+    [
+        ("", ["t", "s.t", "c.s.t"]),
+        ("USE SCHEMA x", ["x.t", "s.t", "c.s.t"]),
+        ("use database x", ["x.t", "s.t", "c.s.t"]),
+        ("USE NAMESPACE `x y`", ["`x y`.t", "s.t", "c.s.t"]),
+        ("USE x", ["x.t", "s.t", "c.s.t"]),
+        ("USE k.x", ["k.x.t", "k.s.t", "c.s.t"]),
+        ("USE SCHEMA k.x", ["k.x.t", "k.s.t", "c.s.t"]),
+        ("USE CATALOG k; USE SCHEMA x", ["k.x.t", "k.s.t", "c.s.t"]),
+        ("USE SCHEMA x; USE CATALOG k", ["k.main.t", "k.s.t", "c.s.t"]),
+        ("USE CATALOG 'k'", ["k.main.t", "k.s.t", "c.s.t"]),
+        ("SET CATALOG k", ["k.main.t", "k.s.t", "c.s.t"]),
+        ("USE schema", ["schema.t", "s.t", "c.s.t"]),
+        ("USE SCHEMA catalog", ["catalog.t", "s.t", "c.s.t"]),
+    ],
+)
+def test_names_are_completed_when_use_stands_before_them(sql, uses, names):
+    declared = sql(
+        f"{uses};\nCREATE STREAMING TABLE t; CREATE STREAMING TABLE s.t;"
+        "CREATE STREAMING TABLE c.s.t; CREATE STREAMING TABLE LIVE.own;"
+        "CREATE TEMPORARY VIEW v AS SELECT 1",
+        pipeline_schema="main",
+    )
+    assert [dataset.name for dataset in declared.datasets] == [*names, "own", "v"]
+
+
+def test_targets_and_sources_of_flows_are_completed_when_use_stands_before_them(sql):
+    declared = sql(
+        "USE c.s; CREATE FLOW f AS INSERT INTO t SELECT 1;"
+        "APPLY CHANGES INTO x.t FROM STREAM(u) KEYS (k) SEQUENCE BY b;"
+        "APPLY CHANGES INTO LIVE.t FROM STREAM(LIVE.u) KEYS (k) SEQUENCE BY b"
+    )
+    assert [(flow.name, flow.target) for flow in declared.flows] == [
+        ("f", "c.s.t"),
+        ("c.x.t", "c.x.t"),
+        ("t", "t"),
+    ]
+    assert [flow.cdc.source for flow in declared.flows[1:]] == ["c.s.u", "u"]
+
+
+def test_what_use_and_set_said_goes_on_when_cells_share_a_context(sql):
+    declared = sql("USE SCHEMA s; SET k = v").add("CREATE VIEW ${k} AS SELECT 1")
+    assert declared.dataset.name == "s.v"
+    assert declared.flow.spark_conf == {"k": "v"}
+
+
+@pytest.mark.parametrize("text", ["USE", "USE CATALOG", "USE CATALOG a.b", "USE a.b.c", "USE a b"])
+def test_use_is_refused_when_it_names_nothing_that_it_could(sql, text):
+    declared = sql(text)
+    if text == "USE CATALOG":  # a schema may have that name
+        assert declared.context.schema == "CATALOG"
+    else:
+        assert declared.error.condition == "SQL_SYNTAX"
+
+
+# -- anything -----------------------------------------------------------------------------------
+
+_WORDS = st.sampled_from(
+    [
+        *("CREATE", "OR REFRESH", "STREAMING", "LIVE", "TABLE", "MATERIALIZED", "VIEW", "FLOW"),
+        *("t", "a.b", "`c d`", "AS", "SELECT 1", "FROM STREAM(x)", "(", ")", "<", ">", ",", ";"),
+        *("CONSTRAINT", "EXPECT", "ON VIOLATION", "DROP ROW", "COMMENT", "'x'", '"y"', "INT"),
+        *("TBLPROPERTIES", "=", "PARTITIONED BY", "CLUSTER BY", "USING", "AUTO CDC", "INTO"),
+        *("APPLY CHANGES", "KEYS", "SEQUENCE BY", "COLUMNS", "* EXCEPT", "STORED AS SCD TYPE 2"),
+        *("SET", "USE", "CATALOG", "INSERT", "ONCE", "BY NAME", "REPLACE WHERE", "'", "--", "/*"),
+        *("*/", "\n", "${k}", "${", "}", ":p", ":q", "IDENTIFIER(", "IF NOT EXISTS", "GENERATED"),
+        *("DEFAULT", "NOT NULL", "SCHEDULE", "EVERY 1 DAY", "INTERVAL", "DELAY OF", "\x00", "é"),
+    ]
+)
+
+
+def _declares(text: str) -> None:
+    registry = Registry()
+    context = SqlContext(variables={"k": "v"}, parameters={"p": "x"})
+    with registration(registry):
+        declare_sql(text, file="any.sql", context=context)
+    for error in registry.errors:
+        assert error.condition
+        assert 1 <= error.origin.line <= text.count("\n") + text.count("\r") + 1
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(_WORDS, max_size=30))
+def test_nothing_is_raised_when_words_stand_in_any_order(words):
+    _declares(" ".join(words))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=80))
+def test_nothing_is_raised_when_text_is_anything(text):
+    _declares(text)
+
+
+def test_a_huge_file_is_cut_in_time_when_it_has_many_statements(sql):
+    text = "CREATE VIEW v%d AS SELECT * FROM t WHERE a IN (%s);\n"
+    values = ", ".join(f"'{number}'" for number in range(50))
+    declared = sql("".join(text % (number, values) for number in range(500)))
+    assert len(declared.datasets) == 500
+    assert declared.datasets[-1].origin.line == 500
