@@ -45,6 +45,7 @@ from penstock.errors import DefinitionError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock._engine.assumptions import Assumptions
     from penstock._engine.evaluation import Surroundings
     from penstock._graph.dataflow import DataflowGraph
 
@@ -94,14 +95,14 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
     """
     with (
         tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as scratch,
-        _session(
+        open_session(
             settings, log_file=Path(scratch) / "spark.log", warehouse=scratch, analysis_only=True
         ) as spark,
         installed_modules(),
         project_imports(settings),
     ):
-        _, graph = _analyse(settings, spark)
-        return graph, _plan(graph, settings, options)
+        index, graph = _analyse(settings, spark)
+        return graph, _plan(index, graph, settings, options)
 
 
 def run_update(
@@ -141,7 +142,7 @@ def run_update(
             bus.emit(_create_update(settings, options, origin, log_file))
             bus.emit(update_progress(origin, UpdateState.INITIALIZING, "starting Spark"))
             with (
-                _session(settings, log_file=log_file, pass_fds=(lease.fd,)) as spark,
+                open_session(settings, log_file=log_file, pass_fds=(lease.fd,)) as spark,
                 installed_modules(),
                 project_imports(settings),
             ):
@@ -180,13 +181,13 @@ def _run(
     from penstock._tables.layout import StorageLayout
 
     index, graph = _analyse(settings, spark, on_hooks=hooks.start)
-    plan = _plan(graph, settings, options)
+    plan = _plan(index, graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
     layout = StorageLayout(settings.storage)
     tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
-    evaluator = Evaluator(spark, index, source, _surroundings(settings, spark))
+    evaluator = Evaluator(spark, index, source, surroundings(settings, spark))
     events = event_directory(settings)
     engine = SparkEngine(
         spark,
@@ -237,7 +238,7 @@ def _analyse(
     from penstock._engine.evaluation import OutsideReads
     from penstock._engine.redirection import redirected
 
-    around = _surroundings(settings, spark)
+    around = surroundings(settings, spark)
     with redirected(OutsideReads(spark, around)):
         namespace = notebook_globals(spark, settings, map_path=around.map_path)
         declared = load_definitions(settings, namespace=namespace)
@@ -247,7 +248,16 @@ def _analyse(
     return index, analyse(spark, index, around)
 
 
-def _surroundings(settings: PipelineSettings, spark: "SparkSession") -> "Surroundings":
+def surroundings(
+    settings: PipelineSettings, spark: "SparkSession", *, assumptions: "Assumptions | None" = None
+) -> "Surroundings":
+    """What reads of the pipeline's code need to know of the world around it.
+
+    Args:
+        settings: The pipeline.
+        spark: Its session.
+        assumptions: Stands in for what is missing; `None` = that is an error.
+    """
     from penstock._engine.evaluation import Surroundings
     from penstock._engine.outside import OutsideTables
     from penstock._tables.layout import StorageLayout
@@ -265,6 +275,7 @@ def _surroundings(settings: PipelineSettings, spark: "SparkSession") -> "Surroun
         files=_no_files,
         events=event_directory(settings),
         configuration=settings.configuration,
+        assumptions=assumptions,
     )
 
 
@@ -272,18 +283,23 @@ def _no_files(**given: Any) -> Any:
     raise DefinitionError("FEATURE_NOT_AVAILABLE", "Auto Loader is not available yet")
 
 
-def _plan(graph: "DataflowGraph", settings: PipelineSettings, options: UpdateOptions) -> Plan:
+def _plan(
+    index: DefinitionIndex,
+    graph: "DataflowGraph",
+    settings: PipelineSettings,
+    options: UpdateOptions,
+) -> Plan:
     wishes = Wishes(
         refresh=options.refresh,
         full_refresh=options.full_refresh,
         full_refresh_all=options.full_refresh_all,
         continuous=options.continuous,
     )
-    return make_plan(graph, wishes, configuration=settings.configuration)
+    return make_plan(graph, wishes, configuration=settings.configuration, notes=index.notes)
 
 
 @contextlib.contextmanager
-def _session(
+def open_session(
     settings: PipelineSettings,
     *,
     log_file: Path,
@@ -291,6 +307,15 @@ def _session(
     pass_fds: tuple[int, ...] = (),
     analysis_only: bool = False,
 ) -> "Iterator[SparkSession]":
+    """The session that a pipeline runs in, and its working directory.
+
+    Args:
+        settings: The pipeline.
+        log_file: Takes what Spark's JVM prints.
+        warehouse: Spark's warehouse folder instead of the default.
+        pass_fds: Open files that the JVM inherits.
+        analysis_only: No queries will run.
+    """
     os.chdir(settings.root)
     borrowed = _active_session()
     if borrowed is not None:
@@ -308,7 +333,7 @@ def _session(
             storage_root=settings.storage,
             warehouse=warehouse,
             master=settings.master,
-            configuration=settings.configuration,
+            configuration=_configuration(settings),
             jars=tuple(str(jar) for jar in jars),
             java_options=tuple(java_options(jars)),
             log_file=str(log_file),
@@ -332,10 +357,17 @@ def _active_session() -> "SparkSession | None":
     return borrow_session()
 
 
+def _configuration(settings: PipelineSettings) -> dict[str, str]:
+    """What `spark.conf.get` finds: parameters and configuration, secrets filled in."""
+    given = {**settings.parameters, **settings.configuration}
+    return {key: resolve_secrets(value, root=settings.root) for key, value in given.items()}
+
+
 @contextlib.contextmanager
 def _configured(spark: "SparkSession", settings: PipelineSettings) -> Iterator[None]:
-    before = {key: spark.conf.get(key, None) for key in settings.configuration}
-    for key, value in settings.configuration.items():
+    given = _configuration(settings)
+    before = {key: spark.conf.get(key, None) for key in given}
+    for key, value in given.items():
         spark.conf.set(key, value)
     try:
         yield

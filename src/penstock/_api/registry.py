@@ -106,6 +106,10 @@ class Registry:
         """
         if errors := self.errors:
             raise DefinitionErrors(errors)
+        return self.declared()
+
+    def declared(self) -> PipelineDefinition:
+        """Return what was declared, whatever was wrong with the rest."""
         datasets, _ = self._attach()
         return PipelineDefinition(
             datasets=tuple(datasets),

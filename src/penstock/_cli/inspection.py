@@ -34,12 +34,16 @@ def preview(
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print rows of a table."""
     from penstock._tables.preview import read_table
 
-    found = read_table(options.settings_of(project, spec, storage), table, limit)
+    found = read_table(
+        options.settings_of(project, spec, storage, pipeline=pipeline, target=target), table, limit
+    )
     _print_rows(table, found.columns, found.rows, found.total, output)
 
 
@@ -47,12 +51,16 @@ def list_tables(
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print how many rows of each table are in quarantine, and which rules they broke."""
     from penstock._tables.preview import list_quarantines
 
-    found = list_quarantines(options.settings_of(project, spec, storage))
+    found = list_quarantines(
+        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    )
     if output is OutputFormat.JSON:
         _print_json(
             [
@@ -83,12 +91,16 @@ def show(
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print quarantined rows of a table with the rules that they broke."""
     from penstock._tables.preview import read_quarantine
 
-    found = read_quarantine(options.settings_of(project, spec, storage), table, limit)
+    found = read_quarantine(
+        options.settings_of(project, spec, storage, pipeline=pipeline, target=target), table, limit
+    )
     _print_rows(f"the quarantine of {table}", found.columns, found.rows, found.total, output)
 
 
@@ -111,6 +123,8 @@ def events(
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the event log."""
@@ -119,7 +133,9 @@ def events(
 
     if level is not None and level.upper() not in set(Level):
         raise typer.BadParameter(f"{level!r} is none of {', '.join(Level)}", param_hint="--level")
-    directory = log.event_directory(options.settings_of(project, spec, storage))
+    directory = log.event_directory(
+        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    )
     chosen = None if update == "all" else update
     if update not in (log.LATEST, "all"):
         chosen = _one_update(directory, update)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock._cli import exit_codes, inspection, machine, scaffold, update
+from penstock._cli import check, exit_codes, inspection, machine, scaffold, update
 from penstock._cli.failure import report
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ def _root(
 
 
 update.register(app)
+check.register(app)
 scaffold.register(app)
 inspection.register(app)
 machine.register(app)

@@ -58,7 +58,33 @@ FullRefresh = Annotated[
 FullRefreshAll = Annotated[
     bool, typer.Option("--full-refresh-all", help="Empty all tables and start over.")
 ]
-Continuous = Annotated[bool, typer.Option("--continuous", help="Keep running until stopped.")]
+Continuous = Annotated[
+    bool | None,
+    typer.Option(
+        "--continuous/--triggered",
+        help="Keep running until stopped, or end when everything is read; as the settings say.",
+        show_default=False,
+    ),
+]
+Pipeline = Annotated[
+    str | None,
+    typer.Option("--pipeline", help="Key of the pipeline, where a bundle has several."),
+]
+Target = Annotated[str | None, typer.Option("--target", help="Target of a bundle.")]
+Maps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        help="Where paths with this beginning are on this machine; may be repeated.",
+        metavar="PREFIX=PLACE",
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param", help="Parameter of the pipeline; may be repeated.", metavar="KEY=VALUE"
+    ),
+]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many rows.")]
 
@@ -69,7 +95,7 @@ def names(values: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def assignments(values: list[str] | None) -> dict[str, str]:
+def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, str]:
     """`KEY=VALUE` options; the last one of a key wins.
 
     Raises:
@@ -79,7 +105,7 @@ def assignments(values: list[str] | None) -> dict[str, str]:
     for value in values or []:
         key, sign, text = value.partition("=")
         if not sign or not key.strip():
-            raise typer.BadParameter(f"{value!r} is not KEY=VALUE", param_hint="--conf")
+            raise typer.BadParameter(f"{value!r} is not KEY=VALUE", param_hint=option)
         found[key.strip()] = text
     return found
 
@@ -89,6 +115,12 @@ def settings_of(
     spec: Path | None = None,
     storage: str | None = None,
     conf: list[str] | None = None,
+    *,
+    pipeline: str | None = None,
+    target: str | None = None,
+    maps: list[str] | None = None,
+    parameters: list[str] | None = None,
+    continuous: bool | None = None,
 ) -> "PipelineSettings":
     """The settings of the project at `path`, or around the current folder.
 
@@ -98,5 +130,14 @@ def settings_of(
     from penstock._project.spec import load_settings
 
     return load_settings(
-        Path.cwd(), source=path, spec=spec, storage=storage, configuration=assignments(conf)
+        Path.cwd(),
+        source=path,
+        spec=spec,
+        storage=storage,
+        configuration=assignments(conf),
+        pipeline=pipeline,
+        target=target,
+        paths=assignments(maps, "--map"),
+        parameters=assignments(parameters, "--param"),
+        continuous=continuous,
     )

@@ -42,9 +42,13 @@ def run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
-    continuous: options.Continuous = False,
+    continuous: options.Continuous = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    maps: options.Maps = None,
+    param: options.Parameters = None,
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
@@ -52,12 +56,22 @@ def run(
     """Run the pipeline: everything that is available, or --continuous until stopped."""
     from penstock._launch import UpdateOptions
 
-    settings = options.settings_of(path, spec, storage, conf)
+    settings = options.settings_of(
+        path,
+        spec,
+        storage,
+        conf,
+        pipeline=pipeline,
+        target=target,
+        maps=maps,
+        parameters=param,
+        continuous=continuous,
+    )
     update_options = UpdateOptions(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
-        continuous=continuous,
+        continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
     watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
@@ -72,21 +86,35 @@ def dry_run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
-    continuous: options.Continuous = False,
+    continuous: options.Continuous = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    maps: options.Maps = None,
+    param: options.Parameters = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Check the pipeline and print what `run` with the same options would do; change nothing."""
     from penstock._launch import UpdateOptions, plan_update
     from penstock._plan.explain import explain_json, explain_text
 
-    settings = options.settings_of(path, spec, storage, conf)
+    settings = options.settings_of(
+        path,
+        spec,
+        storage,
+        conf,
+        pipeline=pipeline,
+        target=target,
+        maps=maps,
+        parameters=param,
+        continuous=continuous,
+    )
     update_options = UpdateOptions(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
-        continuous=continuous,
+        continuous=settings.continuous,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         graph, plan = plan_update(settings, update_options)

@@ -1,7 +1,7 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +39,10 @@ class Survey:
     unsure: Mapping[str, PenstockError]
     missing: tuple[AssumedSource, ...]
     graph: DataflowGraph | None
+
+    def with_error(self, error: PenstockError) -> "Survey":
+        """The same with one more thing that is certainly wrong."""
+        return replace(self, errors=(*self.errors, error))
 
 
 class _UpstreamFailedError(Exception):

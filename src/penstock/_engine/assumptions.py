@@ -71,9 +71,9 @@ class AssumedSource:
     is_open: bool = True
 
     @property
-    def schema_text(self) -> str:
-        """The columns as DDL; VOID where any type would do."""
-        return ", ".join(f"{name} {kind.simpleString()}" for name, kind in self.columns.items())
+    def column_types(self) -> dict[str, str]:
+        """The columns with their types; `void` where any type would do."""
+        return {name: kind.simpleString() for name, kind in self.columns.items()}
 
 
 class Assumptions:

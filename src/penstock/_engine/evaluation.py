@@ -48,6 +48,13 @@ _WITHOUT_EFFECT = re.compile(
     r"|CREATE\s+(?:CATALOG|SCHEMA|DATABASE|(?:EXTERNAL\s+)?VOLUME)\b)",
     re.IGNORECASE,
 )
+_NOT_HERE = {
+    **dict.fromkeys(
+        ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND"),
+        "neither in the pipeline nor in the catalog; map it below `tables` in the settings",
+    ),
+    "PATH_NOT_FOUND": "nothing is there; map its beginning below `paths` in the settings",
+}
 _view_numbers = itertools.count()
 
 
@@ -181,7 +188,11 @@ class OutsideReads:
     def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
         assert self._around.assumptions is not None
         self.assumed(what)
-        reason = error.message if isinstance(error, PenstockError) else first_line(error)
+        if isinstance(error, PenstockError):
+            reason = error.message
+        else:
+            condition = getattr(error, "getCondition", lambda: None)() or ""
+            reason = _NOT_HERE.get(condition, first_line(error))
         with own_read():
             return self._around.assumptions.frame(what, reason, **reader)
 

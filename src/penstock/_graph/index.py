@@ -9,6 +9,7 @@ from types import MappingProxyType
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name
+from penstock._model.paths import PathMap, canonical_path
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock.errors import DefinitionError, PenstockError
 
@@ -34,6 +35,7 @@ class DefinitionIndex:
         catalog: Default catalog.
         schema: Default schema.
         errors: What is wrong already, without having called a query function.
+        notes: What the user should know, one sentence each.
     """
 
     datasets: Mapping[str, DeclaredDataset]
@@ -43,6 +45,7 @@ class DefinitionIndex:
     catalog: str
     schema: str
     errors: tuple[PenstockError, ...]
+    notes: tuple[str, ...] = ()
 
     def find(
         self, text: str, *, catalog: str | None = None, schema: str | None = None
@@ -97,7 +100,9 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     Never raises for a wrong pipeline: the errors are in the result.
     """
     errors: list[PenstockError] = []
-    names = _dataset_names(definition.datasets, settings, errors)
+    notes = list(settings.notes)
+    placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
+    names = _dataset_names(placed, settings, errors)
     sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
     targets: dict[str, str] = {}
@@ -153,7 +158,22 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
         catalog=settings.catalog,
         schema=settings.schema,
         errors=tuple(errors),
+        notes=tuple(notes),
     )
+
+
+def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
+    """The dataset with its own location where that is here; else it lies in the storage."""
+    if dataset.path is None:
+        return dataset
+    place = paths.map(dataset.path)
+    if (canonical_path(place) or "").startswith("dbfs:"):
+        notes.append(
+            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a place on "
+            "Databricks; `paths` in the settings can map it"
+        )
+        return dataclasses.replace(dataset, path=None)
+    return dataclasses.replace(dataset, path=place)
 
 
 def _dataset_names(

@@ -1,7 +1,7 @@
 """Graph + wishes -> plan. Decides; does nothing."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
@@ -52,7 +52,11 @@ class Wishes:
 
 
 def make_plan(
-    graph: DataflowGraph, wishes: Wishes, *, configuration: Mapping[str, str] | None = None
+    graph: DataflowGraph,
+    wishes: Wishes,
+    *,
+    configuration: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """Decide what an update does.
 
@@ -60,6 +64,7 @@ def make_plan(
         graph: The pipeline.
         wishes: Selection and refresh options.
         configuration: The pipeline's configuration, for `pipelines.*` defaults.
+        notes: What is known already that the user should know; the first of the plan's notes.
 
     Raises:
         SpecError: A name in the selection is not a dataset, or options exclude each other.
@@ -73,7 +78,7 @@ def make_plan(
             hint="leave one of them out",
         )
     _check_datasets(graph)
-    notes: list[str] = []
+    told = [*notes, *_other_formats(graph)]
     refreshed = _select(graph, wishes.refresh)
     reset = _select(graph, wishes.full_refresh)
     _refuse_sinks(graph, wishes.full_refresh)
@@ -92,8 +97,8 @@ def make_plan(
         reset = {node.key for node in graph.stored() if _reset_allowed(node, conf)}
         for node in graph.stored():
             if node.key not in reset:
-                notes.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
-    notes += _left_behind(graph, reset)
+                told.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
+    told += _left_behind(graph, reset)
     # Views are looked at again after a reset in any case: their sources have new versions.
     resets = tuple(
         ResetTable(dataset=node.key, flows=node.flows)
@@ -114,7 +119,7 @@ def make_plan(
         runs=tuple(_views_last(runs)),
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
         continuous=wishes.continuous,
-        notes=tuple(notes),
+        notes=tuple(told),
     )
 
 
@@ -205,13 +210,13 @@ def _check_datasets(graph: DataflowGraph) -> None:
                 origin=declared.origin,
                 hint="remove row_filter and give readers a view that filters",
             )
-        if declared.format and declared.format.lower() != "delta":
-            raise PlanError(
-                "FORMAT_NOT_SUPPORTED",
-                f"{node.display!r} asks for format {declared.format!r}; tables are Delta",
-                origin=declared.origin,
-                hint='remove format, or set it to "delta"',
-            )
+
+
+def _other_formats(graph: DataflowGraph) -> Iterator[str]:
+    for node in graph.stored():
+        wanted = node.declared.format
+        if wanted and wanted.lower() != "delta":
+            yield f"{node.display} asks for format {wanted} and is written as Delta"
 
 
 def _run_step(

@@ -59,7 +59,10 @@ class SourceExecutor:
         self._executed.add(path)
         cells = read_cells(path)
         if context is None:
-            context = SqlContext(variables=dict(self._settings.configuration))
+            context = SqlContext(
+                variables=dict(self._settings.configuration),
+                parameters=self._settings.parameters,
+            )
         registry = active_registry(path.name) if is_again else None
         repeating = registry.repeating() if isinstance(registry, SourceRegistry) else nullcontext()
         self._running.append(path)

@@ -1,6 +1,8 @@
 """Executes the source files of a pipeline and collects what they declare."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from penstock._api.modules import installed_modules
 from penstock._api.registry import registration
@@ -30,16 +32,7 @@ def load_definitions(
         DefinitionError: They declare nothing.
         SpecError: The source files cannot be found.
     """
-    registry = SourceRegistry()
-    with (
-        project_imports(settings) as imports,
-        installed_modules(),
-        registration(registry),
-        shared_session(namespace.get("spark")),
-    ):
-        imports.drop()
-        _run_all(imports, namespace, registry)
-        sources = imports.sources
+    registry, sources = _load(settings, namespace)
     if registry.is_empty and not registry.errors:
         shown = ", ".join(source_location(str(source), 1).file for source in sources[:3])
         more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
@@ -50,6 +43,52 @@ def load_definitions(
             "or write `CREATE STREAMING TABLE` in SQL",
         )
     return registry.build()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedSources:
+    """What source files declared, and what was wrong with them.
+
+    Attributes:
+        definition: The declarations that are right.
+        errors: All others, and what else the files raised.
+        sources: The files that were executed.
+    """
+
+    definition: PipelineDefinition
+    errors: tuple[PenstockError, ...]
+    sources: tuple[Path, ...]
+
+
+def load_sources(settings: PipelineSettings, *, namespace: Mapping[str, object]) -> LoadedSources:
+    """Execute every source file of a pipeline, and return what can be told of it.
+
+    Args:
+        settings: Of the pipeline.
+        namespace: Globals that every source file finds.
+
+    Raises:
+        SpecError: The source files cannot be found.
+    """
+    registry, sources = _load(settings, namespace)
+    return LoadedSources(
+        definition=registry.declared(), errors=tuple(registry.errors), sources=sources
+    )
+
+
+def _load(
+    settings: PipelineSettings, namespace: Mapping[str, object]
+) -> tuple[SourceRegistry, tuple[Path, ...]]:
+    registry = SourceRegistry()
+    with (
+        project_imports(settings) as imports,
+        installed_modules(),
+        registration(registry),
+        shared_session(namespace.get("spark")),
+    ):
+        imports.drop()
+        _run_all(imports, namespace, registry)
+        return registry, imports.sources
 
 
 def _run_all(

@@ -7,6 +7,7 @@ from typing import Any
 from penstock._api.registry import Registry
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
+from penstock._model.pipeline import EventHook
 from penstock.errors import PenstockError
 
 _Key = tuple[object, ...]
@@ -58,6 +59,11 @@ class SourceRegistry(Registry):
         """See `Registry`."""
         if self._is_new("sink", sink.name, sink.origin):
             super().add_sink(sink)
+
+    def add_hook(self, hook: EventHook) -> None:
+        """See `Registry`."""
+        if self._is_new("hook", hook.name, hook.origin):
+            super().add_hook(hook)
 
     def record(self, error: PenstockError) -> None:
         """See `Registry`."""

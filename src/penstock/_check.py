@@ -1,0 +1,177 @@
+"""Looks at a project on a machine that may have none of its data, secrets and packages.
+
+Nothing runs and nothing is written. What is missing is assumed where that is possible, so that
+everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock._api.modules import installed_modules
+from penstock._graph.index import build_index
+from penstock._launch import open_session, surroundings
+from penstock._model.dataset import Dataset
+from penstock._model.origin import SourceLocation
+from penstock._model.pipeline import PipelineSettings
+from penstock._plan.planner import Wishes, make_plan
+from penstock._project.imports import project_imports
+from penstock._project.loader import LoadedSources, load_sources
+from penstock._project.needs import ProjectNeeds, needs
+from penstock._project.notebook_globals import notebook_globals
+from penstock._project.stand_ins import stand_ins
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock._engine.analysis import Survey
+
+# What user code does with things that are not there.
+_RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingSource:
+    """A table or folder that the pipeline reads and that is not here.
+
+    Attributes:
+        name: In words: `table a.b.c`, `json /Volumes/x`.
+        reason: Why it cannot be read.
+        columns: Those that the pipeline uses, with their types; `void` where any would do.
+    """
+
+    name: str
+    reason: str
+    columns: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectCheck:
+    """What can be told of a project.
+
+    Attributes:
+        settings: As read.
+        sources: The files that were executed.
+        datasets: Declared datasets, with what each is: `streaming table`, ...
+        flows: Number of flows, those of datasets included.
+        planned: Flows that could be planned, maybe with assumed columns.
+        refused: What is certainly wrong.
+        unsure: Flow, or source file, to why it cannot be told without what is missing.
+        missing: Sources that are not here.
+        assumed_settings: Settings that nobody gave, with the values that were assumed.
+        needs: What the sources need, read from their text.
+        notes: What the user should know, one sentence each.
+    """
+
+    settings: PipelineSettings
+    sources: tuple[Path, ...]
+    datasets: Mapping[str, str]
+    flows: int
+    planned: tuple[str, ...]
+    refused: tuple[PenstockError, ...]
+    unsure: Mapping[str, PenstockError]
+    missing: tuple[MissingSource, ...]
+    assumed_settings: Mapping[str, str]
+    needs: ProjectNeeds
+    notes: tuple[str, ...]
+
+
+def check_project(settings: PipelineSettings) -> ProjectCheck:
+    """Load and plan a project with assumptions about everything that is missing.
+
+    Called on the main thread; changes the working directory to the project's root.
+
+    Raises:
+        SpecError: The source files cannot be found.
+        SetupError: No Java, no jars, no Spark.
+    """
+    found = needs(settings)
+    absent = {need.module: need.origin.file for need in found.imports if not need.is_optional}
+    with _opened(settings, absent) as (loaded, survey, notes, assumed):
+        unsure: dict[str, PenstockError] = dict(survey.unsure)
+        refused: list[PenstockError] = []
+        for error in (*loaded.errors, *survey.errors):
+            reason = _excuse(error, set(absent.values()))
+            if reason:
+                unsure[str(error.origin)] = error
+            else:
+                refused.append(error)
+        return ProjectCheck(
+            settings=settings,
+            sources=loaded.sources,
+            datasets={
+                dataset.name: _kind(dataset, survey) for dataset in loaded.definition.datasets
+            },
+            flows=len(loaded.definition.flows),
+            planned=tuple(survey.analyses),
+            refused=tuple(refused),
+            unsure=unsure,
+            missing=tuple(
+                MissingSource(name=one.name, reason=one.reason, columns=one.column_types)
+                for one in survey.missing
+            ),
+            assumed_settings=assumed,
+            needs=found,
+            notes=notes,
+        )
+
+
+@contextlib.contextmanager
+def _opened(
+    settings: PipelineSettings, absent: Mapping[str, str]
+) -> "Iterator[tuple[LoadedSources, Survey, tuple[str, ...], Mapping[str, str]]]":
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-check-") as scratch,
+        stand_ins(absent),
+        open_session(
+            settings, log_file=Path(scratch) / "spark.log", warehouse=scratch, analysis_only=True
+        ) as spark,
+        installed_modules(),
+        project_imports(settings),
+    ):
+        from penstock._engine.analysis import survey
+        from penstock._engine.assumptions import Assumptions
+        from penstock._engine.evaluation import OutsideReads
+        from penstock._engine.redirection import redirected
+
+        with contextlib.closing(Assumptions(spark)) as assumptions:
+            around = surroundings(settings, spark, assumptions=assumptions)
+            with redirected(OutsideReads(spark, around)):
+                namespace = notebook_globals(spark, settings, map_path=around.map_path)
+                loaded = load_sources(settings, namespace=namespace)
+            index = build_index(loaded.definition, settings)
+            seen = survey(spark, index, around)
+            notes = index.notes
+            if seen.graph is not None:
+                try:
+                    plan = make_plan(
+                        seen.graph,
+                        Wishes(),
+                        configuration=settings.configuration,
+                        notes=index.notes,
+                    )
+                    notes = plan.notes
+                except PenstockError as error:
+                    seen = seen.with_error(error)
+            yield loaded, seen, notes, dict(assumptions.settings)
+
+
+def _excuse(error: PenstockError, files_with_stand_ins: set[str]) -> bool:
+    """Whether what is missing may be the reason for an error."""
+    origin: SourceLocation | None = error.origin
+    if error.condition not in _RAISED:
+        return False
+    if isinstance(error.__cause__, OSError):
+        return True
+    return origin is not None and origin.file in files_with_stand_ins
+
+
+def _kind(dataset: Dataset, survey: "Survey") -> str:
+    if dataset.kind is not None:
+        return dataset.kind.value
+    for name, analysis in survey.analyses.items():
+        if name.lower() == dataset.name.lower():
+            return "streaming table" if analysis.is_streaming else "materialized view"
+    return "table"

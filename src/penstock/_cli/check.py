@@ -1,0 +1,159 @@
+"""`check`: what of a foreign project would run here, and what it needs."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.options import OutputFormat
+
+if TYPE_CHECKING:
+    from penstock._check import ProjectCheck
+    from penstock.errors import PenstockError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command("check")(check)
+
+
+def check(
+    path: options.ProjectPath = None,
+    spec: options.Spec = None,
+    conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    maps: options.Maps = None,
+    param: options.Parameters = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Say what of a project would run here, what is refused and why, and what it needs.
+
+    Nothing runs. Data, secrets, settings and packages need not be here: their columns and values
+    are assumed as the code uses them. Exit code 0 if nothing is refused.
+    """
+    from penstock._check import check_project
+
+    settings = options.settings_of(
+        path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
+    )
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        found = check_project(settings)
+    if output is OutputFormat.JSON:
+        print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
+    else:
+        for line in _as_text(found):
+            print(line)
+    return exit_codes.USAGE if found.refused else exit_codes.OK
+
+
+def _as_text(found: "ProjectCheck") -> Iterator[str]:
+    count = len(found.sources)
+    yield f"pipeline {found.settings.name}: {count} source file{'' if count == 1 else 's'}"
+    yield (
+        f"{len(found.datasets)} datasets, {found.flows} flows: {len(found.planned)} planned, "
+        f"{len(found.unsure)} not certain, {len(found.refused)} refused"
+    )
+    needed = list(_needs(found))
+    if needed:
+        yield ""
+        yield "needs"
+        width = max(len(kind) for kind, _, _ in needed)
+        for kind, what, where in needed:
+            yield f"  {kind:{width}}  {what}" + (f"  ({where})" if where else "")
+    for title, errors in (
+        ("refused", list(found.refused)),
+        ("not certain without what is missing", list(found.unsure.values())),
+    ):
+        if errors:
+            yield ""
+            yield title
+            for error in _distinct(errors):
+                yield from (f"  {line}" for line in str(error).splitlines())
+    if found.notes:
+        yield ""
+        yield from (f"note: {note}" for note in found.notes)
+    yield ""
+    yield _verdict(found)
+
+
+def _verdict(found: "ProjectCheck") -> str:
+    if found.refused:
+        return "Not all of it would run: see what is refused."
+    if found.unsure:
+        return "It would run as far as can be told without what is missing."
+    return "It would run" + (", with what it needs." if any(_needs(found)) else ".")
+
+
+def _needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
+    """Kind, name and place of each thing that is missing."""
+    needs = found.needs
+    known = set()
+    for setting in (*needs.configuration, *needs.widgets):
+        if setting.is_missing and setting.key not in known:
+            known.add(setting.key)
+            yield "setting", setting.key, str(setting.origin)
+    for key in found.assumed_settings:
+        if key not in known:
+            yield "setting", key, ""
+    for secret in needs.secrets:
+        if secret.is_found is False:
+            yield "secret", secret.name, str(secret.origin)
+    for source in found.missing:
+        columns = ", ".join(source.columns)
+        yield "source", f"{source.name}: {columns}" if columns else source.name, source.reason
+    for module in needs.imports:
+        if not module.is_optional:
+            yield "package", module.module, str(module.origin)
+    for package in needs.packages:
+        if not package.is_installed:
+            yield "package", package.name, str(package.origin)
+    for requirement in found.settings.dependencies:
+        yield "package", requirement, "settings"
+
+
+def _distinct(errors: "list[PenstockError]") -> "list[PenstockError]":
+    return list({str(error): error for error in errors}.values())
+
+
+def _as_json(found: "ProjectCheck") -> dict[str, Any]:
+    return {
+        "pipeline": found.settings.name,
+        "root": found.settings.root,
+        "sources": [_shown(source, found.settings.root) for source in found.sources],
+        "datasets": dict(found.datasets),
+        "flows": found.flows,
+        "planned": list(found.planned),
+        "refused": [_error(error) for error in _distinct(list(found.refused))],
+        "not_certain": [{"flow": name, **_error(error)} for name, error in found.unsure.items()],
+        "needs": [
+            {"kind": kind, "name": what, "where": where} for kind, what, where in _needs(found)
+        ],
+        "missing_sources": [
+            {"name": source.name, "reason": source.reason, "columns": dict(source.columns)}
+            for source in found.missing
+        ],
+        "paths": [
+            {"path": need.path, "scheme": need.scheme, "where": str(need.origin)}
+            for need in found.needs.paths
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _error(error: "PenstockError") -> dict[str, Any]:
+    return {
+        "condition": error.condition,
+        "message": error.message,
+        "declared_at": str(error.origin) if error.origin is not None else None,
+        "hint": error.hint,
+    }
+
+
+def _shown(path: Path, root: str) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -1,0 +1,104 @@
+"""What is missing on this machine, stood in for while a foreign project is looked at.
+
+Modules that are not installed become empty ones whose names can be called, subclassed and used as
+decorators; secrets that are nowhere become a placeholder. Only for checks: nothing runs with these.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from penstock._project.secrets import missing_secrets_allowed
+
+
+@contextmanager
+def stand_ins(modules: Iterable[str]) -> Iterator[None]:
+    """Let these modules, and those below them, be imported while this is open.
+
+    Args:
+        modules: Dotted names. It changes the whole process.
+    """
+    finder = _Finder({name.partition(".")[0] for name in modules})
+    sys.meta_path.append(finder)  # whatever is installed comes first
+    try:
+        with missing_secrets_allowed():
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if finder.stands_for(name)]:
+            if isinstance(sys.modules[name], _AbsentModule):
+                del sys.modules[name]
+
+
+class _Finder(MetaPathFinder, Loader):
+    def __init__(self, tops: set[str]) -> None:
+        self._tops = tops
+
+    def stands_for(self, name: str) -> bool:
+        return name.partition(".")[0] in self._tops
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not self.stands_for(fullname):
+            return None
+        parent = sys.modules.get(fullname.rpartition(".")[0])
+        if parent is not None and not isinstance(parent, _AbsentModule):
+            return None  # a real package lacks this module: that is an error of the project
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _AbsentModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _AbsentModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self.__name__}.{name}")
+
+
+class _Absent:
+    """Anything out of a module that is not there."""
+
+    def __init__(self, name: str, *_bases: object) -> None:
+        self._name = name
+
+    def __call__(self, *arguments: Any, **_options: Any) -> Any:
+        # As a decorator it must not swallow the function below it.
+        if len(arguments) == 1 and callable(arguments[0]):
+            return arguments[0]
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self._name}.{name}")
+
+    def __mro_entries__(self, bases: tuple[type, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __enter__(self) -> "_Absent":
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        return None
+
+    def __getitem__(self, key: object) -> "_Absent":
+        return self
+
+    def __str__(self) -> str:
+        return self._name.replace(".", "_")
