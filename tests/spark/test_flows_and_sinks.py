@@ -145,3 +145,27 @@ def bronze():
     assert "a stream never has them all" in text
     assert "there is no column 'idd'" in text
     assert "did you mean 'id'?" in text
+
+
+def test_types_fit_when_flows_differ_in_width_or_have_none(project: Project):
+    project.source(
+        """
+dp.create_streaming_table("ids")
+
+@dp.append_flow(target="ids", once=True)
+def narrow():
+    return spark.range(1).select(F.lit(99).alias("id"), F.lit(None).alias("note"))
+
+@dp.append_flow(target="ids")
+def wide():
+    return rows().select("id")
+
+@dp.materialized_view
+def shown():
+    return dp.read("ids").select("id", "note", F.lit(None).alias("nothing"))
+"""
+    ).add("a.json", amounts(1, 2))
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.table("ids").schema.simpleString() == "struct<id:bigint,note:string>"
+    assert project.rows("ids", "id") == [(0,), (1,), (99,)]
+    assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]

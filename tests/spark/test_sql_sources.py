@@ -8,6 +8,7 @@ from penstock._api.registry import Registry, registration
 from penstock._engine.analysis import analyse
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import build_index
+from penstock._launch import surroundings
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
 from penstock._sql.declare import SqlContext, declare_sql
@@ -42,7 +43,8 @@ def analysed(spark, tmp_path: Path, monkeypatch):
         settings = PipelineSettings(
             name="sql", storage=tmp_path.as_uri(), root=str(tmp_path), catalog="main", schema="shop"
         )
-        return analyse(spark, build_index(registry.build(), settings))
+        index = build_index(registry.build(), settings)
+        return analyse(spark, index, surroundings(settings, spark))
 
     return run
 

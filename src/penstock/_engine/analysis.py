@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._engine import plans
-from penstock._engine.assumptions import AssumedSource, reachable, without_void
+from penstock._engine.assumptions import AssumedSource, reachable
 from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
 from penstock._engine.table_sources import SchemaSource
@@ -18,6 +18,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
+from penstock._tables.schema import merged, with_types
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column
 
@@ -170,12 +171,14 @@ class _Analysis:
         self, flow: Flow, properties: Mapping[str, str], dataset: DeclaredDataset | None
     ) -> None:
         df, evaluation = self._evaluate(flow)
+        if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
+            df = with_types(df)
         self.found[flow.name] = self._describe(df, evaluation, flow, properties, dataset)
-        if dataset is not None and dataset.name.key not in self._source.schemas:
+        if dataset is not None:
             schema = self._declared_schema(dataset, df)
-            # Only what is assumed has columns of type VOID that no table can hold.
+            known = self._source.schemas.get(dataset.name.key)
             self._source.schemas[dataset.name.key] = (
-                schema if self._assumptions is None else without_void(schema)
+                schema if known is None else merged([known, schema])
             )
 
     # -- missing sources -----------------------------------------------------------------------

@@ -21,8 +21,6 @@ from pyspark.sql.types import (
     MapType,
     NullType,
     StringType,
-    StructField,
-    StructType,
     TimestampType,
 )
 
@@ -180,20 +178,6 @@ class Assumptions:
 class _Attempt:
     position: int = 0
     added: tuple[AssumedSource, str] | None = None
-
-
-def without_void(kind: Any) -> Any:
-    """A type with STRING in the place of every VOID, which no file can hold."""
-    if isinstance(kind, NullType):
-        return StringType()
-    if isinstance(kind, ArrayType):
-        return ArrayType(without_void(kind.elementType), kind.containsNull)
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, without_void(kind.valueType), kind.valueContainsNull)
-    if isinstance(kind, StructType):
-        fields = [StructField(f.name, without_void(f.dataType), f.nullable) for f in kind]
-        return StructType([f for f in fields if f.name != _PLACE] or fields)
-    return kind
 
 
 def reachable(

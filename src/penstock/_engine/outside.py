@@ -71,7 +71,7 @@ class OutsideTables:
                 return found
         path = self._layout.table_path(resolved)
         if self._exists(f"{path}/_delta_log"):
-            return ExternalTable(path=path)
+            return ExternalTable(path=path, format="delta")
         return None
 
     def place_of(self, name: str) -> str:
@@ -122,7 +122,7 @@ class OutsideTables:
             for suffix in _BY_SUFFIX:
                 if self._exists(place + suffix):
                     return _with_format(_moved(table, place + suffix))
-            return _moved(table, place)
+            return _with_format(_moved(table, place))
         return None
 
     def _exists(self, path: str) -> bool:

@@ -24,6 +24,7 @@ from penstock._model.name import resolve_name
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock._tables.schema import with_types
 from penstock.connectors.options import prepare_writer_options
 from penstock.errors import FlowError, PenstockError
 
@@ -301,7 +302,7 @@ class SparkEngine:
     def _evaluate(self, node: FlowNode) -> DataFrame:
         with self._evaluation, self._flow_conf(node):
             df, _ = self._evaluator.evaluate(node.flow)
-        return df
+        return with_types(df)
 
     @contextlib.contextmanager
     def _flow_conf(self, node: FlowNode) -> Iterator[None]:

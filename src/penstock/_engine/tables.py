@@ -36,6 +36,7 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
+from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows
@@ -150,7 +151,9 @@ class PipelineTables:
         schema = (
             parse_schema(self._spark, declared.schema, origin=declared.origin)
             if declared.schema is not None
-            else _merged([flow.analysis.schema_json for flow in flows])
+            else merged(
+                StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
+            )
         )
         spec = TableSpec(
             schema=schema,
@@ -217,6 +220,7 @@ class PipelineTables:
         mode: OutputMode,
     ) -> BatchWriter:
         """The writer of a flow's micro-batches."""
+        df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         identity = app_id(self._settings.name, node.flow.name, epoch)
         quarantine = self._quarantine(dataset) if split is not None and split.quarantine else None
@@ -259,6 +263,7 @@ class PipelineTables:
         self, dataset: DatasetNode, node: FlowNode, df: DataFrame, fingerprint: str
     ) -> Commit:
         """Replace the contents of a materialized view in one commit."""
+        df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         writer = FlowWriter(
             self._spark,
@@ -304,15 +309,15 @@ class PipelineTables:
         actions = {rule.on_violation for rule in node.declared.expectations}
         return OnViolation.QUARANTINE in actions or (wanted and OnViolation.DROP in actions)
 
+    def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
+        """The query with the types of its table, where no value changes by that."""
+        declared = node.declared.schema
+        if declared is not None:
+            return conform(df, parse_schema(self._spark, declared, origin=node.declared.origin))
+        if node.kind is DatasetKind.MATERIALIZED_VIEW:
+            return df
+        found = table_state(self._spark, self._ref(node).path)
+        return df if found is None else conform(df, found.schema)
+
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
-
-
-def _merged(schemas: Sequence[str]) -> StructType:
-    """The columns of all flows of a table, each once, as the first flow that has it says."""
-    merged = StructType([])
-    for text in schemas:
-        for field in StructType.fromJson(json.loads(text)).fields:
-            if field.name.lower() not in {name.lower() for name in merged.fieldNames()}:
-                merged = merged.add(field)
-    return merged

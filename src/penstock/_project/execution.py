@@ -62,6 +62,7 @@ class SourceExecutor:
             context = SqlContext(
                 variables=dict(self._settings.configuration),
                 parameters=self._settings.parameters,
+                pipeline_schema=self._settings.schema,
             )
         registry = active_registry(path.name) if is_again else None
         repeating = registry.repeating() if isinstance(registry, SourceRegistry) else nullcontext()

@@ -5,7 +5,7 @@ be read any more. Everything that is written goes through `reconcile` first.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     MapType,
     NullType,
     ShortType,
+    StringType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -138,6 +139,50 @@ def conform(df: DataFrame, table: StructType) -> DataFrame:
         if target is not None and target != column.dataType and _lossless(column.dataType, target):
             casts[column.name] = F.col("`" + column.name.replace("`", "``") + "`").cast(target)
     return df.withColumns(casts) if casts else df
+
+
+def merged(schemas: Iterable[StructType]) -> StructType:
+    """The columns of several queries for one table, each once.
+
+    A column has the wider of two types where one holds all values of the other, else the first.
+    """
+    found: dict[str, StructField] = {}
+    for schema in schemas:
+        for column in schema:
+            first = found.setdefault(column.name.lower(), column)
+            if _lossless(first.dataType, column.dataType):
+                found[column.name.lower()] = StructField(
+                    first.name, column.dataType, first.nullable, first.metadata
+                )
+    return StructType(list(found.values()))
+
+
+def with_types(df: DataFrame) -> DataFrame:
+    """The query with STRING in the place of VOID: a column that is always NULL has no type."""
+    untyped = {
+        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(
+            without_void(column.dataType)
+        )
+        for column in df.schema
+        if _has_void(column.dataType)
+    }
+    return df.withColumns(untyped) if untyped else df
+
+
+def without_void(kind: DataType) -> DataType:
+    """A type with STRING in the place of every VOID, which no table can hold."""
+    if isinstance(kind, NullType):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(without_void(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        key, value = without_void(kind.keyType), without_void(kind.valueType)
+        return MapType(key, value, kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        return StructType(
+            [StructField(f.name, without_void(f.dataType), f.nullable, f.metadata) for f in kind]
+        )
+    return kind
 
 
 def plain_schema(
