@@ -252,3 +252,21 @@ def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(
     assert caught.value.origin is not None
     assert caught.value.origin.file.endswith("test_reading.py")
     assert "did you mean 'shop.source_path'?" in str(caught.value.hint)
+
+
+def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
+    world: World, spark: SparkSession
+):
+    def query() -> DataFrame:
+        return spark.sql("""
+            WITH raw AS (SELECT '{"a": {"b c": [5, 6]}, "id": 7, "type": "x"}' AS v)
+            SELECT r.v:a['b c'][1], v:id::int AS id, upper(v:type) AS t, v:missing,
+                   (SELECT max(v:id) FROM raw) AS top
+            FROM raw r WHERE v:type = 'x'
+        """)
+
+    df, _ = world.evaluate(query)
+    row = df.first()
+    assert row is not None
+    assert tuple(row) == ("6", 7, "X", None, "7")
+    assert df.columns[1:] == ["id", "t", "missing", "top"]

@@ -24,6 +24,8 @@ from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from penstock._engine.json_paths import NOT_VARIANT, spell_json_paths
+
 Reader = DataFrameReader | DataStreamReader
 
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -257,7 +259,12 @@ def _wrap_session() -> None:
             rewritten = redirect.sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
-            return original_sql(self, rewritten, args)
+            try:
+                return original_sql(self, rewritten, args)
+            except (PySparkException, Py4JJavaError) as error:
+                if NOT_VARIANT not in str(error):
+                    raise
+            return original_sql(self, spell_json_paths(self, rewritten), args)
         finally:
             formatter.clear()
 

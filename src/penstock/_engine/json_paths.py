@@ -1,0 +1,83 @@
+"""`column:a.b[0]` on columns of type STRING, as Databricks SQL has it.
+
+Open-source Spark knows the operator on VARIANT only. Its parser gives the path in the form that
+`get_json_object` takes, so the operator can be spelled that way. Results are text or NULL.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._engine.plans import iterate
+
+NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
+"""Part of Spark's message where the operator stands on another type than VARIANT."""
+
+
+@dataclass(frozen=True)
+class _Extract:
+    start: int
+    end: int
+    column: str
+    path: str
+    name: str | None
+
+
+def spell_json_paths(spark: Any, text: str) -> str:
+    """Replace every `column:path` of a query by `get_json_object`.
+
+    Args:
+        spark: A classic SparkSession; only its parser is used.
+        text: One query that Spark can parse.
+    """
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    found = sorted({item.start: item for item in _in_plan(plan, text)}.values(), key=_start)
+    for item in reversed(found):
+        path = item.path.replace("\\", "\\\\").replace("'", "\\'")
+        call = f"get_json_object(CAST({item.column} AS STRING), '{path}')"
+        if item.name is not None:
+            call += " AS `" + item.name.replace("`", "``") + "`"
+        text = text[: item.start] + call + text[item.end :]
+    return text
+
+
+def _start(item: _Extract) -> int:
+    return item.start
+
+
+def _in_plan(plan: Any, text: str) -> Iterator[_Extract]:
+    selected = plan.getClass().getSimpleName() in ("Project", "Aggregate")
+    for expression in iterate(plan.expressions()):
+        yield from _in_expression(expression, text, is_column=selected)
+    for child in iterate(plan.children()):
+        yield from _in_plan(child, text)
+    if plan.getClass().getSimpleName() == "UnresolvedWith":
+        for relation in iterate(plan.cteRelations()):
+            yield from _in_plan(relation._2(), text)
+
+
+def _in_expression(expression: Any, text: str, *, is_column: bool) -> Iterator[_Extract]:
+    kind = expression.getClass().getSimpleName()
+    if kind == "SemiStructuredExtract":
+        yield _extract(expression, text, None)
+        return
+    if hasattr(expression, "plan") and "Subquery" in kind:
+        yield from _in_plan(expression.plan(), text)
+    for child in iterate(expression.children()):
+        if kind == "Alias" and child.getClass().getSimpleName() == "SemiStructuredExtract":
+            # The parser names the column after the path; deeper down the name does not show.
+            is_whole = is_column and _range(expression) == _range(child)
+            yield _extract(child, text, str(expression.name()) if is_whole else None)
+        else:
+            yield from _in_expression(child, text, is_column=False)
+
+
+def _range(expression: Any) -> tuple[int, int]:
+    origin = expression.origin()
+    return int(origin.startIndex().get()), int(origin.stopIndex().get()) + 1
+
+
+def _extract(expression: Any, text: str, name: str | None) -> _Extract:
+    start, end = _range(expression)
+    inner_start, inner_end = _range(expression.children().head())
+    return _Extract(start, end, text[inner_start:inner_end], str(expression.field()), name)
