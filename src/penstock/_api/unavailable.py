@@ -12,16 +12,6 @@ from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
 
 
-def create_auto_cdc_flow(*arguments: Any, **parameters: Any) -> Any:
-    """Not available yet: recorded as an error."""
-    return _unavailable("create_auto_cdc_flow", arguments)
-
-
-def create_auto_cdc_from_snapshot_flow(*arguments: Any, **parameters: Any) -> Any:
-    """Not available yet: recorded as an error."""
-    return _unavailable("create_auto_cdc_from_snapshot_flow", arguments)
-
-
 def update_flow(*arguments: Any, **parameters: Any) -> Any:
     """Not available yet: recorded as an error."""
     return _unavailable("update_flow", arguments)
@@ -35,10 +25,6 @@ def foreach_batch_sink(*arguments: Any, **parameters: Any) -> Any:
 def on_event_hook(*arguments: Any, **parameters: Any) -> Any:
     """Not available yet: recorded as an error."""
     return _unavailable("on_event_hook", arguments)
-
-
-apply_changes = create_auto_cdc_flow
-apply_changes_from_snapshot = create_auto_cdc_from_snapshot_flow
 
 
 def _unavailable(name: str, arguments: tuple[Any, ...]) -> Any:

@@ -378,10 +378,6 @@ def test_the_original_function_comes_back_when_decorated_rightly_or_wrongly(deco
 
 
 LATER = {
-    "create_auto_cdc_flow": lambda: dp.create_auto_cdc_flow(target="t", source="s", keys=["k"]),
-    "apply_changes": lambda: dp.apply_changes("t", "s", ["k"], sequence_by="x"),
-    "snapshot": lambda: dp.create_auto_cdc_from_snapshot_flow(target="t"),
-    "apply_changes_from_snapshot": lambda: dp.apply_changes_from_snapshot(target="t"),
     "update_flow": lambda: dp.update_flow(target="s")(_query),
     "foreach_batch_sink": lambda: dp.foreach_batch_sink(_query),
     "on_event_hook": lambda: dp.on_event_hook(max_allowable_consecutive_failures=3)(_query),
