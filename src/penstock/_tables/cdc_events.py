@@ -187,13 +187,13 @@ class EventShape:
         )
         op, extra = F.col("op"), (["skip"] if self.shape.has_partial else [])
         upsert = op == UPSERT
-        digest = F.xxhash64(comparable(F.col("v"), value_type), *extra)
+        hashed = digest(F.col("v"), value_type, *[F.col(name) for name in extra])
         return first.select(
             F.when(op == TRUNCATE, 1).otherwise(0).alias("kind"),
             F.when(op != TRUNCATE, F.col("k")).alias("k"),
             "seq",
             "op",
-            F.when(upsert, digest).otherwise(F.lit(0).cast("bigint")).alias("hash"),
+            F.when(upsert, hashed).otherwise(F.lit(0).cast("bigint")).alias("hash"),
             F.when(upsert, F.col("v")).alias("v"),
             *[F.when(upsert, F.col(name)).alias(name) for name in extra],
             F.lit(now_ms).cast("bigint").alias("at"),
@@ -258,6 +258,28 @@ def comparable(value: Column, kind: DataType) -> Column:
     assert isinstance(kind, StructType)
     fields = [comparable(value.getField(f.name), f.dataType).alias(f.name) for f in kind]
     return F.when(value.isNotNull(), F.struct(*fields))
+
+
+def digest(values: Column, kind: StructType, *more: Column) -> Column:
+    """A number for the values of an event, the same however the columns are stored.
+
+    Spark's hash passes over NULL, so `(1, NULL)` and `(NULL, 1)` would be one to it: which fields
+    are set is hashed, too, and inside of a field the text says where a NULL stands.
+    """
+    fields = sorted(kind, key=lambda field: field.name.lower())
+    parts = {field.name: values.getField(field.name) for field in fields}
+    names = [F.when(parts[f.name].isNotNull(), F.lit(f.name.lower())) for f in fields]
+    texts = [
+        F.to_json(F.struct(comparable(parts[f.name], f.dataType)), {"ignoreNullFields": "false"})
+        for f in fields
+        if isinstance(f.dataType, ArrayType | MapType | StructType)
+    ]
+    return F.xxhash64(
+        F.array_compact(F.array(*names)),
+        *[comparable(parts[f.name], f.dataType) for f in fields],
+        *texts,
+        *more,
+    )
 
 
 def _is_opaque(kind: DataType) -> bool:
