@@ -248,7 +248,7 @@ class MemoryTarget:
         state: DataFrame = self._spark.createDataFrame(self._state, self._schema)
         if self._case.scd_type == 1:
             merged = cdc_history.merged(state, self._schema)
-            found = cdc_history.current_rows(merged, self._schema)
+            found = cdc_history.current_rows(merged, self._schema, truncates=True)
         else:
             found = cdc_history.history_rows(state, self._schema, self._shape)
         return by_key(found.select(*self._columns).collect())

@@ -1,14 +1,18 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.boundary import DatasetNotReadyError
+from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
+from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, SchemaSource
 from penstock._graph.build import build_graph, cycle_error
+from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
@@ -39,7 +43,7 @@ def analyse(
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
-    source = SchemaSource()
+    source = CdcAwareSource(index)
     try:
         analysis = _Analysis(spark, index, source, resolve_secrets)
         for key in index.datasets:
@@ -67,6 +71,7 @@ class _Analysis:
         self._spark = spark
         self._evaluator = Evaluator(spark, index, source, resolve_secrets)
         self._path: list[str] = []
+        self._versions: dict[str, object] = {}
 
     def dataset(self, key: str) -> None:
         """Analyse all flows of a dataset, upstream datasets first. Never raises."""
@@ -88,14 +93,20 @@ class _Analysis:
         self._path.append(flow.name)
         try:
             df, evaluation = self._evaluate(flow)
-            self.found[flow.name] = self._describe(df, evaluation, flow, properties, dataset)
+            found = self._describe(df, evaluation, flow, properties, dataset)
+            schema = df.schema
+            if dataset is not None and is_cdc(flow):
+                found, schema = self._as_cdc(found, df, flow, dataset)
+            self.found[flow.name] = found
             if dataset is not None and dataset.name.key not in self._source.schemas:
-                self._source.schemas[dataset.name.key] = self._declared_schema(dataset, df)
+                self._source.schemas[dataset.name.key] = self._declared_schema(dataset, schema)
         except _UpstreamFailedError as failed:
             self.errors[flow.name] = self.errors[failed.flow]
         except DatasetCycleError as error:
             self.errors[flow.name] = cycle_error(str(error), flow.origin)
         except PenstockError as error:
+            if error.origin is None:
+                error.origin = flow.origin
             self.errors[flow.name] = error
         finally:
             self._path.pop()
@@ -104,6 +115,8 @@ class _Analysis:
         # Each round makes one more upstream ready, so the number of rounds is bounded.
         for _ in range(len(self.index.datasets) + 1):
             try:
+                if flow.snapshot is not None:
+                    return self._first_snapshot(flow)
                 return self._evaluator.evaluate(flow)
             except DatasetNotReadyError as signal:
                 self._make_ready(signal.key, flow)
@@ -112,6 +125,22 @@ class _Analysis:
             f"the query function of {flow.name!r} reads something else on every call",
             origin=flow.origin,
         )
+
+    def _first_snapshot(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+        """The first snapshot, for its columns; its function is called as at a first start."""
+        query = SnapshotQuery(flow)
+        try:
+            found = self._evaluator.evaluate(query.flow)
+        except NoSnapshotError:
+            raise DefinitionError(
+                "SNAPSHOT_SCHEMA_UNKNOWN",
+                f"the function of snapshot flow {flow.name!r} gives no first snapshot, so the "
+                "columns of its table are not known",
+                origin=flow.origin,
+                hint="called with None, the function must return the oldest snapshot",
+            ) from None
+        self._versions[flow.name] = query.version
+        return found
 
     def _make_ready(self, key: str, flow: Flow) -> None:
         upstream = self.index.datasets[key]
@@ -162,8 +191,24 @@ class _Analysis:
             stateful_operators=state,
         )
 
-    def _declared_schema(self, dataset: DeclaredDataset, df: DataFrame) -> StructType:
+    def _as_cdc(
+        self, found: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset
+    ) -> tuple[FlowAnalysis, StructType]:
+        """What a flow that changes rows by key gives its target, instead of what it reads."""
+        if flow.cdc is not None:
+            shape = event_shape(df, flow, dataset.flows)
+            wanted, scd_type = shape.target_schema(), shape.shape.scd_type
+            found = replace(found, sequence_type=shape.sequence.simpleString())
+        else:
+            snapshot = snapshot_shape(df, flow, self._versions[flow.name])
+            wanted, scd_type = snapshot.target_schema(), snapshot.scd_type
+        if dataset.declared.schema is not None:
+            declared = self._declared_schema(dataset, wanted)
+            check_declared(declared, scd_type, wanted, dataset.declared.origin)
+        return replace(found, schema_json=wanted.json()), wanted
+
+    def _declared_schema(self, dataset: DeclaredDataset, schema: StructType) -> StructType:
         declared = dataset.declared.schema
         if declared is None:
-            return df.schema
+            return schema
         return parse_schema(self._spark, declared, origin=dataset.declared.origin)

@@ -192,21 +192,36 @@ def last_by(value: Column, order: Column) -> Column:
     return F.max_by(value, order)
 
 
-def settled(rows: DataFrame, schema: StructType) -> DataFrame:
+def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
     """Merged rows of a state with what the truncates made of them.
 
     Adds `alive`, whether the key has a row, and takes the row of all keys away.
+
+    Args:
+        rows: Merged, with the row of all keys.
+        schema: Of the state.
+        truncates: Whether there may be a row of all keys.
     """
-    truncated = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
-    keyed = rows.where(F.col("kind") == 0).crossJoin(F.broadcast(truncated))
+    keyed = rows.where(F.col("kind") == 0)
+    if truncates:
+        last = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
+        keyed = keyed.crossJoin(F.broadcast(last))
+    else:
+        keyed = keyed.withColumn("truncated", F.lit(None).cast(schema["del"].dataType))
     row = F.col("row")
     alive = row.isNotNull() & survives(row.getField("seq"), F.col("del"), F.col("truncated"))
     return keyed.withColumn("alive", F.coalesce(alive, F.lit(False)))
 
 
-def current_rows(state: DataFrame, schema: StructType) -> DataFrame:
-    """SCD type 1: the rows of the target, from merged rows of the state."""
-    known = settled(state, schema).where("alive")
+def current_rows(state: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
+    """SCD type 1: the rows of the target, from merged rows of the state.
+
+    Args:
+        state: See `settled`; `schema` and `truncates` likewise.
+        schema: Of the state.
+        truncates: Whether there may be a row of all keys.
+    """
+    known = settled(state, schema, truncates=truncates).where("alive")
     key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
     values: list[Column] = []
     row = _field_type(schema, "row")

@@ -163,17 +163,20 @@ class CdcState:
         files = list(self._delta.items(begun.transaction.writeFiles(rows._jdf)))
         return self._table.commit(begun, files, batch_id, result, complete=False)
 
-    def rows(self, like: DataFrame) -> DataFrame:
-        """All rows, not merged.
+    def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
+        """All rows, not merged, and the size of their files in bytes.
 
         Args:
             like: Any DataFrame of the session to read in.
         """
-        snapshot = self._delta.snapshot(self._table.ref.path)
-        known = live_files(self._delta, self._table.ref.path, int(snapshot.version()))
+        path = self._table.ref.path
+        snapshot = self._delta.snapshot(path)
+        known = live_files(self._delta, path, int(snapshot.version()))
         if known is None:
-            return like.sparkSession.read.format("delta").load(self._table.ref.path)
-        return self._read(snapshot, self._delta.seq(self._delta.add_files(known)), like)
+            size = int(snapshot.sizeInBytes())
+            return like.sparkSession.read.format("delta").load(path), size
+        size = sum(int(file["size"]) for file in known)
+        return self._read(snapshot, self._delta.seq(self._delta.add_files(known)), like), size
 
     def _read(self, snapshot: Any, files: Any, like: DataFrame) -> DataFrame:
         log = self._delta.log(self._table.ref.path)
@@ -220,7 +223,7 @@ class CdcState:
 
     def _without_dead(self, rows: DataFrame) -> DataFrame:
         """Drop keys without a row that nothing needs to know any more."""
-        known = settled(rows, self.schema)
+        known = settled(rows, self.schema, truncates=True)
         forgotten = ~F.col("alive") & ~F.coalesce(
             outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
         )

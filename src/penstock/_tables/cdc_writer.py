@@ -23,11 +23,12 @@ from penstock._tables.cdc_history import current_rows, history_rows, merged
 from penstock._tables.cdc_state import CdcState
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.fenced import Begun, FencedTable
-from penstock._tables.keyed import KeyedTable
+from penstock._tables.keyed import KeyedTable, in_one_task
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
 from penstock._tables.prepare import TableSpec, prepare_table
 from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles
+from penstock._tables.upsert import REWRITE_BYTES
 from penstock._tables.writer import FlowWriter, Written, count_rows_and, data_columns
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column
@@ -36,7 +37,7 @@ from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows
 HAS_SEQUENCE = "sequence_by is not null"
 HAS_KEY = "keys are not null"
 _OWN_RULES = (HAS_SEQUENCE, HAS_KEY)
-_BROADCAST_ROWS = 50_000
+_SMALL_ROWS = 50_000
 
 
 class _Locks:
@@ -96,6 +97,7 @@ class CdcWriter(FlowWriter):
         allow_missing: Columns of the target that the flow lacks become NULL.
         tombstone_seconds: For how long a deleted key is remembered; `None` = for ever.
         rewrite: Force (or forbid) the rewrite of the target; by default its size decides.
+        coalesce: As for `FlowWriter`.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class CdcWriter(FlowWriter):
         allow_missing: bool = False,
         tombstone_seconds: float | None = None,
         rewrite: bool | None = None,
+        coalesce: bool = True,
     ) -> None:
         super().__init__(
             spark,
@@ -121,7 +124,7 @@ class CdcWriter(FlowWriter):
             split=split,
             quarantine=quarantine,
             allow_missing=allow_missing,
-            coalesce=False,
+            coalesce=coalesce,
         )
         self._events = events
         self._event_split = split
@@ -241,16 +244,21 @@ class CdcWriter(FlowWriter):
     def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
         """The keys that a batch touches, and the rows that the target shall have for them."""
         schema, shape = self._state.schema, self._events.shape
-        rows = self._state.rows(events)
+        rows, size = self._state.rows(events)
+        is_small = size <= REWRITE_BYTES and count <= _SMALL_ROWS
+        if is_small:
+            rows = in_one_task(rows)
         if self._counts["truncates"]:
             touched = rows.where(F.col("kind") == 0).select("k").distinct()
-            return touched, current_rows(merged(rows, schema), schema)
+            return touched, current_rows(merged(rows, schema), schema, truncates=True)
         touched = events.where(F.col("kind") == 0).select("k").distinct()
-        if count <= _BROADCAST_ROWS:
-            touched = F.broadcast(touched)
+        nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
+        if is_small:
+            touched = nearby = in_one_task(touched)
         if shape.scd_type is ScdType.TWO:
-            return touched, history_rows(rows.join(touched, "k", "left_semi"), schema, shape)
-        relevant = rows.where(F.col("kind") == 0).join(touched, "k", "left_semi")
+            return touched, history_rows(rows.join(nearby, "k"), schema, shape)
+        relevant = rows.where(F.col("kind") == 0).join(nearby, "k").select(*rows.columns)
         if shape.truncates:
             relevant = relevant.unionByName(rows.where(F.col("kind") == 1))
-        return touched, current_rows(merged(relevant, schema), schema)
+            relevant = relevant.coalesce(1) if is_small else relevant
+        return touched, current_rows(merged(relevant, schema), schema, truncates=shape.truncates)

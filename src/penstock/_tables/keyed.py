@@ -7,6 +7,7 @@ by Delta's MERGE. Both are fenced.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -22,6 +23,7 @@ from penstock._tables.upsert import can_rewrite, merge_identity
 from penstock.quality.rules import quoted
 
 _ACTION = "penstock_action"
+_KEY = "penstock_key"
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,27 @@ class KeyedTable:
             begun: From `FencedTable.begin`.
             like: Any DataFrame of the session to read in.
         """
-        path = self.table.ref.path
-        snapshot = begun.transaction.snapshot()
-        known = live_files(self.delta, path, begun.version)
+        known = self._live_files(begun)
         if known is None:
             files = begun.transaction.filterFiles()
         else:
             begun.transaction.readWholeTable()
             files = self.delta.seq(self.delta.add_files(known))
-        log = self.delta.log(path)
-        return DataFrame(
-            log.createDataFrame(snapshot, files, False, self.delta.none), like.sparkSession
-        )
+        log = self.delta.log(self.table.ref.path)
+        frame = log.createDataFrame(begun.transaction.snapshot(), files, False, self.delta.none)
+        return DataFrame(frame, like.sparkSession)
+
+    def _live_files(self, begun: Begun) -> list[dict[str, Any]] | None:
+        return live_files(self.delta, self.table.ref.path, begun.version)
+
+    def _rewrites(self, begun: Begun) -> bool:
+        if any(is_computed(column) for column in begun.metadata.schema):
+            return False
+        if self.rewrite is not None:
+            return self.rewrite
+        known = self._live_files(begun)
+        # Asking Delta for the size would make it compute the state of the table.
+        return can_rewrite(begun, None if known is None else sum(int(f["size"]) for f in known))
 
     def replace(
         self, begun: Begun, touched: DataFrame, wanted: DataFrame, result: CommitResult
@@ -71,9 +82,7 @@ class KeyedTable:
             wanted: All rows that the table shall have for these keys.
             result: Record of the batch.
         """
-        computed = any(is_computed(column) for column in begun.metadata.schema)
-        rewrites = can_rewrite(begun) if self.rewrite is None else self.rewrite
-        if rewrites and not computed:
+        if self._rewrites(begun):
             return self._rewrite(begun, touched, wanted, result)
         return self._merge(begun, touched, wanted, result)
 
@@ -81,7 +90,7 @@ class KeyedTable:
         self, begun: Begun, touched: DataFrame, wanted: DataFrame, result: CommitResult
     ) -> int:
         removed = self.table.removals(begun)
-        staying = _of_keys(self.rows(begun, wanted), touched, "left_anti")
+        staying = without_keys(in_one_task(self.rows(begun, wanted)), in_one_task(touched))
         rows = staying.unionByName(wanted, allowMissingColumns=True).coalesce(1)
         added = self.delta.items(begun.transaction.writeFiles(rows._jdf))
         return self.table.commit(begun, [*removed, *added], result.batch_id, result, complete=False)
@@ -98,7 +107,7 @@ class KeyedTable:
         identity = [*keys, START_AT] if has_history else keys
         if has_history:
             path = self.table.ref.path
-            have = _of_keys(session.read.format("delta").load(path), touched, "left_semi")
+            have = of_keys(session.read.format("delta").load(path), touched)
         else:
             # A key without a row is no harm: there is nothing to delete.
             have = touched.select(*[F.col("k").getField(key).alias(key) for key in keys])
@@ -145,10 +154,34 @@ def _field_names(touched: DataFrame) -> list[str]:
     return list(kind.fieldNames())
 
 
-def _of_keys(rows: DataFrame, touched: DataFrame, how: str) -> DataFrame:
-    """Rows whose key is (or is not) among some; NULL equals NULL, as it does inside of structs."""
-    own = F.struct(*[F.col(quoted(name)).alias(name) for name in _field_names(touched)])
-    return rows.join(touched, own == F.col("k"), how)
+def in_one_task(rows: DataFrame) -> DataFrame:
+    """Few rows as one partition: they are joined and grouped without a shuffle, in one job."""
+    return rows.coalesce(1).hint("shuffle_hash")
+
+
+# Spark pushes semi and anti joins below a coalesce, where they need a shuffle again; so the keys,
+# each of which is there once, are joined by inner and outer joins.
+
+
+def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
+    """The rows with one of some keys; NULL equals NULL, as it does inside of structs."""
+    apart = keys.withColumnRenamed("k", _KEY)
+    return rows.join(apart, _key_of_row(keys) == F.col(_KEY)).select(*_columns(rows))
+
+
+def without_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
+    """The rows with none of some keys."""
+    marked = keys.withColumnRenamed("k", _KEY).withColumn(_ACTION, F.lit(0))
+    joined = rows.join(marked, _key_of_row(keys) == F.col(_KEY), "left_outer")
+    return joined.where(F.col(_ACTION).isNull()).select(*_columns(rows))
+
+
+def _key_of_row(keys: DataFrame) -> Column:
+    return F.struct(*[F.col(quoted(name)).alias(name) for name in _field_names(keys)])
+
+
+def _columns(rows: DataFrame) -> list[Column]:
+    return [F.col(quoted(name)) for name in rows.columns]
 
 
 def _anti_join(rows: DataFrame, other: DataFrame) -> DataFrame:

@@ -187,13 +187,20 @@ class UpsertWriter(FlowWriter):
         begun.transaction.commit(self._delta.seq([]), operation)
 
 
-def can_rewrite(begun: Begun) -> bool:
-    """Whether a table is small enough to be written anew, and has nothing that only MERGE keeps."""
+def can_rewrite(begun: Begun, size: int | None = None) -> bool:
+    """Whether a table is small enough to be written anew, and has nothing that only MERGE keeps.
+
+    Args:
+        begun: A transaction on the table.
+        size: Of its files in bytes, if known.
+    """
     configuration = begun.metadata.configuration
     for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
         if configuration.get(feature, "false").lower() == "true":
             return False
-    return int(begun.transaction.snapshot().sizeInBytes()) <= REWRITE_BYTES
+    if size is None:
+        size = int(begun.transaction.snapshot().sizeInBytes())
+    return size <= REWRITE_BYTES
 
 
 @contextmanager
