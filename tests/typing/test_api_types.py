@@ -83,6 +83,9 @@ def test_functions_return_nothing_when_they_only_declare(registry: Registry) -> 
     create_sink("out", "kafka", {"topic": "t"})
     dp.create_streaming_table("s", expect_all={"r": "a"}, expect_all_or_drop=None)
     dp.create_sink("out", "console", options={"numRows": 5, "truncate": False})
+    dp.create_auto_cdc_flow("t", "s", ["id"], "seq", stored_as_scd_type=2, once=None)
+    dp.apply_changes(target="t", source="s", keys=["id"], sequence_by="seq", name="other")
+    dp.create_auto_cdc_from_snapshot_flow("t", lambda latest: None, ["id"], "2", name="third")
     assert registry.errors == ()
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from penstock._graph.build import build_graph
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DefinitionIndex, build_index
+from penstock._model.cdc import CdcSpec, SnapshotSpec
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
@@ -125,6 +126,46 @@ class Draft:
         self.flows.append(flow)
         is_streaming = not once if streaming is None else streaming
         self.analyse(name, *reads, streaming=is_streaming, mode=mode, external=external)
+        return flow
+
+    def cdc_flow(
+        self,
+        name: str,
+        target: str,
+        *reads: str,
+        once: bool = False,
+        streaming: bool = True,
+        columns: str = "id long",
+        sequence_type: str = "bigint",
+        **spec: Any,
+    ) -> Flow:
+        """As `create_auto_cdc_flow` declares it."""
+        spec = {"source": "s", "keys": ("id",), "sequence_by": "seq", **spec}
+        flow = Flow(
+            name=name,
+            target=target,
+            function=_no_query,
+            origin=self.here(),
+            once=once,
+            cdc=CdcSpec(**spec),
+        )
+        self.flows.append(flow)
+        self.analyse(name, *reads, streaming=streaming, columns=columns)
+        self.analyses[name] = replace(self.analyses[name], sequence_type=sequence_type)
+        return flow
+
+    def snapshot_flow(self, name: str, target: str, *reads: str, **spec: Any) -> Flow:
+        """As `create_auto_cdc_from_snapshot_flow` declares it."""
+        spec = {"source": "s", "keys": ("id",), **spec}
+        flow = Flow(
+            name=name,
+            target=target,
+            function=_no_query,
+            origin=self.here(),
+            snapshot=SnapshotSpec(**spec),
+        )
+        self.flows.append(flow)
+        self.analyse(name, *reads, streaming=False)
         return flow
 
     def analyse(

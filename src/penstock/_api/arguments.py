@@ -218,7 +218,7 @@ class Arguments:
         """DDL text or StructType."""
         if value is None or isinstance(value, str):
             return self.text("schema", value)
-        if _is_a(value, "StructType"):
+        if is_a(value, "StructType"):
             return cast("StructType", value)
         self._reject_type("schema", "a DDL text or a StructType", value)
         return None
@@ -262,7 +262,7 @@ class Arguments:
         """The condition of an expectation: SQL text that is not blank, or a Column."""
         if isinstance(value, str) and value.strip():
             return value
-        if _is_a(value, "Column"):
+        if is_a(value, "Column"):
             return cast("Column", value)
         problem = (
             "is blank"
@@ -291,6 +291,6 @@ class Arguments:
             )
 
 
-def _is_a(value: object, class_name: str) -> bool:
+def is_a(value: object, class_name: str) -> bool:
     """Whether a class of that name is among the value's classes; does not import Spark."""
     return any(kind.__name__ == class_name for kind in type(value).__mro__)

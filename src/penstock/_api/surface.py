@@ -6,6 +6,12 @@ Only names, no definitions: `importlib.reload` of any of the three changes nothi
 import sys
 
 from penstock._api.arguments import nearest
+from penstock._api.cdc import (
+    apply_changes,
+    apply_changes_from_snapshot,
+    create_auto_cdc_flow,
+    create_auto_cdc_from_snapshot_flow,
+)
 from penstock._api.datasets import (
     create_streaming_live_table,
     create_streaming_table,
@@ -32,12 +38,6 @@ from penstock._api.expectations import (
 from penstock._api.flows import append_flow, create_sink, foreach_batch_sink, update_flow
 from penstock._api.hooks import on_event_hook
 from penstock._api.reading import read, read_stream, readStream
-from penstock._api.unavailable import (
-    apply_changes,
-    apply_changes_from_snapshot,
-    create_auto_cdc_flow,
-    create_auto_cdc_from_snapshot_flow,
-)
 
 __all__ = [
     "append_flow",

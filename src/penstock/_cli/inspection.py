@@ -199,7 +199,12 @@ def _figures(event: dict[str, Any]) -> str:
         parts.append(f"batch {event['origin']['batch_id']}")
     if "num_input_rows" in metrics:
         parts.append(f"{plural(metrics['num_input_rows'], 'row')} in")
-    for key, verb in (("num_output_rows", "written"), ("num_upserted_rows", "merged")):
+    verbs = {
+        "num_output_rows": "written",
+        "num_upserted_rows": "merged",
+        "num_deleted_rows": "deleted",
+    }
+    for key, verb in verbs.items():
         if key in metrics:
             parts.append(f"{plural(metrics[key], 'row')} {verb}")
     for key, verb in (("dropped_records", "dropped"), ("quarantined_records", "quarantined")):

@@ -10,9 +10,11 @@ from pyspark.sql.types import StructType
 from penstock._engine import plans
 from penstock._engine.assumptions import AssumedSource, reachable
 from penstock._engine.boundary import DatasetNotReadyError, first_line
+from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
+from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
-from penstock._engine.table_sources import SchemaSource
 from penstock._graph.build import build_graph, cycle_error
+from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
@@ -66,7 +68,7 @@ def analyse(
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
-    source = SchemaSource()
+    source = CdcAwareSource(index)
     try:
         analysis = _Analysis(spark, index, source, around)
         for key in index.datasets:
@@ -87,7 +89,7 @@ def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) ->
         index: The declarations.
         around: With assumptions.
     """
-    source = SchemaSource()
+    source = CdcAwareSource(index)
     try:
         analysis = _Analysis(spark, index, source, around)
         for key in index.datasets:
@@ -121,7 +123,7 @@ class _Analysis:
         self,
         spark: SparkSession,
         index: DefinitionIndex,
-        source: SchemaSource,
+        source: CdcAwareSource,
         around: Surroundings,
     ) -> None:
         self.index = index
@@ -132,6 +134,7 @@ class _Analysis:
         self._assumptions = around.assumptions
         self._evaluator = Evaluator(spark, index, source, around)
         self._path: list[str] = []
+        self._versions: dict[str, object] = {}
 
     def dataset(self, key: str) -> None:
         """Analyse all flows of a dataset, upstream datasets first. Never raises."""
@@ -157,6 +160,8 @@ class _Analysis:
                     self._analyse(flow, properties, dataset)
                     return
                 except PenstockError as error:
+                    if error.origin is None:
+                        error.origin = flow.origin
                     if not self._learns(flow.name, error):
                         self.errors[flow.name] = error
                         return
@@ -173,9 +178,12 @@ class _Analysis:
         df, evaluation = self._evaluate(flow)
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df)
-        self.found[flow.name] = self._describe(df, evaluation, flow, properties, dataset)
+        found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
+        if dataset is not None and is_cdc(flow):
+            found, schema = self._as_cdc(found, df, flow, dataset)
+        self.found[flow.name] = found
         if dataset is not None:
-            schema = self._declared_schema(dataset, df)
+            schema = self._declared_schema(dataset, schema)
             known = self._source.schemas.get(dataset.name.key)
             self._source.schemas[dataset.name.key] = (
                 schema if known is None else merged([known, schema])
@@ -229,6 +237,8 @@ class _Analysis:
         # Each round makes one more upstream ready, so the number of rounds is bounded.
         for _ in range(len(self.index.datasets) + 1):
             try:
+                if flow.snapshot is not None:
+                    return self._first_snapshot(flow)
                 return self._evaluator.evaluate(flow)
             except DatasetNotReadyError as signal:
                 self._make_ready(signal.key, flow)
@@ -237,6 +247,22 @@ class _Analysis:
             f"the query function of {flow.name!r} reads something else on every call",
             origin=flow.origin,
         )
+
+    def _first_snapshot(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+        """The first snapshot, for its columns; its function is called as at a first start."""
+        query = SnapshotQuery(flow)
+        try:
+            found = self._evaluator.evaluate(query.flow)
+        except NoSnapshotError:
+            raise DefinitionError(
+                "SNAPSHOT_SCHEMA_UNKNOWN",
+                f"the function of snapshot flow {flow.name!r} gives no first snapshot, so the "
+                "columns of its table are not known",
+                origin=flow.origin,
+                hint="called with None, the function must return the oldest snapshot",
+            ) from None
+        self._versions[flow.name] = query.version
+        return found
 
     def _make_ready(self, key: str, flow: Flow) -> None:
         upstream = self.index.datasets[key]
@@ -302,8 +328,24 @@ class _Analysis:
             keys.add(dataset.name.key)
         return frozenset(keys)
 
-    def _declared_schema(self, dataset: DeclaredDataset, df: DataFrame) -> StructType:
+    def _as_cdc(
+        self, found: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset
+    ) -> tuple[FlowAnalysis, StructType]:
+        """What a flow that changes rows by key gives its target, instead of what it reads."""
+        if flow.cdc is not None:
+            shape = event_shape(df, flow, dataset.flows)
+            wanted, scd_type = shape.target_schema(), shape.shape.scd_type
+            found = replace(found, sequence_type=shape.sequence.simpleString())
+        else:
+            snapshot = snapshot_shape(df, flow, self._versions[flow.name])
+            wanted, scd_type = snapshot.target_schema(), snapshot.scd_type
+        if dataset.declared.schema is not None:
+            declared = self._declared_schema(dataset, wanted)
+            check_declared(declared, scd_type, wanted, dataset.declared.origin)
+        return replace(found, schema_json=wanted.json()), wanted
+
+    def _declared_schema(self, dataset: DeclaredDataset, schema: StructType) -> StructType:
         declared = dataset.declared.schema
         if declared is None:
-            return df.schema
+            return schema
         return parse_schema(self._spark, declared, origin=dataset.declared.origin)

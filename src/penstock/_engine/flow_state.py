@@ -30,6 +30,8 @@ class FlowState:
         reset_pending: A full refresh began and has not been seen to end.
         starts: Version of each upstream table from which the checkpoint's first batch reads
             appends. It must be the same when that batch is planned again.
+        snapshots: Of a snapshot flow: the versions of the last one that is known to be in and of
+            the one that was begun after it, by number; the table knows which number it has.
     """
 
     epoch: str
@@ -39,6 +41,7 @@ class FlowState:
     once_done: bool = False
     reset_pending: bool = False
     starts: Mapping[str, int] = field(default_factory=dict)
+    snapshots: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine import plans
+from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
 from penstock._engine.table_sources import DeltaSource, StreamStarts
-from penstock._engine.tables import PipelineTables
+from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
-from penstock._model.flow import OutputMode
+from penstock._model.flow import Flow, OutputMode
 from penstock._model.name import resolve_name
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
@@ -246,6 +247,8 @@ class SparkEngine:
             writer = self._tables.stream_writer(
                 dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
             )
+            if writer.df.isStreaming:
+                return self._stream_once(step, node, state, writer)
             result = writer.write(writer.df, 0)
             table_id = self._tables.check_ownership(node, state)
             self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
@@ -253,9 +256,39 @@ class SparkEngine:
                 self._context.emit(result.event(self._origin(node), "one-time flow"))
             return RunOutcome(changed=True, reason="one-time flow", rows=result.rows_written)
 
+    def _stream_once(
+        self, step: RunOnceFlow, node: FlowNode, state: FlowState, writer: BatchWriter
+    ) -> RunOutcome:
+        """Apply what a streaming view gives now, to its end; a kill half-way takes up there."""
+        table_id = self._tables.check_ownership(node, state)
+        self._state.save_flow(step.flow, replace(state, target_id=table_id))
+        rows = 0
+
+        def on_batch(df: DataFrame, batch_id: int) -> None:
+            nonlocal rows
+            result = writer.write(df, batch_id)
+            rows += result.rows_written
+            if not result.replayed:
+                origin = replace(self._origin(node), batch_id=batch_id)
+                self._context.emit(result.event(origin, "one-time flow"))
+
+        checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
+        stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(step.flow)
+        stream = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        query: StreamingQuery = stream.start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
+        return RunOutcome(changed=True, reason="one-time flow", rows=rows)
+
     def refresh(self, step: RefreshView) -> RunOutcome:
         """See `Engine.refresh`."""
         node = self._graph.flows[step.flow]
+        if node.flow.snapshot is not None:
+            with self._translated(node), self._pool(step.flow):
+                return self._follow_snapshots(step, node)
         dataset = self._graph.datasets[step.dataset]
         with self._translated(node), self._pool(step.flow):
             started = time.monotonic()
@@ -283,6 +316,58 @@ class SparkEngine:
             self._context.emit(result.event(origin, reason, duration_ms=spent))
             return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
 
+    def _follow_snapshots(self, step: RefreshView, node: FlowNode) -> RunOutcome:
+        """Apply the snapshots that are newer than the last one.
+
+        The version of a snapshot is noted before it is applied; the number in its commit tells,
+        after a kill, whether it was.
+        """
+        dataset = self._graph.datasets[step.dataset]
+        state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+        if node.flow.once and state.once_done:
+            return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
+        state = replace(state, target_id=self._tables.check_ownership(node, state))
+        last = self._tables.last_batch(dataset, node, state.epoch)
+        progress = SnapshotProgress(
+            node.flow, self._evaluate_flow, last, state, self._state.save_flow
+        )
+        rows, applied, latest = 0, 0, self._state.view(step.dataset)
+        for snapshot in progress.newer(
+            lambda shape: self._tables.snapshot_writer(dataset, node, shape, state.epoch)
+        ):
+            if snapshot.is_named and self._is_known(snapshot.df, latest, state.epoch):
+                continue
+            result = snapshot.apply()
+            if snapshot.is_named:
+                self._remember(step.dataset, snapshot.df, state.epoch)
+            if result is None:
+                continue
+            applied += 1
+            rows += result.rows_written + result.rows_deleted
+            if not result.replayed:
+                commit = Commit(result, dataset.key, True, True)
+                self._context.emit(commit.event(self._origin(node), snapshot.text))
+        if node.flow.once:
+            self._state.save_flow(step.flow, replace(progress.state, once_done=True))
+        if not applied:
+            return RunOutcome(changed=False, reason="nothing differs from the last snapshot")
+        return RunOutcome(changed=True, reason=f"{applied} snapshot(s)", rows=rows)
+
+    def _is_known(self, df: DataFrame, before: ViewState | None, epoch: str) -> bool:
+        """Whether a source still has the versions that were compared last."""
+        sources = plans.batch_sources(df)
+        return (
+            before is not None
+            and before.fingerprint == epoch
+            and sources.unversioned is None
+            and dict(before.sources) == dict(sources.versions)
+        )
+
+    def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
+        versions = plans.batch_sources(df).versions
+        made = ViewState(fingerprint=epoch, sources=versions, table_version=None)
+        self._state.save_view(dataset, made)
+
     def cancel(self) -> None:
         """See `Engine.cancel`."""
         self._spark.sparkContext.cancelAllJobs()
@@ -300,8 +385,11 @@ class SparkEngine:
         return plans.fingerprint(text, *rules, code)
 
     def _evaluate(self, node: FlowNode) -> DataFrame:
-        with self._evaluation, self._flow_conf(node):
-            df, _ = self._evaluator.evaluate(node.flow)
+        return self._evaluate_flow(node.flow)
+
+    def _evaluate_flow(self, flow: Flow) -> DataFrame:
+        with self._evaluation, self._flow_conf(self._graph.flows[flow.name]):
+            df, _ = self._evaluator.evaluate(flow)
         return with_types(df)
 
     @contextlib.contextmanager

@@ -9,7 +9,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock._engine.cdc import event_shape, tombstone_seconds
 from penstock._engine.flow_state import FlowState
+from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.dataset import DatasetKind
 from penstock._model.expectation import OnViolation
@@ -23,8 +25,11 @@ from penstock._observe.events import (
     FlowStatus,
     flow_progress,
 )
+from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
+from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
+from penstock._tables.fenced import last_number
 from penstock._tables.layout import StorageLayout, TableRef
 from penstock._tables.log_scan import append_only_start
 from penstock._tables.prepare import (
@@ -39,7 +44,9 @@ from penstock._tables.prepare import (
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError
-from penstock.quality.split import RowSplit, split_rows
+from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
+
+_CHANGE_FEED = "delta.enableChangeDataFeed"
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,13 @@ class Commit:
         result: What the commit records.
         dataset: Key of the dataset.
         is_upsert: Whether rows were merged rather than added.
+        deletes: Whether rows may have been deleted, too.
     """
 
     result: CommitResult
     dataset: str
     is_upsert: bool = False
+    deletes: bool = False
 
     @property
     def replayed(self) -> bool:
@@ -89,6 +98,7 @@ class Commit:
             metrics=FlowMetrics(
                 num_output_rows=None if self.is_upsert else result.rows_written,
                 num_upserted_rows=result.rows_written if self.is_upsert else None,
+                num_deleted_rows=result.rows_deleted if self.deletes else None,
                 dropped_records=dropped if has_rules else None,
                 quarantined_records=result.rows_quarantined if has_rules else None,
                 batch_duration_ms=duration_ms,
@@ -139,6 +149,7 @@ class PipelineTables:
         self.layout = layout
         self._spark = spark
         self._settings = settings
+        self._graph = graph
         self.paths: Mapping[str, str] = MappingProxyType(
             {node.key: self._ref(node).path for node in graph.stored()}
         )
@@ -161,12 +172,12 @@ class PipelineTables:
             partition_cols=declared.partition_cols,
             cluster_by=declared.cluster_by,
             comment=declared.comment,
-            properties=declared.table_properties,
+            properties=self._properties(node, flows),
             replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
             origin=declared.origin,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
-        if self._keeps(node):
+        if self._keeps(node) and not any(flow.flow.cdc for flow in flows):
             quarantine = self._quarantine(node)
             prepare_quarantine(self._spark, quarantine, state, replace_schema=spec.replace_schema)
 
@@ -174,6 +185,7 @@ class PipelineTables:
         """Remove all rows of a dataset and of its quarantine."""
         reset_table(self._spark, self._ref(node))
         reset_table(self._spark, self._quarantine(node))
+        reset_table(self._spark, self.layout.cdc_state(node.name))
 
     def version(self, node: DatasetNode) -> int | None:
         """Newest version of the table; `None` if there is none."""
@@ -220,13 +232,13 @@ class PipelineTables:
         mode: OutputMode,
     ) -> BatchWriter:
         """The writer of a flow's micro-batches."""
+        if node.flow.cdc is not None:
+            return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         identity = app_id(self._settings.name, node.flow.name, epoch)
         quarantine = self._quarantine(dataset) if split is not None and split.quarantine else None
-        is_stateful = len(node.analysis.stateful_operators) > 1 or any(
-            not line.startswith("source") for line in node.analysis.stateful_operators
-        )
+        is_stateful = _is_stateful(node)
         writer: Any
         if mode is OutputMode.UPDATE:
             from penstock._tables.upsert import UpsertWriter
@@ -249,7 +261,7 @@ class PipelineTables:
                 split=split,
                 quarantine=quarantine,
                 mode=WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND,
-                allow_missing=len(dataset.flows) > 1 or dataset.declared.schema is not None,
+                allow_missing=self._allows_missing(dataset),
                 coalesce=not is_stateful,
             )
         is_upsert = mode is OutputMode.UPDATE
@@ -292,7 +304,79 @@ class PipelineTables:
         identity = app_id(self._settings.name, node.flow.name, epoch)
         for result in read_commit_counts(self._spark, self._ref(dataset).path, since):
             if result.app_id == identity:
-                yield Commit(result, dataset.key, node.analysis.output_mode is OutputMode.UPDATE)
+                merges = node.analysis.output_mode is OutputMode.UPDATE
+                changes = is_cdc(node.flow)
+                yield Commit(result, dataset.key, merges or changes, changes)
+
+    # -- auto CDC ------------------------------------------------------------------------------
+
+    def _cdc_writer(
+        self, dataset: DatasetNode, node: FlowNode, df: DataFrame, *, epoch: str
+    ) -> BatchWriter:
+        flows = [self._graph.flows[name].flow for name in dataset.flows]
+        events = event_shape(df, node.flow, flows)
+        rules = dataset.declared.expectations
+        # A rule of the user needs the names of quarantine's own columns; ours alone can do without.
+        keeps = self._wants_quarantine(dataset) and (
+            self._keeps(dataset) or not set(QUARANTINE_COLUMNS) & {c.lower() for c in df.columns}
+        )
+        split = split_events(df, events, rules, quarantine=keeps, origin=node.flow.origin)
+        writer = CdcWriter(
+            self._spark,
+            flow=node.flow.name,
+            app_id=app_id(self._settings.name, node.flow.name, epoch),
+            target=self._ref(dataset),
+            state=self.layout.cdc_state(dataset.name),
+            events=events,
+            split=split,
+            quarantine=self._quarantine(dataset) if keeps else None,
+            allow_missing=self._allows_missing(dataset),
+            tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
+            rewrite=False if self._is_streamed(dataset) else None,
+            coalesce=not _is_stateful(node),
+        )
+
+        def write(batch: DataFrame, batch_id: int) -> Commit:
+            return Commit(writer.write(batch, batch_id), dataset.key, True, True)
+
+        return BatchWriter(split.df, write)
+
+    def last_batch(self, dataset: DatasetNode, node: FlowNode, epoch: str) -> int:
+        """Number of the last batch of a flow that its table has taken; -1 before the first."""
+        identity = app_id(self._settings.name, node.flow.name, epoch)
+        return last_number(DeltaJvm(self._spark), self._ref(dataset).path, identity)
+
+    def snapshot_writer(
+        self, dataset: DatasetNode, node: FlowNode, shape: SnapshotShape, epoch: str
+    ) -> SnapshotWriter:
+        """The writer of a flow's snapshots."""
+        return SnapshotWriter(
+            self._spark,
+            flow=node.flow.name,
+            app_id=app_id(self._settings.name, node.flow.name, epoch),
+            target=self._ref(dataset),
+            shape=shape,
+            allow_missing=self._allows_missing(dataset),
+            rewrite=False if self._is_streamed(dataset) else None,
+        )
+
+    def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
+        """Declared properties; a table that is changed in place and streamed has a change feed."""
+        declared = node.declared.table_properties
+        known = {key.lower() for key in declared}
+        if _CHANGE_FEED.lower() in known or not any(is_cdc(flow.flow) for flow in flows):
+            return declared
+        return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
+
+    def _is_streamed(self, node: DatasetNode) -> bool:
+        """Whether a flow of the pipeline reads the dataset, maybe as a stream."""
+        return any(
+            flow.analysis.is_streaming and node.key in flow.upstream
+            for flow in self._graph.flows.values()
+        )
+
+    def _allows_missing(self, node: DatasetNode) -> bool:
+        return len(node.flows) > 1 or node.declared.schema is not None
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -303,11 +387,16 @@ class PipelineTables:
         path = self.layout.quarantine_path(node.name, node.declared.path)
         return TableRef(path, f"{node.display}_quarantine")
 
-    def _keeps(self, node: DatasetNode) -> bool:
+    def _wants_quarantine(self, node: DatasetNode) -> bool:
         wanted = node.declared.quarantine
         wanted = self._settings.quarantine if wanted is None else wanted
         actions = {rule.on_violation for rule in node.declared.expectations}
-        return OnViolation.QUARANTINE in actions or (wanted and OnViolation.DROP in actions)
+        return wanted or OnViolation.QUARANTINE in actions
+
+    def _keeps(self, node: DatasetNode) -> bool:
+        return self._wants_quarantine(node) and any(
+            rule.on_violation.removes for rule in node.declared.expectations
+        )
 
     def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
         """The query with the types of its table, where no value changes by that."""
@@ -321,3 +410,8 @@ class PipelineTables:
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
+
+
+def _is_stateful(node: FlowNode) -> bool:
+    operators = node.analysis.stateful_operators
+    return len(operators) > 1 or any(not line.startswith("source") for line in operators)

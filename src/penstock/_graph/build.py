@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
+from penstock._graph.cdc import check_sequences
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
@@ -106,8 +107,11 @@ def _check_kind(
                 origin=flow.origin,
                 hint="read its sources with spark.read, or declare it with @table",
             )
+        elif flow.snapshot is not None:
+            continue  # a batch query into a streaming table, by nature
         elif kind is DatasetKind.STREAMING_TABLE and flow.once and analysis.is_streaming:
-            yield _once_reads_stream(flow)
+            if flow.cdc is None:  # events may come from a streaming view also for the one time
+                yield _once_reads_stream(flow)
         elif kind is DatasetKind.STREAMING_TABLE and not flow.once and not analysis.is_streaming:
             yield DefinitionError(
                 "STREAMING_TABLE_READS_BATCH",
@@ -115,6 +119,7 @@ def _check_kind(
                 origin=flow.origin,
                 hint="read its source with spark.readStream, or give the flow once=True",
             )
+    yield from check_sequences(shown, dataset.flows, analyses)
     modes = {analyses[flow.name].output_mode for flow in dataset.flows}
     if len(dataset.flows) > 1 and OutputMode.COMPLETE in modes:
         yield DefinitionError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from penstock._graph.cdc import check_sharing, is_cdc
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name
@@ -133,11 +134,23 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
             )
             continue
         attempted.add(target)
+        if is_cdc(flow) and target in sinks and target not in names:
+            errors.append(
+                DefinitionError(
+                    "FLOW_TARGET_NOT_STREAMING",
+                    f"flow {flow.name!r} changes rows of {flow.target!r}, which is a sink",
+                    origin=flow.origin,
+                    hint="declare the target with create_streaming_table",
+                )
+            )
+            continue
         if flow.implicit:
             has_one = any(other.implicit for other in by_target.get(target, ()))
             if has_one or names[target][1].origin != flow.origin:
                 continue  # the flow of a duplicate dataset, which is reported already
             flow = dataclasses.replace(flow, name=shown[target])
+        elif is_cdc(flow) and flow.name == flow.target and target in shown:
+            flow = dataclasses.replace(flow, name=shown[target])  # not given: the target's
         if flow.name in flows:
             errors.append(_duplicate("flow", flow.name, flow.origin, flows[flow.name].origin))
             continue
@@ -283,6 +296,8 @@ def _check_flows(
                 origin=explicit[0].origin,
                 hint="declare the target with create_streaming_table",
             )
+        else:
+            yield from check_sharing(name, dataset.flows)
         if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
             yield DefinitionError(
                 "PARTITION_AND_CLUSTER",

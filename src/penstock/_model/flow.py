@@ -42,7 +42,8 @@ class Flow:
         implicit: Made by a dataset decorator rather than declared by itself.
         language: `PYTHON` or `SQL`.
         cdc: The rows of the query are change events, applied to the target that way.
-        snapshot: The flow compares snapshots; its function is not called.
+        snapshot: The flow compares snapshots; its function is called only where they come from a
+            dataset.
         depends_on: Names of datasets that must be done before the flow starts.
         replace_where: Condition of the target's rows that a batch query replaces.
     """
@@ -71,11 +72,13 @@ class FlowAnalysis:
         inputs: Keys (`DatasetName.key`) of the pipeline's datasets that it reads.
         external_inputs: What it reads from outside, as readable text (`kafka: orders`).
         is_streaming: Whether the DataFrame is a stream.
-        schema_json: The DataFrame's schema, Spark's JSON form.
+        schema_json: The DataFrame's schema, Spark's JSON form; of an auto CDC flow what its target
+            gets: the chosen columns, and the two of the interval.
         output_mode: Declared or chosen; `None` for a batch query.
         merge_keys: Columns that identify a row of an update-mode flow.
         stateful_operators: One line per stateful operator of the plan, in plan order, without
             expression ids: equal lines mean that the state can be read again.
+        sequence_type: Of an auto CDC flow: the type that orders its events.
     """
 
     inputs: frozenset[str]
@@ -85,3 +88,4 @@ class FlowAnalysis:
     output_mode: OutputMode | None = None
     merge_keys: tuple[str, ...] = ()
     stateful_operators: tuple[str, ...] = ()
+    sequence_type: str | None = None

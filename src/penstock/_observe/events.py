@@ -112,7 +112,9 @@ class FlowMetrics:
 
     Attributes:
         num_output_rows: Rows written to the target.
-        num_upserted_rows: Rows merged into the target by an update-mode flow.
+        num_upserted_rows: Rows merged into the target by an update-mode flow; of a CDC flow the
+            upserts that it applied.
+        num_deleted_rows: Deletes that a CDC flow applied.
         num_input_rows: Rows that came in.
         batch_duration_ms: Wall time of the whole micro-batch.
         backlog_records: Rows (Kafka: offsets) that wait at the sources.
@@ -122,6 +124,7 @@ class FlowMetrics:
 
     num_output_rows: int | None = None
     num_upserted_rows: int | None = None
+    num_deleted_rows: int | None = None
     num_input_rows: int | None = None
     batch_duration_ms: int | None = None
     backlog_records: int | None = None
@@ -171,6 +174,7 @@ def flow_progress(
             for key in (
                 "num_output_rows",
                 "num_upserted_rows",
+                "num_deleted_rows",
                 "num_input_rows",
                 "batch_duration_ms",
                 "backlog_records",

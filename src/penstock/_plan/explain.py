@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
+from penstock._graph.cdc import cdc_text, is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
+from penstock._model.flow import Flow
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
 
 
@@ -26,7 +28,7 @@ def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
     for name, sink in graph.sinks.items():
         for (target, flow), step in steps.items():
             if target == name:
-                lines.append(f"sink {name} [{sink.format}] <- {_step_text(step, flow)}")
+                lines.append(f"sink {name} [{sink.format}] <- {_step_text(graph, step, flow)}")
     lines += [f"note: {note}" for note in plan.notes]
     return lines
 
@@ -55,7 +57,7 @@ def _tree(
         outside = graph.flows[name].analysis.external_inputs
         source = f" from {', '.join(outside)}" if outside else ""
         if step is not None:
-            lines.append(f"{pad}{_step_text(step, name)}{source}")
+            lines.append(f"{pad}{_step_text(graph, step, name)}{source}")
         elif source:
             lines.append(f"{pad}flow {name}{source}")
     for rule in node.declared.expectations:
@@ -68,18 +70,29 @@ def _tree(
             _tree(graph, plan, steps, graph.datasets[key], indent + "  ", seen, lines)
 
 
-def _step_text(step: RunStep, flow: str) -> str:
+def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
+    flow = graph.flows[name].flow
+    if is_cdc(flow):
+        return f"flow {name}: {cdc_text(flow)}, {_when(flow, step)}"
     match step:
         case StartFlow(interval_seconds=None):
-            return f"flow {flow}: {step.output_mode.value}, everything available"
+            return f"flow {name}: {step.output_mode.value}, everything available"
         case StartFlow():
-            return f"flow {flow}: {step.output_mode.value}, every {step.interval_seconds:g} s"
+            return f"flow {name}: {step.output_mode.value}, every {step.interval_seconds:g} s"
         case RunOnceFlow():
-            return f"flow {flow}: once"
+            return f"flow {name}: once"
         case RefreshView(interval_seconds=None):
             return "refresh: " + ("recompute" if step.full else "recompute if a source changed")
         case RefreshView():
             return f"refresh: if a source changed, looked at every {step.interval_seconds:g} s"
+
+
+def _when(flow: Flow, step: RunStep) -> str:
+    if flow.once or isinstance(step, RunOnceFlow):
+        return "once"
+    if step.interval_seconds is not None:
+        return f"every {step.interval_seconds:g} s"
+    return "everything available" if flow.snapshot is None else "what is new"
 
 
 def _type_text(data_type: Any) -> str:
@@ -138,6 +151,9 @@ def _step_json(graph: DataflowGraph, step: RunStep) -> dict[str, Any]:
         "after": [graph.datasets[key].display for key in step.upstream],
         "reads_external": list(graph.flows[step.flow].analysis.external_inputs),
     }
+    flow = graph.flows[step.flow].flow
+    if is_cdc(flow):
+        body["cdc"] = cdc_text(flow)
     if isinstance(step, StartFlow):
         body["output_mode"] = step.output_mode.value
     if not isinstance(step, RunOnceFlow):

@@ -230,7 +230,8 @@ def _run_step(
     upstream = tuple(sorted(key for key in flow.upstream if key in selected))
     node = graph.datasets.get(flow.target)
     interval = _interval(flow, node, conf) if continuous else None
-    if node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW:
+    is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
+    if node is not None and (is_view or flow.flow.snapshot is not None):
         return RefreshView(
             dataset=node.key,
             flow=flow.flow.name,
@@ -258,7 +259,8 @@ def _interval(flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str])
         if key in level:
             return parse_interval(level[key])
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
-    return VIEW_INTERVAL_SECONDS if is_view else STREAM_INTERVAL_SECONDS
+    looks = is_view or flow.flow.snapshot is not None
+    return VIEW_INTERVAL_SECONDS if looks else STREAM_INTERVAL_SECONDS
 
 
 def _views_last(runs: list[RunStep]) -> list[RunStep]:

@@ -54,10 +54,10 @@ class RunOnceFlow:
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshView:
-    """Recompute a materialized view when a source or its query changed.
+    """Recompute a materialized view when a source or its query changed, or apply new snapshots.
 
     Attributes:
-        dataset: Key of the view.
+        dataset: Key of the view, or of the table that follows snapshots.
         flow: Name of its one flow.
         interval_seconds: How often a continuous update looks again; `None` = one time.
         upstream: Datasets (keys) of this plan that must be done first.

@@ -30,7 +30,8 @@ class CommitResult:
             rows, which leaves no commit.
         quarantine_version: Version of the quarantine table; `None` when nothing went there.
         replayed: The batch had been committed before, and this time only was evaluated.
-        rows_written: Rows in the target.
+        rows_written: Rows in the target; of a CDC flow the upserts that were applied.
+        rows_deleted: Deletes that a CDC flow applied.
         rows_quarantined: Rows in the quarantine table.
         rows_dropped: Rows that a drop rule removed where quarantine is off.
         rules: Counts per expectation; exact, and over all rows of the batch.
@@ -46,6 +47,7 @@ class CommitResult:
     quarantine_version: int | None = None
     replayed: bool = False
     rows_written: int = 0
+    rows_deleted: int = 0
     rows_quarantined: int = 0
     rows_dropped: int = 0
     rules: Mapping[str, RuleCounts] = field(default_factory=lambda: _EMPTY)
@@ -64,6 +66,8 @@ class CommitResult:
             "quarantined": self.rows_quarantined,
             "dropped": self.rows_dropped,
         }
+        if self.rows_deleted:
+            content["deleted"] = self.rows_deleted
         if self.quarantine_version is not None:
             content["quarantine_version"] = self.quarantine_version
         if self.rules:
@@ -96,6 +100,7 @@ def result_from_commit(version: int, commit_info: Mapping[str, Any]) -> CommitRe
         version=version,
         quarantine_version=content.get("quarantine_version"),
         rows_written=content.get("written", 0),
+        rows_deleted=content.get("deleted", 0),
         rows_quarantined=content.get("quarantined", 0),
         rows_dropped=content.get("dropped", 0),
         rules={k: RuleCounts(*v) for k, v in content.get("rules", {}).items()},

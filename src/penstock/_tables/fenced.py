@@ -176,6 +176,14 @@ class FencedTable:
         return None
 
 
+def last_number(delta: DeltaJvm, path: str, app_id: str) -> int:
+    """The last batch of an app id that a table has taken; -1 before the first."""
+    transaction = delta.begin(path)
+    version = int(transaction.snapshot().version())
+    logged = last_batch(delta, path, version, app_id)
+    return int(transaction.txnVersion(app_id)) if logged is None else logged
+
+
 def _replacing(table: StructType, query: StructType, name: str) -> SchemaDifference:
     """The schema of a table whose rows are replaced: the query's, where it does not just add."""
     check_columns(query, name)

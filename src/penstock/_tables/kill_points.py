@@ -14,7 +14,8 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
     """Die here if the environment says so.
 
     Args:
-        point: `before_write`, `after_quarantine_commit` or `after_target_commit`.
+        point: `before_write`, `after_quarantine_commit`, `after_state_commit` (CDC flows) or
+            `after_target_commit`.
         flow: Name of the flow.
         batch_id: Micro-batch.
     """

@@ -74,6 +74,11 @@ class StorageLayout:
         """The quarantine table of a dataset."""
         return TableRef(self.quarantine_path(name, override), f"{name}{QUARANTINE_SUFFIX}")
 
+    def cdc_state(self, name: DatasetName) -> TableRef:
+        """What auto CDC remembers of a table beside its rows."""
+        parts = (path_segment(part.lower()) for part in (name.catalog, name.schema, name.name))
+        return TableRef("/".join((self.state_dir, "cdc", *parts)), f"{name} (CDC state)")
+
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         """The checkpoint of one flow in one epoch."""
         return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"

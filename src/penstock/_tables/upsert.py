@@ -24,7 +24,7 @@ from penstock.quality.rules import quoted
 from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit
 
 # Rewriting costs as much as the table is large; MERGE has a high cost to begin with.
-_REWRITE_BYTES = 8 * 1024 * 1024
+REWRITE_BYTES = 8 * 1024 * 1024
 _WRITE_CONF = "spark.databricks.delta.write."
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
@@ -132,15 +132,7 @@ class UpsertWriter(FlowWriter):
     # -- small tables --------------------------------------------------------------------------
 
     def _rewrites(self, begun: Begun, clean: DataFrame) -> bool:
-        if self._rewrite is not None:
-            return self._rewrite
-        configuration = begun.metadata.configuration
-        # What MERGE does more: change data and stable row ids.
-        if configuration.get("delta.enableChangeDataFeed", "false").lower() == "true":
-            return False
-        if configuration.get("delta.enableRowTracking", "false").lower() == "true":
-            return False
-        return int(begun.transaction.snapshot().sizeInBytes()) <= _REWRITE_BYTES
+        return can_rewrite(begun) if self._rewrite is None else self._rewrite
 
     def _rewritten(self, begun: Begun, clean: DataFrame) -> list[Any]:
         """Replace all files by ones with the rows that stay and the rows of the batch."""
@@ -175,7 +167,7 @@ class UpsertWriter(FlowWriter):
         columns: dict[str, str | Column] = {
             quoted(name): f"s.{quoted(name)}" for name in clean.columns
         }
-        with _merge_identity(session, self._app_id, result):
+        with merge_identity(session, self._app_id, result):
             (
                 DeltaTable.forPath(session, self._target.ref.path)
                 .alias("t")
@@ -195,8 +187,24 @@ class UpsertWriter(FlowWriter):
         begun.transaction.commit(self._delta.seq([]), operation)
 
 
+def can_rewrite(begun: Begun, size: int | None = None) -> bool:
+    """Whether a table is small enough to be written anew, and has nothing that only MERGE keeps.
+
+    Args:
+        begun: A transaction on the table.
+        size: Of its files in bytes, if known.
+    """
+    configuration = begun.metadata.configuration
+    for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
+        if configuration.get(feature, "false").lower() == "true":
+            return False
+    if size is None:
+        size = int(begun.transaction.snapshot().sizeInBytes())
+    return size <= REWRITE_BYTES
+
+
 @contextmanager
-def _merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> Iterator[None]:
+def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> Iterator[None]:
     """Give the one MERGE inside its transaction id and record.
 
     MERGE takes both only from the session's configuration, and any later statement of the session

@@ -362,17 +362,34 @@ def data_columns(split: RowSplit) -> list[Column]:
 
 def count_rows(kept: DataFrame, split: RowSplit) -> StagedFiles:
     """Count a persisted batch by destination and rule, without files."""
+    return count_rows_and(kept, split, {})[0]
+
+
+def count_rows_and(
+    kept: DataFrame, split: RowSplit, more: Mapping[str, Column]
+) -> tuple[StagedFiles, dict[str, int]]:
+    """Count a persisted batch as `count_rows` does, and whatever else, in the same job.
+
+    Args:
+        kept: The batch, with the split's helper columns.
+        split: Its split.
+        more: Further counts by name.
+    """
     sums = [
         F.count(F.when(is_broken(*place), 1)).alias(f"rule_{number}")
         for number, place in enumerate(split.bits.values())
     ]
     is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
     row: Any = kept.agg(
-        F.count(F.lit(1)).alias("total"), F.count(is_bad).alias("bad"), *sums
+        F.count(F.lit(1)).alias("total"),
+        F.count(is_bad).alias("bad"),
+        *sums,
+        *[column.alias(f"more_{name}") for name, column in more.items()],
     ).first()
     total, bad = int(row["total"]), int(row["bad"])
     failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
     rules = {
         rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
     }
-    return StagedFiles([], [], total - bad, bad, rules)
+    found = {name: int(row[f"more_{name}"]) for name in more}
+    return StagedFiles([], [], total - bad, bad, rules), found

@@ -377,21 +377,6 @@ def test_the_original_function_comes_back_when_decorated_rightly_or_wrongly(deco
         assert decorate(_query) is _query
 
 
-LATER = {
-    "create_auto_cdc_flow": lambda: dp.create_auto_cdc_flow(target="t", source="s", keys=["k"]),
-    "apply_changes": lambda: dp.apply_changes("t", "s", ["k"], sequence_by="x"),
-    "snapshot": lambda: dp.create_auto_cdc_from_snapshot_flow(target="t"),
-    "apply_changes_from_snapshot": lambda: dp.apply_changes_from_snapshot(target="t"),
-}
-
-
-@pytest.mark.parametrize("declare", LATER.values(), ids=LATER)
-def test_file_goes_on_with_one_error_when_a_feature_is_not_available(declare):
-    (error,) = _errors(declare)
-    assert error.condition == "FEATURE_NOT_AVAILABLE"
-    assert error.origin.file.endswith("test_arguments.py")
-
-
 def test_sinks_flows_and_hooks_are_declared_when_functions_fit():
     registry = Registry()
     with registration(registry):

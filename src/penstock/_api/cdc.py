@@ -1,0 +1,390 @@
+"""Auto CDC: flows that apply change events, or whole snapshots, to a streaming table."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Union
+
+from penstock._api.arguments import Arguments, ConfValues, checked_call, is_a
+from penstock._api.reading import read, read_stream
+from penstock._model.cdc import CdcSpec, ScdType, SnapshotSpec, TrackHistory
+from penstock._model.flow import Flow
+from penstock._model.name import split_name
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Expression = Union[str, "Column"]
+Columns = list[str] | list["Column"] | tuple[str, ...] | tuple["Column", ...]
+Snapshots = Callable[[Any], tuple["DataFrame", Any] | None]
+
+_COLUMN_TEXT = re.compile(r"Column<'(.*)'>", re.DOTALL)
+_SCD_TYPE = re.compile(r"(?:scd\s*)?(?:type\s*)?([12])", re.IGNORECASE)
+
+
+@checked_call
+def create_auto_cdc_flow(
+    target: str,
+    source: str,
+    keys: Columns,
+    sequence_by: Expression,
+    *,
+    where: str | None = None,
+    ignore_null_updates: bool | None = None,
+    ignore_null_updates_column_list: Columns | None = None,
+    ignore_null_updates_except_column_list: Columns | None = None,
+    columns_to_update: Expression | None = None,
+    apply_as_deletes: Expression | None = None,
+    apply_as_truncates: Expression | None = None,
+    column_list: Columns | None = None,
+    except_column_list: Columns | None = None,
+    stored_as_scd_type: int | str | None = None,
+    track_history_column_list: Columns | None = None,
+    track_history_except_column_list: Columns | None = None,
+    system_sequence_by: object = None,
+    name: str | None = None,
+    flow_name: str | None = None,
+    once: bool | None = None,
+    spark_conf: ConfValues | None = None,
+) -> None:
+    """Define a flow that applies change events to a streaming table.
+
+    Every event that is neither a delete nor a truncate is an upsert. The table is what the set of
+    events says, whatever the order in which they arrive. `None` always means "not given".
+
+    Args:
+        target: Streaming table, declared with `create_streaming_table`.
+        source: Name of the dataset or table whose rows are the events.
+        keys: Columns that identify a row of the target.
+        sequence_by: Orders the events of a key: a SQL expression or a Column. Never NULL.
+        where: SQL condition of the events to apply.
+        ignore_null_updates: NULL in an event keeps the stored value.
+        ignore_null_updates_column_list: Only for these columns.
+        ignore_null_updates_except_column_list: For all but these columns.
+        columns_to_update: Column of the source (ARRAY<STRING>) that lists the columns which the
+            event changes; NULL in it means all.
+        apply_as_deletes: Condition of the events that delete.
+        apply_as_truncates: Condition of the events that remove everything before them; SCD type 1
+            only.
+        column_list: Columns of the target; all if not given.
+        except_column_list: All columns but these.
+        stored_as_scd_type: 1 keeps the newest row of a key, 2 every version of it.
+        track_history_column_list: Only these columns open a version; SCD type 2 only.
+        track_history_except_column_list: All but these open a version; SCD type 2 only.
+        system_sequence_by: Not available: bitemporal tables are not supported.
+        name: Name of the flow, the key of its checkpoint; that of the target if not given.
+        flow_name: Older spelling of `name`.
+        once: Apply what the source holds one time, and again only after a full refresh.
+        spark_conf: Settings of the flow; they win over those of its target and the pipeline.
+    """
+    arguments = Arguments("create_auto_cdc_flow")
+    given = {"target": target, "source": source, "keys": keys, "sequence_by": sequence_by}
+    for parameter, value in given.items():
+        if value is None:
+            arguments.reject(parameter, "must be given")
+    arguments.unavailable("system_sequence_by", system_sequence_by)
+    checked_target = arguments.dataset_name("target", target)
+    checked_source = arguments.dataset_name("source", source)
+    checked_keys = _columns(arguments, "keys", keys)
+    sequence = _expression(arguments, "sequence_by", sequence_by)
+    condition = arguments.text("where", where)
+    scd_type = _scd_type(arguments, stored_as_scd_type)
+    track = _track_history(
+        arguments, scd_type, track_history_column_list, track_history_except_column_list
+    )
+    columns, except_columns = _exclusive(
+        arguments,
+        ("column_list", _columns(arguments, "column_list", column_list)),
+        ("except_column_list", _columns(arguments, "except_column_list", except_column_list)),
+    )
+    only = "ignore_null_updates_column_list"
+    but = "ignore_null_updates_except_column_list"
+    null_columns, null_except = _exclusive(
+        arguments,
+        (only, _columns(arguments, only, ignore_null_updates_column_list)),
+        (but, _columns(arguments, but, ignore_null_updates_except_column_list)),
+    )
+    ignores = bool(arguments.flag("ignore_null_updates", ignore_null_updates))
+    ignores = ignores or null_columns is not None or null_except is not None
+    update_list = _column(arguments, "columns_to_update", columns_to_update)
+    if ignores and update_list is not None:
+        _conflict(arguments, "ignore_null_updates", "columns_to_update")
+    truncates = _expression(arguments, "apply_as_truncates", apply_as_truncates)
+    if truncates is not None and scd_type is ScdType.TWO:
+        arguments.reject("apply_as_truncates", "is for SCD type 1 only")
+    deletes = _expression(arguments, "apply_as_deletes", apply_as_deletes)
+    runs_once = bool(arguments.flag("once", once))
+    checked_name = _flow_name(arguments, name, flow_name)
+    conf = arguments.mapping("spark_conf", spark_conf)
+    if checked_keys == ():
+        arguments.reject("keys", "is empty: at least one column identifies a row")
+    if checked_target is None or checked_source is None or not checked_keys or sequence is None:
+        return
+    arguments.registry.add_flow(
+        Flow(
+            name=checked_name or checked_target,
+            target=checked_target,
+            function=_events(checked_source, once=runs_once, where=condition),
+            origin=arguments.origin,
+            once=runs_once,
+            spark_conf=conf,
+            cdc=CdcSpec(
+                source=checked_source,
+                keys=checked_keys,
+                sequence_by=sequence,
+                apply_as_deletes=deletes,
+                apply_as_truncates=truncates,
+                columns=columns,
+                except_columns=except_columns,
+                scd_type=scd_type,
+                track_history=track,
+                ignore_null_updates=ignores,
+                ignore_null_columns=null_columns,
+                ignore_null_except_columns=null_except,
+                columns_to_update=update_list,
+            ),
+        )
+    )
+
+
+@checked_call
+def create_auto_cdc_from_snapshot_flow(
+    target: str,
+    source: "str | Snapshots | None" = None,
+    keys: Columns | None = None,
+    stored_as_scd_type: int | str | None = None,
+    *,
+    snapshot_and_version: "str | Snapshots | None" = None,
+    track_history_column_list: Columns | None = None,
+    track_history_except_column_list: Columns | None = None,
+    name: str | None = None,
+    flow_name: str | None = None,
+    once: bool | None = None,
+    spark_conf: ConfValues | None = None,
+) -> None:
+    """Define a flow that makes a streaming table follow the snapshots of a source.
+
+    Rows that are new are inserted, rows that differ updated, rows that vanished deleted.
+
+    Args:
+        target: Streaming table, declared with `create_streaming_table`.
+        source: Name of a dataset or table, whose content is compared in every update; or a
+            function that takes the version of the last snapshot (`None` at first) and returns the
+            next one with its version, `(DataFrame, version)`, or `None` when there is none. It is
+            called until then. Versions ascend; a lower one is skipped.
+        keys: Columns that identify a row of a snapshot.
+        stored_as_scd_type: 1 keeps the newest row of a key, 2 every version of it.
+        snapshot_and_version: Older spelling of `source`.
+        track_history_column_list: Only these columns open a version; SCD type 2 only.
+        track_history_except_column_list: All but these open a version; SCD type 2 only.
+        name: Name of the flow; that of the target if not given.
+        flow_name: Older spelling of `name`.
+        once: Apply one time, and again only after a full refresh.
+        spark_conf: Settings of the flow; they win over those of its target and the pipeline.
+    """
+    arguments = Arguments("create_auto_cdc_from_snapshot_flow")
+    if source is not None and snapshot_and_version is not None:
+        _conflict(arguments, "source", "snapshot_and_version")
+    given = source if source is not None else snapshot_and_version
+    for parameter, value in {"target": target, "source": given, "keys": keys}.items():
+        if value is None:
+            arguments.reject(parameter, "must be given")
+    checked_target = arguments.dataset_name("target", target)
+    checked_keys = _columns(arguments, "keys", keys)
+    if checked_keys == ():
+        arguments.reject("keys", "is empty: at least one column identifies a row")
+    scd_type = _scd_type(arguments, stored_as_scd_type)
+    track = _track_history(
+        arguments, scd_type, track_history_column_list, track_history_except_column_list
+    )
+    checked_name = _flow_name(arguments, name, flow_name)
+    runs_once = bool(arguments.flag("once", once))
+    conf = arguments.mapping("spark_conf", spark_conf)
+    table = next_one = None
+    if callable(given):
+        next_one = given
+    elif given is not None:
+        table = arguments.dataset_name("source", given)
+    if checked_target is None or not checked_keys or (table is None and next_one is None):
+        return
+    arguments.registry.add_flow(
+        Flow(
+            name=checked_name or checked_target,
+            target=checked_target,
+            function=_no_query if table is None else _snapshot(table),
+            origin=arguments.origin,
+            once=runs_once,
+            spark_conf=conf,
+            snapshot=SnapshotSpec(
+                source=table,
+                next_one=next_one,
+                keys=checked_keys,
+                scd_type=scd_type,
+                track_history=track,
+            ),
+        )
+    )
+
+
+apply_changes = create_auto_cdc_flow
+apply_changes_from_snapshot = create_auto_cdc_from_snapshot_flow
+
+
+# -- query functions ----------------------------------------------------------------------------
+
+
+def _events(source: str, *, once: bool, where: str | None) -> Callable[[], "DataFrame"]:
+    def events() -> "DataFrame":
+        df = _read_once(source) if once else read_stream(source)
+        return df if where is None else df.where(where)
+
+    return events
+
+
+def _read_once(source: str) -> "DataFrame":
+    """What a source holds now; a streaming view can only be read as a stream."""
+    try:
+        return read(source)
+    except DefinitionError as error:
+        if error.condition != "INCOMPATIBLE_VIEW_READ":
+            raise
+        return read_stream(source)
+
+
+def _snapshot(source: str) -> Callable[[], "DataFrame"]:
+    return lambda: read(source)
+
+
+def _no_query() -> None:
+    """Stands for the query of a flow whose snapshots come from a function."""
+
+
+# -- arguments ----------------------------------------------------------------------------------
+
+
+def _expression(arguments: Arguments, parameter: str, value: object) -> "str | Column | None":
+    if value is None or is_a(value, "Column"):
+        return value  # type: ignore[return-value]
+    if isinstance(value, str):
+        return arguments.text(parameter, value)
+    arguments.reject(parameter, f"must be a SQL text or a Column, not {type(value).__name__}")
+    return None
+
+
+def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, ...] | None:
+    """Names of columns, given as texts or Columns; `None` if not given or if wrong."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        shown = f"write [{value!r}]" if isinstance(value, str) else None
+        arguments.reject(parameter, f"must be a list of columns, not {type(value).__name__}", shown)
+        return None
+    names = [_column(arguments, parameter, entry) for entry in value]
+    known = [name for name in names if name is not None]
+    if len(known) < len(names):
+        return None
+    folded = [name.lower() for name in known]
+    if twice := sorted({name for name in folded if folded.count(name) > 1}):
+        arguments.reject(parameter, f"names column `{twice[0]}` twice")
+        return None
+    # An empty list is what generated code passes for "not given".
+    return tuple(known) if known or parameter == "keys" else None
+
+
+def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
+    """The name of one column: a text or a plain `col(...)`."""
+    if value is None and parameter == "columns_to_update":
+        return None
+    if is_a(value, "Column"):
+        match = _COLUMN_TEXT.fullmatch(str(value))
+        text = match.group(1) if match else str(value)
+        if not match or re.search(r"[()]|\s(?:AS|=)\s", text):
+            arguments.reject(parameter, "must hold plain columns, not expressions")
+            return None
+    elif isinstance(value, str):
+        text = value.strip()
+    else:
+        arguments.reject(
+            parameter, f"must hold column names or Columns, not {type(value).__name__}"
+        )
+        return None
+    if not text:
+        arguments.reject(parameter, "has a blank column name")
+        return None
+    if "." not in text and "`" not in text:
+        return text
+    try:
+        parts = split_name(text)
+    except ValueError:
+        parts = (text, text)
+    if len(parts) > 1:
+        arguments.reject(
+            parameter,
+            f"names {text!r}, but must name top-level columns without a qualifier",
+            "put a name that has dots in `backticks`",
+        )
+        return None
+    return parts[0]
+
+
+def _exclusive(
+    arguments: Arguments,
+    one: tuple[str, tuple[str, ...] | None],
+    other: tuple[str, tuple[str, ...] | None],
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    if one[1] is not None and other[1] is not None:
+        _conflict(arguments, one[0], other[0])
+        return None, None
+    return one[1], other[1]
+
+
+def _conflict(arguments: Arguments, one: str, other: str) -> None:
+    arguments.registry.record(
+        DefinitionError(
+            "CONFLICTING_PARAMETERS",
+            f"`{arguments.function}`: `{one}` and `{other}` exclude each other",
+            origin=arguments.origin,
+            hint="keep one of the two",
+        )
+    )
+
+
+def _scd_type(arguments: Arguments, value: object) -> ScdType:
+    if value is None:
+        return ScdType.ONE
+    text = str(value).strip() if isinstance(value, int | str) else ""
+    if text.lower() == "bitemporal":
+        arguments.unavailable("stored_as_scd_type='bitemporal'", value)
+        return ScdType.ONE
+    match = None if isinstance(value, bool) else _SCD_TYPE.fullmatch(text)
+    if match is None:
+        arguments.reject("stored_as_scd_type", "must be 1 or 2")
+        return ScdType.ONE
+    return ScdType(match.group(1))
+
+
+def _track_history(
+    arguments: Arguments, scd_type: ScdType, columns: object, except_columns: object
+) -> TrackHistory:
+    only, but = _exclusive(
+        arguments,
+        (
+            "track_history_column_list",
+            _columns(arguments, "track_history_column_list", columns),
+        ),
+        (
+            "track_history_except_column_list",
+            _columns(arguments, "track_history_except_column_list", except_columns),
+        ),
+    )
+    if scd_type is ScdType.ONE and (only is not None or but is not None):
+        named = "track_history_column_list" if only else "track_history_except_column_list"
+        arguments.reject(named, "is for SCD type 2 only", "set stored_as_scd_type=2")
+        return TrackHistory()
+    return TrackHistory(columns=only, except_columns=but)
+
+
+def _flow_name(arguments: Arguments, name: object, flow_name: object) -> str | None:
+    if name is not None and flow_name is not None and name != flow_name:
+        _conflict(arguments, "name", "flow_name")
+    return arguments.single_name("name", name if name is not None else flow_name)

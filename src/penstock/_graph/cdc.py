@@ -1,0 +1,93 @@
+"""Auto CDC in the graph: which flows may share a table, and what they must agree on."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock._model.cdc import CdcSpec, SnapshotSpec
+from penstock._model.flow import Flow, FlowAnalysis
+from penstock.errors import DefinitionError, PenstockError
+
+
+def is_cdc(flow: Flow) -> bool:
+    """Whether a flow changes rows of its target by key, be it from events or from snapshots."""
+    return flow.cdc is not None or flow.snapshot is not None
+
+
+def cdc_text(flow: Flow) -> str:
+    """What a CDC flow does, for people: `auto CDC of orders by id, SCD type 2`."""
+    spec = flow.cdc or flow.snapshot
+    assert spec is not None
+    keys = ", ".join(spec.keys)
+    kind = "auto CDC of" if isinstance(spec, CdcSpec) else "snapshots of"
+    source = spec.source if spec.source is not None else "a function"
+    return f"{kind} {source} by {keys}, SCD type {spec.scd_type}"
+
+
+def check_sharing(shown: str, flows: Sequence[Flow]) -> Iterator[PenstockError]:
+    """What is wrong with the flows of one table, as far as their declarations tell."""
+    changing = [flow for flow in flows if is_cdc(flow)]
+    if not changing or len(flows) == 1:
+        return
+    first = changing[0]
+    for flow in flows:
+        if flow is first:
+            continue
+        if not is_cdc(flow) or first.snapshot is not None or flow.snapshot is not None:
+            yield DefinitionError(
+                "CDC_TARGET_SHARED",
+                f"{shown!r} is written by {_what(first)} and by {_what(flow)}; a table of changed "
+                "rows takes auto CDC flows over events only, or one over snapshots",
+                origin=flow.origin,
+                hint="give one of the flows a table of its own",
+            )
+            continue
+        yield from _compare(shown, first, flow)
+
+
+def check_sequences(
+    shown: str, flows: Sequence[Flow], analyses: Mapping[str, FlowAnalysis]
+) -> Iterator[PenstockError]:
+    """Flows into one table must order their events by the same type."""
+    events = [flow for flow in flows if flow.cdc is not None and flow.name in analyses]
+    for flow in events[1:]:
+        here, there = (analyses[f.name].sequence_type for f in (flow, events[0]))
+        if here != there:
+            yield _disagreement(
+                shown, events[0], flow, f"`sequence_by` is {there} in one and {here} in the other"
+            )
+
+
+def _what(flow: Flow) -> str:
+    if flow.snapshot is not None:
+        return f"snapshot flow {flow.name!r}"
+    return f"auto CDC flow {flow.name!r}" if flow.cdc is not None else f"flow {flow.name!r}"
+
+
+_AGREED: Mapping[str, Callable[[CdcSpec | SnapshotSpec], Any]] = {
+    "keys": lambda spec: {key.lower() for key in spec.keys},
+    "stored_as_scd_type": lambda spec: spec.scd_type,
+    "the columns that open a version": lambda spec: (
+        _folded(spec.track_history.columns),
+        _folded(spec.track_history.except_columns),
+    ),
+}
+
+
+def _compare(shown: str, first: Flow, other: Flow) -> Iterator[PenstockError]:
+    assert first.cdc is not None and other.cdc is not None
+    for what, value in _AGREED.items():
+        if value(first.cdc) != value(other.cdc):
+            yield _disagreement(shown, first, other, f"{what} differ")
+
+
+def _folded(columns: Sequence[str] | None) -> frozenset[str] | None:
+    return None if columns is None else frozenset(column.lower() for column in columns)
+
+
+def _disagreement(shown: str, first: Flow, other: Flow, what: str) -> DefinitionError:
+    return DefinitionError(
+        "CDC_FLOWS_DISAGREE",
+        f"flows {first.name!r} and {other.name!r} both change {shown!r}, but {what}",
+        origin=other.origin,
+        hint=f"declare the same in both; the other one is at {first.origin}",
+    )

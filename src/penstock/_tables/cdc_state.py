@@ -1,0 +1,286 @@
+"""What a CDC target must remember beside its rows: a Delta table in the storage's state folder.
+
+Rows are only appended, one commit for a batch; reading merges them. So the write of a batch costs
+one small job however large the state is, and what two flows append cannot conflict. Now and then
+the files are merged into fewer.
+"""
+
+import json
+import re
+import time
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from penstock._tables.cdc_events import EventShape, TargetShape
+from penstock._tables.cdc_history import (
+    merged,
+    outlives_truncate,
+    settled,
+    state_rows,
+    state_schema,
+    stored_values,
+)
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.layout import TableRef
+from penstock._tables.log_scan import live_files
+from penstock._tables.prepare import TableSpec, prepare_table, table_state
+from penstock._tables.schema import compare
+from penstock.errors import CheckpointError
+
+_PROPERTY = "penstock.cdc"
+_COMPACT_EVERY = 16
+_SMALL_FILE = 32 * 1024 * 1024
+_FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+
+
+class CdcState:
+    """The state of one target, as one flow sees it.
+
+    Args:
+        delta: The bridge.
+        ref: The state table.
+        app_id: Of the flow.
+        events: Of the flow.
+        tombstone_seconds: SCD type 1: for how long a deleted key is remembered; `None` = for ever.
+    """
+
+    def __init__(
+        self,
+        delta: DeltaJvm,
+        ref: TableRef,
+        app_id: str,
+        events: EventShape,
+        *,
+        tombstone_seconds: float | None = None,
+    ) -> None:
+        self._delta = delta
+        self._table = FencedTable(delta, ref, app_id)
+        self._app_id = app_id
+        self._events = events
+        self._tombstone_seconds = tombstone_seconds
+        self._schema: StructType | None = None
+
+    @property
+    def schema(self) -> StructType:
+        """Columns of the state table; known once it is prepared."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def key_type(self) -> StructType:
+        """Type of the keys."""
+        found = self.schema["k"].dataType
+        assert isinstance(found, StructType)
+        return found
+
+    @property
+    def value_type(self) -> StructType:
+        """Type of an event's values."""
+        return stored_values(self.schema)
+
+    def prepare(self, *, target_has_rows: bool, flow: str) -> None:
+        """Make the table, or bring it in line with what the flow has now.
+
+        Args:
+            target_has_rows: Whether there is something that the state should know.
+            flow: Name of the flow, for messages.
+
+        Raises:
+            CheckpointError: `CDC_STATE_MISSING` or `CDC_STATE_INCOMPATIBLE`.
+        """
+        ref, shape = self._table.ref, self._events.shape
+        state = table_state(self._delta.spark, ref.path)
+        if state is None and target_has_rows:
+            raise CheckpointError(
+                "CDC_STATE_MISSING",
+                f"flow {flow!r} changes a table that has rows, but no CDC state: it was filled by "
+                "other means, or the state was removed",
+                flow=flow,
+                hint="--full-refresh of the table rebuilds both from the source",
+            )
+        wanted = self._wanted(None if state is None else state.schema)
+        mark = fingerprint(shape, self._events)
+        if state is not None and not self._is_empty():
+            changed = _changes(state.properties.get(_PROPERTY), mark)
+            conflicts = compare(state.schema, wanted).conflicts
+            if not changed and conflicts:
+                name, have, want = conflicts[0]
+                changed = f"the type of {name} was {have} and is {want} now"
+            if changed:
+                raise CheckpointError(
+                    "CDC_STATE_INCOMPATIBLE",
+                    f"flow {flow!r}: {changed}; what its table remembers of earlier events does "
+                    "not fit any more",
+                    flow=flow,
+                    hint="take the change back, or --full-refresh the table",
+                )
+        elif state is not None:
+            wanted = self._wanted(None)
+        properties = {_PROPERTY: json.dumps(mark, sort_keys=True)}
+        if _has_odd_name(wanted):
+            properties["delta.columnMapping.mode"] = "name"
+        spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
+        self._schema = prepare_table(self._delta.spark, ref, spec).schema
+
+    def _wanted(self, stored: StructType | None) -> StructType:
+        """The table's columns with those that the flow has more."""
+        keys, values = self._events.key_type(), self._events.value_type()
+        if stored is not None:
+            found = stored["k"].dataType
+            if isinstance(found, StructType) and not compare(found, keys).added:
+                keys = found
+            values = compare(stored_values(stored), values).merged
+        return state_schema(self._events.shape, keys, values, self._events.sequence)
+
+    def _is_empty(self) -> bool:
+        return int(self._delta.snapshot(self._table.ref.path).numOfFiles()) == 0
+
+    # -- one batch -----------------------------------------------------------------------------
+
+    def begin(self, batch_id: int | None) -> Begun:
+        """Start the transaction of a batch; learn what other flows added to the columns."""
+        begun = self._table.begin(batch_id)
+        wanted = self._wanted(begun.metadata.schema)
+        self._schema = self._table.evolve(begun, wanted, allow_missing=True, replaces=False)
+        return begun
+
+    def append(
+        self, begun: Begun, events: DataFrame, batch_id: int | None, result: CommitResult
+    ) -> int | None:
+        """Add the events of a batch; nothing happens if they are in.
+
+        Returns:
+            The version made.
+        """
+        if begun.done:
+            return None
+        rows = merged(state_rows(events, self.schema), self.schema)
+        files = list(self._delta.items(begun.transaction.writeFiles(rows._jdf)))
+        return self._table.commit(begun, files, batch_id, result, complete=False)
+
+    def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
+        """All rows, not merged, and the size of their files in bytes.
+
+        Args:
+            like: Any DataFrame of the session to read in.
+        """
+        path = self._table.ref.path
+        snapshot = self._delta.snapshot(path)
+        known = live_files(self._delta, path, int(snapshot.version()))
+        if known is None:
+            size = int(snapshot.sizeInBytes())
+            return like.sparkSession.read.format("delta").load(path), size
+        size = sum(int(file["size"]) for file in known)
+        return self._read(snapshot, self._delta.seq(self._delta.add_files(known)), like), size
+
+    def _read(self, snapshot: Any, files: Any, like: DataFrame) -> DataFrame:
+        log = self._delta.log(self._table.ref.path)
+        frame = log.createDataFrame(snapshot, files, False, self._delta.none)
+        return DataFrame(frame, like.sparkSession)
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    def compact_if_due(self, version: int | None, like: DataFrame) -> None:
+        """Merge files, every so many commits.
+
+        Args:
+            version: That the last append made.
+            like: Any DataFrame of the session to work in.
+        """
+        if version is not None and version % _COMPACT_EVERY == 0:
+            self.compact(like)
+
+    def compact(self, like: DataFrame) -> None:
+        """Merge the small files; all files when these hold most of the state.
+
+        Only when all are merged may a row be dropped: in a part of the files a deleted key could be
+        known by its delete alone.
+        """
+        begun = self._table.begin(None)
+        files = list(self._delta.items(begun.transaction.filterFiles()))
+        small = [file for file in files if int(file.size()) < _SMALL_FILE]
+        whole = 2 * sum(int(f.size()) for f in small) >= sum(int(f.size()) for f in files)
+        chosen = files if whole else small
+        if len(chosen) < 2:
+            return
+        rows = self._read(begun.transaction.snapshot(), self._delta.seq(chosen), like)
+        rows = merged(rows, self.schema)
+        if whole and "kind" in self.schema.fieldNames():
+            rows = self._without_dead(rows)
+        if sum(int(file.size()) for file in chosen) < _SMALL_FILE:
+            rows = rows.coalesce(1)
+        added = list(self._delta.items(begun.transaction.writeFiles(rows._jdf)))
+        removed = [file.remove() for file in chosen]
+        record = CommitResult(
+            flow="compaction", app_id=f"{self._app_id}/compaction", batch_id=None, version=None
+        )
+        self._table.commit(begun, [*removed, *added], None, record, complete=whole)
+
+    def _without_dead(self, rows: DataFrame) -> DataFrame:
+        """Drop keys without a row that nothing needs to know any more."""
+        known = settled(rows, self.schema, truncates=True)
+        forgotten = ~F.col("alive") & ~F.coalesce(
+            outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
+        )
+        if self._tombstone_seconds is not None:
+            oldest = int((time.time() - self._tombstone_seconds) * 1000)
+            forgotten = forgotten | (~F.col("alive") & (F.col("at") < oldest))
+        keyed = known.where(~F.coalesce(forgotten, F.lit(False)))
+        return keyed.select(*rows.columns).unionByName(rows.where(F.col("kind") == 1))
+
+
+def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:
+    """What must not change while a state lives."""
+
+    def folded(names: tuple[str, ...] | None) -> list[str] | None:
+        return None if names is None else sorted(name.lower() for name in names)
+
+    partial: set[tuple[str, ...]] = set()
+    for spec in shape.specs:
+        if spec.columns_to_update is not None:
+            partial.add(("all but", spec.columns_to_update.lower()))
+        elif spec.ignore_null_updates and spec.ignore_null_columns is not None:
+            partial.add(("only", *(folded(spec.ignore_null_columns) or ())))
+        elif spec.ignore_null_updates:
+            partial.add(("all but", *(folded(spec.ignore_null_except_columns) or ())))
+    return {
+        "keys": {f.name.lower(): f.dataType.simpleString() for f in events.keys},
+        "stored_as_scd_type": str(shape.scd_type),
+        "sequence_by": events.sequence.simpleString(),
+        "track_history_column_list": folded(shape.track_history.columns),
+        "track_history_except_column_list": folded(shape.track_history.except_columns),
+        "columns that events may leave as they are": [list(each) for each in sorted(partial)],
+    }
+
+
+def _changes(before: str | None, now: dict[str, Any]) -> str | None:
+    if before is None:
+        return None
+    old = json.loads(before)
+    for name, value in now.items():
+        if old.get(name) != value:
+            return f"{name} changed from {_shown(old.get(name))} to {_shown(value)}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {kind}" for name, kind in value.items())
+    if isinstance(value, list):
+        return "; ".join(" ".join(e) if isinstance(e, list) else str(e) for e in value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _has_odd_name(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_FORBIDDEN_IN_NAMES.search(f.name) or _has_odd_name(f.dataType) for f in kind)
+    if isinstance(kind, ArrayType):
+        return _has_odd_name(kind.elementType)
+    if isinstance(kind, MapType):
+        return _has_odd_name(kind.keyType) or _has_odd_name(kind.valueType)
+    return False

@@ -1,0 +1,264 @@
+"""The writer of auto CDC flows: events go to the state, the touched keys are derived from it.
+
+Three commits at most, each with the mark of the batch: quarantine, state, target. A crash between
+two of them is healed by the replay of the batch: the state takes the events once, and the rows of
+the touched keys follow from the state alone.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._model.cdc import ScdType
+from penstock._model.expectation import Expectation, OnViolation
+from penstock._model.origin import SourceLocation
+from penstock._tables.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
+from penstock._tables.cdc_history import current_rows, history_rows, merged
+from penstock._tables.cdc_state import CdcState
+from penstock._tables.commits import CommitResult, RuleCounts
+from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.keyed import KeyedTable, in_one_task
+from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import TableRef
+from penstock._tables.prepare import TableSpec, prepare_table
+from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles
+from penstock._tables.upsert import REWRITE_BYTES
+from penstock._tables.writer import FlowWriter, Written, count_rows_and, data_columns
+from penstock.errors import FlowError
+from penstock.quality.rules import condition_column
+from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows
+
+HAS_SEQUENCE = "sequence_by is not null"
+HAS_KEY = "keys are not null"
+_OWN_RULES = (HAS_SEQUENCE, HAS_KEY)
+_SMALL_ROWS = 50_000
+
+
+class _Locks:
+    """One lock for each target: its flows take turns, batch by batch."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.RLock] = {}
+
+    def of(self, path: str) -> "threading.RLock":
+        with self._guard:
+            return self._locks.setdefault(path, threading.RLock())
+
+
+target_locks = _Locks()
+
+
+def split_events(
+    df: DataFrame,
+    events: EventShape,
+    expectations: Sequence[Expectation],
+    *,
+    quarantine: bool,
+    origin: SourceLocation,
+) -> RowSplit:
+    """Separate the events that can be applied from the others.
+
+    The rules of the target bind upserts; a delete or a truncate passes. An event without a sequence
+    or without its key can never be applied.
+    """
+    is_upsert = events.op() == UPSERT
+    own = {HAS_SEQUENCE: events.has_sequence(), HAS_KEY: events.has_key()}
+    rules = [
+        Expectation(name=name, condition=condition, on_violation=OnViolation.DROP, origin=origin)
+        for name, condition in own.items()
+    ]
+    for rule in expectations:
+        condition = condition_column(df.sparkSession, rule)
+        rules.append(replace(rule, condition=F.when(is_upsert, condition).otherwise(F.lit(True))))
+    split = split_rows(df, rules, quarantine=quarantine)
+    assert split is not None
+    return split
+
+
+class CdcWriter(FlowWriter):
+    """Writes the batches of one auto CDC flow.
+
+    Args:
+        spark: Any session of the application.
+        flow: Name of the flow.
+        app_id: From `writer.app_id`.
+        target: The table; must exist.
+        state: Where the state of the target lies; made when it is not there.
+        events: What the rows of the flow mean.
+        split: From `split_events`.
+        quarantine: Where events go that break a drop rule, or cannot be applied; made when needed.
+        allow_missing: Columns of the target that the flow lacks become NULL.
+        tombstone_seconds: For how long a deleted key is remembered; `None` = for ever.
+        rewrite: Force (or forbid) the rewrite of the target; by default its size decides.
+        coalesce: As for `FlowWriter`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        flow: str,
+        app_id: str,
+        target: TableRef,
+        state: TableRef,
+        events: EventShape,
+        split: RowSplit,
+        quarantine: TableRef | None = None,
+        allow_missing: bool = False,
+        tombstone_seconds: float | None = None,
+        rewrite: bool | None = None,
+        coalesce: bool = True,
+    ) -> None:
+        super().__init__(
+            spark,
+            flow=flow,
+            app_id=app_id,
+            target=target,
+            split=split,
+            quarantine=quarantine,
+            allow_missing=allow_missing,
+            coalesce=coalesce,
+        )
+        self._events = events
+        self._event_split = split
+        self._lock = target_locks.of(target.path)
+        self._keyed = KeyedTable(self._delta, self._target, app_id, rewrite)
+        self._state = CdcState(
+            self._delta, state, app_id, events, tombstone_seconds=tombstone_seconds
+        )
+        with self._lock:
+            has_rows = int(self._delta.snapshot(target.path).numOfFiles()) > 0
+            self._state.prepare(target_has_rows=has_rows, flow=flow)
+        self._kept: DataFrame | None = None
+        self._counts: Mapping[str, int] = {}
+
+    def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
+        with self._lock:
+            try:
+                return super()._run(df, batch_id, fingerprint)
+            finally:
+                if self._kept is not None:
+                    self._kept.unpersist()
+                    self._kept = None
+
+    def _data_schema(self, df: DataFrame) -> StructType:
+        return self._events.target_schema()
+
+    def _write_files(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
+        # Read several times: counted, added to the state, and looked up in it.
+        self._kept = kept = df.persist()
+        split = self._event_split
+        applied, op = F.col(DESTINATION) == TO_TABLE, self._events.op()
+        operations = {"deletes": DELETE, "truncates": TRUNCATE}
+        counts, self._counts = count_rows_and(
+            kept,
+            split,
+            {
+                name: F.count(F.when(applied, F.when(op == code, 1)))
+                for name, code in operations.items()
+            },
+        )
+        self._refuse_invalid(counts)
+        rules = {
+            name: found
+            for name, found in counts.rules.items()
+            if name not in _OWN_RULES or found.failed
+        }
+        counts = replace(counts, rules=rules)
+        return Written([], counts, self._write_bad(kept, counts, split))
+
+    def _refuse_invalid(self, counts: StagedFiles) -> None:
+        """Without quarantine there is no place for events that cannot be applied."""
+        if self._quarantine is not None:
+            return
+        for name, what in ((HAS_SEQUENCE, "no sequence"), (HAS_KEY, "NULL in a key column")):
+            failed = counts.rules.get(name, RuleCounts(0, 0)).failed
+            if failed:
+                spec = self._events.spec
+                shown = "sequence_by" if name == HAS_SEQUENCE else ", ".join(spec.keys)
+                raise FlowError(
+                    "CDC_EVENT_INVALID",
+                    f"flow {self._flow!r}: {failed} event(s) of one batch have {what} ({shown}), "
+                    "so they cannot be applied",
+                    flow=self._flow,
+                    retryable=False,
+                    hint="filter them out in a view, or switch quarantine on to keep them apart",
+                )
+
+    # -- quarantine ----------------------------------------------------------------------------
+
+    def _write_bad(self, kept: DataFrame, counts: StagedFiles, split: RowSplit) -> list[Any]:
+        if counts.bad_rows and self._quarantine is not None:
+            columns = [field for field in kept.schema if field.name in split.data_columns]
+            spec = TableSpec(
+                schema=StructType([*columns, *QUARANTINE_FIELDS]),
+                comment="events that broke a drop rule or cannot be applied",
+            )
+            prepare_table(self._delta.spark, self._quarantine.ref, spec)
+        return super()._write_bad(kept, counts, split)
+
+    def _commit_quarantine(
+        self, table: FencedTable, written: Written, schema: StructType, result: CommitResult
+    ) -> int | None:
+        # The quarantine has the columns of the source, so that an event can be sent again.
+        assert self._kept is not None
+        names = set(self._event_split.data_columns)
+        own = StructType([field for field in self._kept.schema if field.name in names])
+        return super()._commit_quarantine(table, written, own, result)
+
+    # -- state and target ----------------------------------------------------------------------
+
+    def _commit_target(
+        self, df: DataFrame, begun: Begun, written: Written, result: CommitResult
+    ) -> CommitResult:
+        assert self._kept is not None
+        deletes = self._counts["deletes"]
+        upserts = result.rows_written - deletes - self._counts["truncates"]
+        result = replace(result, rows_written=upserts, rows_deleted=deletes)
+        if not written.counts.clean_rows:
+            version: int | None = self._target.commit(
+                begun, [], result.batch_id, result, complete=False
+            )
+            return replace(result, version=version)
+        clean = self._kept.where(F.col(DESTINATION) == TO_TABLE).select(
+            *data_columns(self._event_split)
+        )
+        state = self._state.begin(result.batch_id)
+        events = self._events.events(
+            clean, self._state.key_type, self._state.value_type, int(time.time() * 1000)
+        )
+        appended = self._state.append(state, events, result.batch_id, result)
+        kill_point("after_state_commit", self._flow, result.batch_id)
+        touched, wanted = self._derive(events, written.counts.clean_rows)
+        version = self._keyed.replace(begun, touched, wanted, result)
+        self._state.compact_if_due(appended, events)
+        return replace(result, version=version)
+
+    def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
+        """The keys that a batch touches, and the rows that the target shall have for them."""
+        schema, shape = self._state.schema, self._events.shape
+        rows, size = self._state.rows(events)
+        is_small = size <= REWRITE_BYTES and count <= _SMALL_ROWS
+        if is_small:
+            rows = in_one_task(rows)
+        if self._counts["truncates"]:
+            touched = rows.where(F.col("kind") == 0).select("k").distinct()
+            return touched, current_rows(merged(rows, schema), schema, truncates=True)
+        touched = events.where(F.col("kind") == 0).select("k").distinct()
+        nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
+        if is_small:
+            touched = nearby = in_one_task(touched)
+        if shape.scd_type is ScdType.TWO:
+            return touched, history_rows(rows.join(nearby, "k"), schema, shape)
+        relevant = rows.where(F.col("kind") == 0).join(nearby, "k").select(*rows.columns)
+        if shape.truncates:
+            relevant = relevant.unionByName(rows.where(F.col("kind") == 1))
+            relevant = relevant.coalesce(1) if is_small else relevant
+        return touched, current_rows(merged(relevant, schema), schema, truncates=shape.truncates)

@@ -1,0 +1,165 @@
+"""Thousands of random histories against the oracle; the oracle against deliberate bugs."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cdc_histories import COLUMNS, Case, DeltaTarget, MemoryTarget, make, play
+from cdc_oracle import Event
+from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._tables import cdc_history
+from penstock._tables.cdc_events import DELETE, TRUNCATE, TargetShape
+
+KEYS = int(os.environ.get("PENSTOCK_CDC_HISTORIES", "600"))
+SEED = int(os.environ.get("PENSTOCK_CDC_SEED", "20261121"))
+BATCHES = 3
+
+CASES = {
+    "scd1": Case(scd_type=1),
+    "scd1 merge nulls": Case(scd_type=1, keeps_null=COLUMNS, merges=True),
+    "scd1 some nulls truncates": Case(scd_type=1, keeps_null=("b",), truncates=4, pair=True),
+    "scd1 lists": Case(scd_type=1, by_list=True),
+    "scd2": Case(scd_type=2, pair=True),
+    "scd2 merge tracked nulls": Case(
+        scd_type=2, tracked=("a", "c"), keeps_null=("a", "b"), merges=True
+    ),
+    "scd2 lists": Case(scd_type=2, tracked=("b",), by_list=True),
+}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", CASES)
+def test_table_is_what_the_oracle_says_after_every_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case = CASES[name]
+    histories = make(case, KEYS, BATCHES, SEED)
+    target = DeltaTarget(spark, tmp_path, case)
+    faults = ["crash", "replay", "crash"] if "merge" in name else ["replay", "crash", "none"]
+    random.Random(SEED).shuffle(faults)
+
+    def apply(events: list[Event], batch_id: int) -> None:
+        fault = faults[batch_id % len(faults)]
+        if fault == "crash":
+            target.apply_with_crash(events, batch_id, monkeypatch, "after_state_commit")
+            return
+        target.apply(events, batch_id)
+        if fault == "replay":
+            target.writer = target.new_writer()
+            target.apply(events, batch_id)
+
+    assert play(spark, case, histories, target, apply) == 0
+
+
+# -- ten deliberate bugs ------------------------------------------------------------------------
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+_history_rows = cdc_history.history_rows
+_merged = cdc_history.merged
+_last_by = cdc_history.last_by
+
+
+def replaced(name: str, function: object) -> Patch:
+    return lambda patch: patch.setattr(cdc_history, name, function)
+
+
+def upsert_beats_delete(sequence: Column, deleted: Column) -> Column:
+    return deleted.isNull() | (sequence >= deleted)
+
+
+def truncate_removes_its_own(sequence: Column, truncated: Column) -> Column:
+    return truncated.isNull() | (sequence > truncated)
+
+
+def by_arrival(value: Column, order: Column) -> Column:
+    return F.first(F.when(order.isNotNull(), value), ignorenulls=True)
+
+
+def late_is_ignored(events: DataFrame, schema: StructType, shape: TargetShape) -> DataFrame:
+    before = Window.partitionBy("k").orderBy("at").rangeBetween(Window.unboundedPreceding, -1)
+    newest = events.withColumn("newest", F.max("seq").over(before))
+    known = newest.where(F.col("newest").isNull() | (F.col("seq") > F.col("newest")))
+    return _history_rows(known.drop("newest"), schema, shape)
+
+
+def unknown_delete_is_forgotten(rows: DataFrame, schema: StructType) -> DataFrame:
+    return _merged(rows, schema).where("row IS NOT NULL OR kind = 1")
+
+
+def every_event_opens(by_key: WindowSpec) -> Column:
+    return ~F.col("dead")
+
+
+def ends_where_it_begins(*_: object) -> Column:
+    return F.max("seq")
+
+
+MUTANTS: dict[str, tuple[Case, Patch]] = {
+    "upsert wins a tie with a delete": (
+        Case(scd_type=1),
+        replaced("outlives_delete", upsert_beats_delete),
+    ),
+    "delete leaves no tombstone": (
+        Case(scd_type=1, truncates=1),
+        replaced("removes", lambda: F.col("op") == TRUNCATE),
+    ),
+    "tie goes to what came first": (Case(scd_type=1), replaced("last_by", by_arrival)),
+    "late event is ignored": (Case(scd_type=2), replaced("history_rows", late_is_ignored)),
+    "version ends at its own last event": (
+        Case(scd_type=2),
+        replaced("version_end", ends_where_it_begins),
+    ),
+    "NULL overwrites": (
+        Case(scd_type=1, keeps_null=COLUMNS),
+        replaced("sets", lambda column: F.lit(True)),
+    ),
+    "NULL overwrites in history": (
+        Case(scd_type=2, keeps_null=("a",)),
+        replaced("filled", lambda value: F.last(value)),
+    ),
+    "untracked column opens a version": (
+        Case(scd_type=2, tracked=("a",)),
+        lambda patch: patch.setattr(TargetShape, "is_tracked", lambda self, column: True),
+    ),
+    "truncate removes its own sequence": (
+        Case(scd_type=1, truncates=2),
+        replaced("outlives_truncate", truncate_removes_its_own),
+    ),
+    "truncate is not remembered": (
+        Case(scd_type=1, truncates=2),
+        replaced("removes", lambda: F.col("op") == DELETE),
+    ),
+    "delete of an unknown key is forgotten": (
+        Case(scd_type=1),
+        replaced("merged", unknown_delete_is_forgotten),
+    ),
+    "event that changes nothing opens a version": (
+        Case(scd_type=2),
+        replaced("opens_version", every_event_opens),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_oracle_objects_when_there_is_a_bug(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case, patch = MUTANTS[name]
+    histories = make(case, 60, 3, SEED)
+    with monkeypatch.context() as context:
+        patch(context)
+        target = MemoryTarget(spark, case)
+        assert play(spark, case, histories, target, target.apply) > 0
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_oracle_agrees_when_there_is_no_bug(spark: SparkSession, scd_type: int) -> None:
+    case = Case(scd_type=scd_type, keeps_null=("a",), truncates=2 if scd_type == 1 else 0)
+    histories = make(case, 60, 3, SEED)
+    target = MemoryTarget(spark, case)
+    assert play(spark, case, histories, target, target.apply) == 0

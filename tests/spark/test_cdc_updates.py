@@ -1,0 +1,282 @@
+"""Auto CDC in whole updates: declared in a project, run as a user runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock._runtime.update import UpdateState
+from penstock.errors import DefinitionErrors
+
+CUSTOMERS = """
+EVENTS = "id INT, op STRING, seq INT, name STRING, city STRING"
+
+@dp.temporary_view
+def changes():
+    return spark.readStream.schema(EVENTS).option("maxFilesPerTrigger", 1).json("data")
+
+dp.create_streaming_table({target!r}{table})
+dp.create_auto_cdc_flow(
+    target={target!r},
+    source="changes",
+    keys=["id"],
+    sequence_by=F.col("seq"),
+    apply_as_deletes=F.expr("op = 'D'"),
+    except_column_list=["op", F.col("seq")],
+    stored_as_scd_type={scd},
+    column_list=None,
+    name=None,
+)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, spark)
+
+
+def rows(project: Project, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    df = project.table(table)
+    found = (df.selectExpr(*columns) if columns else df).collect()
+    return sorted((tuple(row) for row in found), key=repr)
+
+
+def event(
+    id: int | None, op: str, seq: int | None, name: str | None = None, city: str | None = None
+):
+    return {"id": id, "op": op, "seq": seq, "name": name, "city": city}
+
+
+def customers(target: str = "customers", scd: int | str = 1, table: str = "") -> str:
+    return CUSTOMERS.format(target=target, scd=repr(scd), table=table)
+
+
+def test_rows_follow_the_events_over_two_updates_and_a_full_refresh(project):
+    project.source(
+        customers(table=', expect_all_or_drop={"named": "name IS NOT NULL"}')
+        + """
+@dp.materialized_view
+def cities():
+    return dp.read("customers").groupBy("city").count()
+"""
+    )
+    project.add("a.json", [event(1, "I", 1, "Isabel", "Oaxaca"), event(2, "I", 1, None, "Lima")])
+    project.add("b.json", [event(3, "I", 2, "Raul", "Lima"), event(3, "D", 5)])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [(1, "Isabel", "Oaxaca")]
+    project.add("c.json", [event(3, "U", 4, "Raul", "Late"), event(1, "U", 3, "Isabel", "Lima")])
+    project.add("d.json", [event(None, "U", 4, "Nobody", "x"), event(4, "U", None, "Unknown", "x")])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    assert rows(project, "cities") == [("Lima", 1)]
+    bad = rows(project, "customers_quarantine", "id", "_failed_rules")
+    assert bad == [
+        (2, ["named"]),
+        (4, ["sequence_by is not null"]),
+        (None, ["keys are not null"]),
+    ]
+    found = [e["details"]["flow_progress"] for e in project.log("flow_progress")]
+    metrics = [body["metrics"] for body in found if "num_upserted_rows" in body.get("metrics", {})]
+    assert sum(m["num_upserted_rows"] for m in metrics) == 4
+    assert sum(m["num_deleted_rows"] for m in metrics) == 1
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.run(full_refresh=("customers",)).state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    assert len(rows(project, "customers_quarantine")) == 3
+
+
+def test_versions_are_kept_and_their_changes_can_be_streamed_when_the_type_is_2(project):
+    project.source(
+        customers(scd="2")
+        + """
+@dp.table
+def audit():
+    return spark.readStream.option("readChangeFeed", "true").table("customers")
+"""
+    )
+    project.add("a.json", [event(1, "I", 1, "Isabel", "Oaxaca"), event(2, "I", 2, "Raul", "Lima")])
+    assert project.run().state is UpdateState.COMPLETED
+    project.add("b.json", [event(1, "U", 5, "Isabel", "Lima"), event(2, "D", 4)])
+    assert project.run().state is UpdateState.COMPLETED
+    project.add("c.json", [event(1, "U", 3, "Isabel", "Cusco")])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [
+        (1, "Isabel", "Cusco", 3, 5),
+        (1, "Isabel", "Lima", 5, None),
+        (1, "Isabel", "Oaxaca", 1, 3),
+        (2, "Raul", "Lima", 2, 4),
+    ]
+    kinds = [row[0] for row in rows(project, "audit", "_change_type")]
+    assert "update_postimage" in kinds and "insert" in kinds
+
+
+def test_every_wrong_declaration_is_reported_at_its_line(project):
+    project.source(
+        """
+EVENTS = "id INT, op STRING, seq INT, name STRING, tags MAP<STRING, STRING>"
+
+@dp.temporary_view
+def changes():
+    return spark.readStream.schema(EVENTS).json("data")
+
+@dp.temporary_view
+def reserved():
+    return dp.read_stream("changes").withColumn("__START_AT", F.lit(1))
+
+def flow(target, source="changes", **parameters):
+    dp.create_streaming_table(target, schema=parameters.pop("schema", None))
+    given = {"keys": ["id"], "sequence_by": "seq", **parameters}
+    dp.create_auto_cdc_flow(target=target, source=source, **given)
+
+flow("a", keys=["idd"])
+flow("b", keys=["id"], except_column_list=["ID"])
+flow("c", keys=["tags"])
+flow("d", sequence_by="tags")
+flow("e", apply_as_deletes="op")
+flow("f", apply_as_deletes="opp = 'D'")
+flow("g", columns_to_update="name")
+flow("h", source="reserved")
+flow("i", source="chagnes")
+flow("j", stored_as_scd_type=2, schema="id INT, op STRING, seq INT, name STRING, "
+     "tags MAP<STRING, STRING>, __START_AT INT, __END_AT TIMESTAMP")
+flow("k")
+
+@dp.table
+def streamed():
+    return spark.readStream.table("k")
+"""
+    )
+    with pytest.raises(DefinitionErrors) as caught:
+        project.run()
+    assert sorted(error.condition for error in caught.value.errors) == sorted(
+        [
+            "CDC_COLUMN_NOT_FOUND",
+            "CDC_KEY_NOT_SELECTED",
+            "CDC_TYPE_NOT_SUPPORTED",
+            "CDC_TYPE_NOT_SUPPORTED",
+            "CDC_TYPE_NOT_SUPPORTED",
+            "CDC_EXPRESSION_INVALID",
+            "CDC_TYPE_NOT_SUPPORTED",
+            "COLUMN_NAME_RESERVED",
+            "DATASET_NOT_FOUND",
+            "CDC_SCHEMA_INCOMPLETE",
+            "CDC_TARGET_STREAMED",
+        ]
+    )
+    assert all(error.origin is not None for error in caught.value.errors)
+
+
+def test_a_table_is_filled_once_and_then_follows_a_stream_when_two_flows_share_it(project):
+    source = """
+EVENTS = "id INT, op STRING, seq INT, name STRING, city STRING"
+
+@dp.temporary_view
+def before():
+    return spark.readStream.schema(EVENTS).json("before")
+
+@dp.temporary_view
+def changes():
+    return spark.readStream.schema(EVENTS).json("data")
+
+dp.create_streaming_table("customers")
+shared = dict(target="customers", keys=["id"], except_column_list=["op", "seq"])
+dp.create_auto_cdc_flow(
+    name="fill", source="before", sequence_by=F.lit(0), once=True, **shared)
+dp.create_auto_cdc_flow(
+    name="follow", source="changes", sequence_by="seq", apply_as_deletes="op = 'D'", **shared)
+"""
+    project.source(source)
+    project.add(
+        "a.json",
+        [event(1, "I", 0, "Isabel", "Oaxaca"), event(2, "I", 0, "Raul", "Lima")],
+        folder="before",
+    )
+    project.add("b.json", [event(2, "D", 3), event(1, "U", 2, "Isabel", "Lima")])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    project.add("c.json", [event(9, "I", 0, "Late", "x")], folder="before")
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+
+
+def test_a_named_source_is_compared_in_every_update(project):
+    project.source(
+        """
+@dp.materialized_view
+def people():
+    return spark.read.schema("id INT, name STRING, city STRING").json("data")
+
+dp.create_streaming_table("followed")
+dp.create_auto_cdc_from_snapshot_flow(
+    target="followed", source="people", keys=["id"], stored_as_scd_type=2,
+    track_history_except_column_list=["city"])
+
+dp.create_streaming_table("newest")
+dp.apply_changes_from_snapshot("newest", "people", ["id"])
+"""
+    )
+    project.add("a.json", [{"id": 1, "name": "a", "city": "x"}, {"id": 2, "name": "b"}])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "newest") == [(1, "a", "x"), (2, "b", None)]
+    version = project.version("followed")
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.version("followed") == version
+    project.add(
+        "a.json",
+        [{"id": 1, "name": "a", "city": "y"}, {"id": 2, "name": "c"}, {"id": 3, "name": "d"}],
+    )
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "newest") == [(1, "a", "y"), (2, "c", None), (3, "d", None)]
+    history = rows(project, "followed", "id", "name", "city", "__END_AT IS NULL")
+    assert history == [
+        (1, "a", "y", True),
+        (2, "b", None, False),
+        (2, "c", None, True),
+        (3, "d", None, True),
+    ]
+    project.add("a.json", [{"id": 3, "name": "d"}])
+    project.run()
+    assert rows(project, "newest") == [(3, "d", None)]
+    assert len(rows(project, "followed", "id")) == 4
+
+
+def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
+    project.source(
+        """
+import json
+from pathlib import Path
+
+def following(latest):
+    versions = sorted(int(p.stem) for p in Path("data").glob("*.json"))
+    newer = [v for v in versions if latest is None or v > latest]
+    if not newer:
+        return None
+    return spark.read.schema("id INT, name STRING").json(f"data/{newer[0]}.json"), newer[0]
+
+dp.create_streaming_table("history")
+dp.create_auto_cdc_from_snapshot_flow(
+    target="history", snapshot_and_version=following, keys=["id"], stored_as_scd_type="2")
+"""
+    )
+    project.add("10.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
+    project.add("20.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}])
+    assert project.run().state is UpdateState.COMPLETED
+    wanted = [(1, "a", 10, None), (2, "b", 10, 20), (2, "c", 20, None)]
+    assert rows(project, "history") == wanted
+    project.add("30.json", [{"id": 2, "name": "c"}, {"id": 3, "name": None}])
+    assert project.run().state is UpdateState.COMPLETED
+    wanted = [(1, "a", 10, 30), (2, "b", 10, 20), (2, "c", 20, None), (3, None, 30, None)]
+    assert rows(project, "history") == wanted
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "history") == wanted
+    assert project.run(full_refresh_all=True).state is UpdateState.COMPLETED
+    assert rows(project, "history") == wanted
+    project.add("40.json", [{"id": 2, "name": "c"}, {"id": 2, "name": "d"}])
+    result = project.run()
+    assert [failure.condition for failure in result.failures] == ["SNAPSHOT_KEYS_NOT_UNIQUE"]
+    states = list((project.root / ".penstock" / "state" / "flows").glob("*.json"))
+    (state,) = [json.loads(file.read_text()) for file in states]
+    assert state["snapshots"]["2"] == '["int", 30]'
