@@ -41,6 +41,8 @@ from penstock._tables.preview import list_quarantines, read_quarantine, read_tab
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock._engine.autoloader.states import FileStates
+    from penstock._engine.flow_state import StateStore
     from penstock._graph.dataflow import DataflowGraph
 
 __all__ = [
@@ -55,7 +57,7 @@ __all__ = [
     "spark_log",
 ]
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro")
 """Jar sets that every session gets."""
 
 
@@ -95,7 +97,8 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
         installed_modules(),
         project_imports(settings),
     ):
-        _, graph = _analyse(settings, spark)
+        _, states = _states(settings, spark)
+        _, graph = _analyse(settings, spark, states)
         return graph, _plan(graph, settings, options)
 
 
@@ -161,21 +164,20 @@ def _run(
     on_running: Callable[[RunningUpdate], None] | None,
 ) -> UpdateResult:
     from penstock._engine.evaluation import DeltaSource, Evaluator
-    from penstock._engine.flow_state import StateStore
     from penstock._engine.queries import EngineContext, SparkEngine
     from penstock._engine.session import jvm_watch
     from penstock._engine.tables import PipelineTables
-    from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
 
-    index, graph = _analyse(settings, spark)
+    state, states = _states(settings, spark)
+    index, graph = _analyse(settings, spark, states)
     plan = _plan(graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
     layout = StorageLayout(settings.storage)
     tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
-    evaluator = Evaluator(spark, index, source, resolve_secrets)
+    evaluator = Evaluator(spark, index, source, resolve_secrets, states)
     events = event_directory(settings)
     engine = SparkEngine(
         spark,
@@ -183,7 +185,7 @@ def _run(
         evaluator,
         source,
         tables,
-        StateStore(StorageFiles(spark), layout.state_dir),
+        state,
         EngineContext(
             pipeline=settings.name,
             source_digest=_source_digest(settings),
@@ -217,14 +219,25 @@ def _run(
 # -- parts --------------------------------------------------------------------------------------
 
 
+def _states(settings: PipelineSettings, spark: "SparkSession") -> "tuple[StateStore, FileStates]":
+    from penstock._engine.autoloader.states import FileStates
+    from penstock._engine.flow_state import StateStore
+    from penstock._tables.files import StorageFiles
+    from penstock._tables.layout import StorageLayout
+
+    layout = StorageLayout(settings.storage)
+    flows = StateStore(StorageFiles(spark), layout.state_dir)
+    return flows, FileStates(StorageFiles(spark), layout, flows)
+
+
 def _analyse(
-    settings: PipelineSettings, spark: "SparkSession"
+    settings: PipelineSettings, spark: "SparkSession", states: "FileStates"
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
 
     declared = load_definitions(settings, namespace={"spark": spark, "sc": spark.sparkContext})
     index = build_index(declared, settings)
-    return index, analyse(spark, index, resolve_secrets=resolve_secrets)
+    return index, analyse(spark, index, resolve_secrets=resolve_secrets, states=states)
 
 
 def _plan(graph: "DataflowGraph", settings: PipelineSettings, options: UpdateOptions) -> Plan:

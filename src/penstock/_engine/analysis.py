@@ -7,7 +7,13 @@ from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.boundary import DatasetNotReadyError
-from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, SchemaSource
+from penstock._engine.evaluation import (
+    DatasetCycleError,
+    Evaluation,
+    Evaluator,
+    SchemaSource,
+    SourceStates,
+)
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
@@ -31,17 +37,19 @@ def analyse(
     index: DefinitionIndex,
     *,
     resolve_secrets: Callable[[str], str] = lambda text: text,
+    states: SourceStates | None = None,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
-    Nothing is read, written or started: datasets are stood in for by empty ones with their schema.
+    Nothing is written or started, and no dataset is read: they are stood in for by empty ones with
+    their schema.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = SchemaSource()
     try:
-        analysis = _Analysis(spark, index, source, resolve_secrets)
+        analysis = _Analysis(spark, index, source, resolve_secrets, states)
         for key in index.datasets:
             analysis.dataset(key)
         for name, flow in index.flows.items():
@@ -59,13 +67,14 @@ class _Analysis:
         index: DefinitionIndex,
         source: SchemaSource,
         resolve_secrets: Callable[[str], str],
+        states: SourceStates | None,
     ) -> None:
         self.index = index
         self.found: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
-        self._evaluator = Evaluator(spark, index, source, resolve_secrets)
+        self._evaluator = Evaluator(spark, index, source, resolve_secrets, states)
         self._path: list[str] = []
 
     def dataset(self, key: str) -> None:

@@ -24,16 +24,21 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from penstock._api.reading import DatasetReader, reading
+from penstock._engine.autoloader.opening import OpenedFiles, collecting, open_files, source_key
+from penstock._engine.autoloader.states import MemoryStates
+from penstock._engine.autoloader.store import SchemaStore
 from penstock._engine.boundary import DatasetNotReadyError, user_code
 from penstock._engine.sql_names import RelationReference, rewrite_relations
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
+from penstock._model.origin import capture_origin
 from penstock.connectors.options import prepare_reader_options
-from penstock.errors import DefinitionError, PlanError
+from penstock.errors import DefinitionError, PenstockError, PlanError
 from penstock.quality.split import filter_view
 
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_AUTO_LOADER = "cloudfiles"
 _ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
 # Options with which a query says by itself where to begin, or how.
 _OWN_START = {
@@ -152,12 +157,20 @@ class DeltaSource:
         return starts.chosen.get(key)
 
 
+class SourceStates(Protocol):
+    """Where sources of files keep what they remember."""
+
+    def store(self, flow: str, key: str, *, analysis: bool) -> SchemaStore:
+        """The store of one source of a flow; see `autoloader.states.FileStates`."""
+
+
 @dataclass
 class Evaluation:
     """What one call of a query function read."""
 
     inputs: set[str] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
+    files: list[OpenedFiles] = field(default_factory=list)
 
 
 class Evaluator(DatasetReader):
@@ -170,6 +183,7 @@ class Evaluator(DatasetReader):
         index: Declarations by name.
         source: Stand-ins or real tables.
         resolve_secrets: Fills `${secret:...}` in reader options.
+        states: What sources of files remember; nothing is kept without it.
     """
 
     def __init__(
@@ -178,11 +192,13 @@ class Evaluator(DatasetReader):
         index: DefinitionIndex,
         source: TableSource,
         resolve_secrets: Callable[[str], str],
+        states: SourceStates | None = None,
     ) -> None:
         self._spark = spark
         self.index = index
         self._source = source
         self._resolve_secrets = resolve_secrets
+        self._states = states or MemoryStates()
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
         )
@@ -206,7 +222,7 @@ class Evaluator(DatasetReader):
             raise DatasetCycleError([*names[names.index(flow.name) :], flow.name])
         tokens = _active.set(self), self._stack.set((*stack, (flow.name, evaluation)))
         try:
-            with reading(self), user_code(flow, self.index.nearest):
+            with self._collecting(evaluation), reading(self), user_code(flow, self.index.nearest):
                 result = flow.function()
         finally:
             self._stack.reset(tokens[1])
@@ -220,6 +236,15 @@ class Evaluator(DatasetReader):
                 hint="return the DataFrame at its end" if result is None else None,
             )
         return result, evaluation
+
+    @contextlib.contextmanager
+    def _collecting(self, evaluation: Evaluation) -> Iterator[None]:
+        """Note the sources of files; those of a view belong to the flow that reads it."""
+        if len(self._stack.get()) > 1:
+            yield
+            return
+        with collecting() as evaluation.files:
+            yield
 
     # -- the declarative API's own readers -----------------------------------------------------
 
@@ -298,6 +323,31 @@ class Evaluator(DatasetReader):
         df.createOrReplaceTempView(name)
         return f"`{name}`"
 
+    def files(self, reader: DataFrameReader | DataStreamReader, path: Any) -> DataFrame:
+        """What `format("cloudFiles")` reads."""
+        given = reader_options(reader)
+        options = {key: self._resolve_secrets(value) for key, value in given.items()}
+        if path is None:
+            path = next((value for key, value in options.items() if key.lower() == "path"), "")
+        path = _absolute(path)
+        self.record(_describe("cloudFiles", path, {}))
+        flow = self._stack.get()[0][0]
+        analysis = isinstance(self._source, SchemaSource)
+        try:
+            with _own_read():
+                return open_files(
+                    self._spark,
+                    path=path,
+                    options=options,
+                    schema=reader.__dict__.get("_penstock_schema"),
+                    streaming=isinstance(reader, DataStreamReader),
+                    state=self._states.store(flow, source_key(path, options), analysis=analysis),
+                    analysis=analysis,
+                )
+        except PenstockError as error:
+            error.origin = error.origin or capture_origin()
+            raise
+
     def record(self, what: str) -> None:
         """Remember a source from outside of the pipeline, for the plan."""
         self._current.external.append(what)
@@ -367,7 +417,7 @@ def install_redirection() -> None:
 def _wrap_reader(reader: Any) -> None:
     original = {
         name: getattr(reader, name)
-        for name in ("table", "load", "format", "option", "options", *_ROW_READERS)
+        for name in ("table", "load", "format", "option", "options", "schema", *_ROW_READERS)
         if hasattr(reader, name)
     }
 
@@ -383,6 +433,10 @@ def _wrap_reader(reader: Any) -> None:
     def format_(self: Any, source: str) -> Any:
         self.__dict__["_penstock_format"] = source
         return original["format"](self, source)
+
+    def schema_(self: Any, schema: Any) -> Any:
+        self.__dict__["_penstock_schema"] = schema
+        return original["schema"](self, schema)
 
     def option(self: Any, key: str, value: Any) -> Any:
         text = _as_text(value)
@@ -404,6 +458,10 @@ def _wrap_reader(reader: Any) -> None:
             if format is not None:
                 self.__dict__["_penstock_format"] = format
             options(self, **more)
+            if _format_of(self).lower() == _AUTO_LOADER:
+                if schema is not None:
+                    schema_(self, schema)
+                return evaluator.files(self, path)
             evaluator.prepare_options(self)
             path = _absolute(path)
             evaluator.record(_describe(_format_of(self), path, reader_options(self)))
@@ -412,6 +470,7 @@ def _wrap_reader(reader: Any) -> None:
 
     wrap("table", table)
     wrap("format", format_)
+    wrap("schema", schema_)
     wrap("option", option)
     wrap("options", options)
     wrap("load", load)
@@ -430,11 +489,10 @@ def _row_reader(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
                 path = kwargs.pop("path", None)
             path = _absolute(path)
             evaluator.record(_describe(name, path, {}))
-        given = {} if path is None else {"path": path}
+        # By position: the parameter is called `path` here and `paths` there.
+        given = () if path is None and not args else (path, *args)
         with _own_read():
-            if args:
-                return original(self, path, *args, **kwargs)
-            return original(self, **given, **kwargs)
+            return original(self, *given, **kwargs)
 
     return read
 
