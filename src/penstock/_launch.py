@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +40,13 @@ from penstock._runtime.reporter import error_info
 from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
 from penstock._tables.preview import list_quarantines, read_quarantine, read_table
-from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock._engine.assumptions import Assumptions
     from penstock._engine.evaluation import Surroundings
+    from penstock._engine.flow_state import StateStore
     from penstock._graph.dataflow import DataflowGraph
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
     "spark_log",
 ]
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro")
 """Jar sets that every session gets."""
 
 
@@ -101,7 +101,7 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
         installed_modules(),
         project_imports(settings),
     ):
-        index, graph = _analyse(settings, spark)
+        index, graph = _analyse(settings, spark, surroundings(settings, spark))
         return graph, _plan(index, graph, settings, options)
 
 
@@ -172,22 +172,22 @@ def _run(
     on_running: Callable[[RunningUpdate], None] | None,
 ) -> UpdateResult:
     from penstock._engine.evaluation import Evaluator
-    from penstock._engine.flow_state import StateStore
     from penstock._engine.queries import EngineContext, SparkEngine
     from penstock._engine.session import jvm_watch
     from penstock._engine.table_sources import DeltaSource
     from penstock._engine.tables import PipelineTables
-    from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
 
-    index, graph = _analyse(settings, spark, on_hooks=hooks.start)
+    state = _state_store(settings, spark)
+    around = surroundings(settings, spark, state=state)
+    index, graph = _analyse(settings, spark, around, on_hooks=hooks.start)
     plan = _plan(index, graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
     layout = StorageLayout(settings.storage)
     tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
-    evaluator = Evaluator(spark, index, source, surroundings(settings, spark))
+    evaluator = Evaluator(spark, index, source, around)
     events = event_directory(settings)
     engine = SparkEngine(
         spark,
@@ -195,7 +195,7 @@ def _run(
         evaluator,
         source,
         tables,
-        StateStore(StorageFiles(spark), layout.state_dir),
+        state,
         EngineContext(
             pipeline=settings.name,
             source_digest=_source_digest(settings),
@@ -232,13 +232,13 @@ def _run(
 def _analyse(
     settings: PipelineSettings,
     spark: "SparkSession",
+    around: "Surroundings",
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
     from penstock._engine.evaluation import OutsideReads
     from penstock._engine.redirection import redirected
 
-    around = surroundings(settings, spark)
     with redirected(OutsideReads(spark, around)):
         namespace = notebook_globals(spark, settings, map_path=around.map_path)
         declared = load_definitions(settings, namespace=namespace)
@@ -248,39 +248,59 @@ def _analyse(
     return index, analyse(spark, index, around)
 
 
+def _state_store(settings: PipelineSettings, spark: "SparkSession") -> "StateStore":
+    from penstock._engine.flow_state import StateStore
+    from penstock._tables.files import StorageFiles
+    from penstock._tables.layout import StorageLayout
+
+    return StateStore(StorageFiles(spark), StorageLayout(settings.storage).state_dir)
+
+
 def surroundings(
-    settings: PipelineSettings, spark: "SparkSession", *, assumptions: "Assumptions | None" = None
+    settings: PipelineSettings,
+    spark: "SparkSession",
+    *,
+    state: "StateStore | None" = None,
+    assumptions: "Assumptions | None" = None,
 ) -> "Surroundings":
     """What reads of the pipeline's code need to know of the world around it.
 
     Args:
         settings: The pipeline.
         spark: Its session.
+        state: Epochs of the flows; made anew if not given.
         assumptions: Stands in for what is missing; `None` = that is an error.
     """
+    from penstock._engine.autoloader.opening import open_files, source_key
+    from penstock._engine.autoloader.states import FileStates
     from penstock._engine.evaluation import Surroundings
     from penstock._engine.outside import OutsideTables
+    from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
+
+    layout = StorageLayout(settings.storage)
+    states = FileStates(StorageFiles(spark), layout, state or _state_store(settings, spark))
+
+    def files(*, paths: Sequence[str], flow: str, analysis: bool, **reader: Any) -> "DataFrame":
+        place = paths[0] if len(paths) == 1 else list(paths)
+        store = states.store(flow, source_key(place, reader["options"]), analysis=analysis)
+        return open_files(spark, path=place, state=store, analysis=analysis, **reader)
 
     return Surroundings(
         outside=OutsideTables(
             spark,
             settings.tables,
-            StorageLayout(settings.storage),
+            layout,
             catalog=settings.catalog,
             schema=settings.schema,
         ),
         map_path=PathMap(settings.paths).map,
         resolve_secrets=resolve_secrets,
-        files=_no_files,
+        files=files,
         events=event_directory(settings),
         configuration=settings.configuration,
         assumptions=assumptions,
     )
-
-
-def _no_files(**given: Any) -> Any:
-    raise DefinitionError("FEATURE_NOT_AVAILABLE", "Auto Loader is not available yet")
 
 
 def _plan(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._engine import plans
@@ -22,7 +23,7 @@ from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
 from penstock._tables.schema import merged, with_types
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
-from penstock.quality.rules import check_expectations, condition_column
+from penstock.quality.rules import check_expectations, condition_column, quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +180,8 @@ class _Analysis:
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df)
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
+        if self._assumptions is not None and flow.cdc is not None:
+            self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             found, schema = self._as_cdc(found, df, flow, dataset)
         self.found[flow.name] = found
@@ -218,6 +221,22 @@ class _Analysis:
             if any(up.name in stale for up in dataset.flows):
                 self._source.schemas.pop(key, None)
         return True
+
+    def _try_columns(self, df: DataFrame, flow: Flow) -> None:
+        """Let Spark miss the columns that an auto CDC flow names, so that they can be assumed."""
+        spec = flow.cdc
+        assert spec is not None
+        named = [F.col(quoted(column)) for column in (*spec.keys, *(spec.columns or ()))]
+        named += [F.col(quoted(column)) for column in spec.except_columns or ()]
+        given = (spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates)
+        named += [F.expr(one) if isinstance(one, str) else one for one in given if one is not None]
+        for column in named:
+            try:
+                df.select(column)
+            except AnalysisException as error:
+                raise DefinitionError(
+                    "CDC_COLUMN_NOT_FOUND", first_line(error), origin=flow.origin
+                ) from error
 
     def _check_rules(self, df: DataFrame, dataset: DeclaredDataset) -> None:
         rules = dataset.declared.expectations

@@ -1,10 +1,10 @@
 """Calls query functions, with every way of reading a dataset led to the pipeline's own."""
 
+import contextlib
 import difflib
-import hashlib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine.assumptions import Assumptions
+from penstock._engine.autoloader.opening import OpenedFiles, collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
 from penstock._engine.outside import OutsideTables
 from penstock._engine.redirection import (
@@ -32,7 +33,7 @@ from penstock._engine.redirection import (
 )
 from penstock._engine.sql_names import Found, FunctionCall, RelationReference, rewrite_names
 from penstock._engine.table_functions import FunctionReaders, call_function
-from penstock._engine.table_sources import TableSource
+from penstock._engine.table_sources import SchemaSource, TableSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
@@ -65,13 +66,13 @@ class Evaluation:
     Attributes:
         inputs: Keys of the pipeline's datasets.
         external: Sources from outside, in words.
-        file_reads: How often Auto Loader was asked; numbers its schemas.
+        files: Sources that Auto Loader opened for the flow and the views that it reads.
         assumed: Names of the sources that are not here and were stood in for.
     """
 
     inputs: set[str] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
-    file_reads: int = 0
+    files: list[OpenedFiles] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
 
@@ -85,7 +86,8 @@ class FilesReader(Protocol):
         options: Mapping[str, str],
         schema: Any,
         streaming: bool,
-        key: str,
+        flow: str,
+        analysis: bool,
     ) -> DataFrame:
         """The rows of files.
 
@@ -94,7 +96,8 @@ class FilesReader(Protocol):
             options: As the user gave them.
             schema: StructType, DDL or `None`.
             streaming: Whether to read a stream.
-            key: Names the place of the schemas that were inferred; the same on every call.
+            flow: Whose state remembers what was inferred; empty outside of flows.
+            analysis: Whether nothing may be remembered beyond this process.
         """
 
 
@@ -304,14 +307,21 @@ class OutsideReads:
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
         resolved = {key: self._around.resolve_secrets(value) for key, value in options.items()}
-        key = self._files_key(paths)
+        flow, analysis = self._owner()
         try:
             with own_read():
                 return self._around.files(
-                    paths=paths, options=resolved, schema=schema, streaming=streaming, key=key
+                    paths=paths,
+                    options=resolved,
+                    schema=schema,
+                    streaming=streaming,
+                    flow=flow,
+                    analysis=analysis,
                 )
         except (PenstockError, AnalysisException, Py4JJavaError) as error:
             if self._around.assumptions is None:
+                if isinstance(error, PenstockError):
+                    error.origin = error.origin or capture_origin()
                 raise
             named = {name.lower().removeprefix("cloudfiles."): v for name, v in options.items()}
             return self._stand_in(
@@ -322,8 +332,9 @@ class OutsideReads:
                 schema=schema,
             )
 
-    def _files_key(self, paths: Sequence[str]) -> str:
-        return "module/" + hashlib.sha256("\0".join(paths).encode()).hexdigest()[:16]
+    def _owner(self) -> tuple[str, bool]:
+        """The flow that reads, and whether it is only looked at."""
+        return "", True
 
 
 class Evaluator(OutsideReads, DatasetReader):
@@ -376,7 +387,12 @@ class Evaluator(OutsideReads, DatasetReader):
             raise DatasetCycleError([*names[names.index(flow.name) :], flow.name])
         token = self._stack.set((*stack, (flow.name, evaluation)))
         try:
-            with redirected(self), reading(self), user_code(flow, self.index.nearest):
+            with (
+                self._collecting(evaluation),
+                redirected(self),
+                reading(self),
+                user_code(flow, self.index.nearest),
+            ):
                 result = flow.function()
         finally:
             self._stack.reset(token)
@@ -389,6 +405,15 @@ class Evaluator(OutsideReads, DatasetReader):
                 hint="return the DataFrame at its end" if result is None else None,
             )
         return result, evaluation
+
+    @contextlib.contextmanager
+    def _collecting(self, evaluation: Evaluation) -> Iterator[None]:
+        """Note the sources of files; those of a view belong to the flow that reads it."""
+        if len(self._stack.get()) > 1:
+            yield
+            return
+        with collecting() as evaluation.files:
+            yield
 
     # -- the declarative API's own readers -----------------------------------------------------
 
@@ -489,11 +514,9 @@ class Evaluator(OutsideReads, DatasetReader):
         dataset = self._find(name)
         return super().delta_path(name if dataset is None else str(dataset.name))
 
-    def _files_key(self, paths: Sequence[str]) -> str:
+    def _owner(self) -> tuple[str, bool]:
         # A view is evaluated inside of the flow that reads it, and belongs to that flow.
-        flow, evaluation = self._stack.get()[0]
-        evaluation.file_reads += 1
-        return f"{flow}/{evaluation.file_reads}"
+        return self._stack.get()[0][0], isinstance(self._source, SchemaSource)
 
 
 def _as_view(df: DataFrame) -> str:

@@ -1,30 +1,38 @@
 """Implements the runtime's `Engine` port: the only place that starts and stops Spark queries."""
 
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from penstock._engine import plans
+from penstock._engine.autoloader.batch_log import batch_files
+from penstock._engine.autoloader.opening import OpenedFiles
+from penstock._engine.autoloader.recovery import check_files, java_causes, recover
 from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
-from penstock._engine.failures import flow_error
+from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
+from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.name import resolve_name
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock._tables.files import StorageFiles
 from penstock._tables.schema import with_types
 from penstock.connectors.options import prepare_writer_options
 from penstock.errors import FlowError, PenstockError
@@ -83,6 +91,8 @@ class SparkEngine:
         self._context = context
         self._listener = ProgressListener()
         self._running: list[RunningQuery] = []
+        # Flows whose query has other columns than the analysis saw.
+        self._grown: dict[str, FlowNode] = {}
         spark.streams.addListener(self._listener)
         # Query functions may set session confs and temporary views: one at a time.
         self._evaluation = threading.Lock()
@@ -140,7 +150,8 @@ class SparkEngine:
             state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             with self._source.starting(starts):
-                df = self._evaluate(node)
+                df, files = self._evaluate(node)
+            node = self._adopt(node, df)
             state = self._flow_state(node, df, step, replace(state, starts=starts.chosen))
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
             writer = (
@@ -149,6 +160,11 @@ class SparkEngine:
                 else self._table_writer(node, df, state, step, running)
             )
             checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
+            if files:
+                running.reads_files(
+                    partial(self._check_files, files, checkpoint),
+                    partial(recover, sources=files, flow=node.flow),
+                )
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             if step.interval_seconds is None:
                 writer = writer.trigger(availableNow=True)
@@ -238,12 +254,15 @@ class SparkEngine:
     def run_once(self, step: RunOnceFlow) -> RunOutcome:
         """See `Engine.run_once`."""
         node = self._graph.flows[step.flow]
-        with self._translated(node), self._pool(step.flow):
+        files: list[OpenedFiles] = []
+        with self._translated(node, files), self._pool(step.flow):
             state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
             if state.once_done:
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
             dataset = self._graph.datasets[step.target]
-            df = self._evaluate(node)
+            df, opened = self._evaluate(node)
+            files += opened
+            node = self._adopt(node, df)
             writer = self._tables.stream_writer(
                 dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
             )
@@ -290,9 +309,12 @@ class SparkEngine:
             with self._translated(node), self._pool(step.flow):
                 return self._follow_snapshots(step, node)
         dataset = self._graph.datasets[step.dataset]
-        with self._translated(node), self._pool(step.flow):
+        files: list[OpenedFiles] = []
+        with self._translated(node, files), self._pool(step.flow):
             started = time.monotonic()
-            df = self._evaluate(node)
+            df, opened = self._evaluate(node)
+            files += opened
+            node = self._adopt(node, df)
             sources = plans.batch_sources(df)
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
@@ -384,13 +406,43 @@ class SparkEngine:
         code = self._context.source_digest if "Python" in text or "UDF" in text else ""
         return plans.fingerprint(text, *rules, code)
 
-    def _evaluate(self, node: FlowNode) -> DataFrame:
-        return self._evaluate_flow(node.flow)
+    def _evaluate(self, node: FlowNode) -> tuple[DataFrame, list[OpenedFiles]]:
+        with self._evaluation, self._flow_conf(node):
+            df, evaluation = self._evaluator.evaluate(node.flow)
+        return with_types(df), evaluation.files
 
     def _evaluate_flow(self, flow: Flow) -> DataFrame:
         with self._evaluation, self._flow_conf(self._graph.flows[flow.name]):
             df, _ = self._evaluator.evaluate(flow)
         return with_types(df)
+
+    def _adopt(self, node: FlowNode, df: DataFrame) -> FlowNode:
+        """The flow with the schema that its query has now; its table gets the new columns.
+
+        A source may have grown since the analysis: files with new fields, or an upstream table that
+        took them up.
+        """
+        if is_cdc(node.flow):
+            return node  # its writer takes new columns up by itself
+        known = self._grown.get(node.flow.name, node)
+        analysed = StructType.fromJson(json.loads(known.analysis.schema_json))
+        if analysed.simpleString() == df.schema.simpleString():
+            return known
+        grown = replace(known, analysis=replace(known.analysis, schema_json=df.schema.json()))
+        dataset = self._graph.datasets.get(node.target)
+        with self._evaluation:
+            self._grown[node.flow.name] = grown
+            if dataset is not None and dataset.declared.schema is None:
+                flows = [self._grown.get(f, self._graph.flows[f]) for f in dataset.flows]
+                self._tables.prepare(dataset, flows)
+        return grown
+
+    def _check_files(self, files: list[OpenedFiles], checkpoint: str, batch_id: int) -> None:
+        checked = [source for source in files if source.shows_columns_by_file]
+        if checked:
+            paths = batch_files(StorageFiles(self._spark), checkpoint, batch_id)
+            for source in checked:
+                check_files(source, paths)
 
     @contextlib.contextmanager
     def _flow_conf(self, node: FlowNode) -> Iterator[None]:
@@ -422,12 +474,15 @@ class SparkEngine:
             context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
-    def _translated(self, node: FlowNode) -> Iterator[None]:
+    def _translated(self, node: FlowNode, files: Sequence[OpenedFiles] = ()) -> Iterator[None]:
         try:
             yield
         except PenstockError:
             raise
         except Exception as error:
+            known = recover(f"{full_text(error)}\n{java_causes(error)}", files, node.flow)
+            if known is not None:
+                raise known from error
             raise flow_error(error, node.flow) from error
 
     def _display(self, node: FlowNode) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._engine.failures import flow_error
+from penstock._engine.failures import flow_error, full_text
 from penstock._engine.listener import QueryWatcher, backlog_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
@@ -53,6 +53,8 @@ class RunningQuery(QueryWatcher):
         self._origin = origin
         self._emit = emit
         self._on_end = on_end
+        self._check: Callable[[int], None] | None = None
+        self._recover: Callable[[str], PenstockError | None] | None = None
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._target = ""
         self._query: StreamingQuery | None = None
@@ -67,6 +69,17 @@ class RunningQuery(QueryWatcher):
         """Set the function that commits a micro-batch."""
         self._write, self._target = write, target
 
+    def reads_files(
+        self, check: Callable[[int], None], recover: Callable[[str], PenstockError | None]
+    ) -> None:
+        """Set what sources of files need.
+
+        Args:
+            check: Looks at the files of a micro-batch before it is written.
+            recover: Acts on the text of a failure; gives the error to report if it was theirs.
+        """
+        self._check, self._recover = check, recover
+
     def attach(self, query: StreamingQuery) -> None:
         """Set the Spark query, once it has started."""
         self._query = query
@@ -78,6 +91,8 @@ class RunningQuery(QueryWatcher):
         with self._changed:
             self._batch = batch_id
         try:
+            if self._check is not None:
+                self._check(batch_id)
             report = self._write(df, batch_id)
         except BaseException as error:
             self._failure = error
@@ -117,7 +132,31 @@ class RunningQuery(QueryWatcher):
                 return
             self._ended = True
             self._changed.notify_all()
-        self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
+        if error is None or self._recover is None:
+            self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
+            return
+        # A recovery reads files; progress of other queries must not wait for it.
+        threading.Thread(
+            target=self._end_recovered,
+            args=(error,),
+            name=f"recover {self._flow.name}",
+            daemon=True,
+        ).start()
+
+    def _end_recovered(self, error: str) -> None:
+        try:
+            known = self._recovered(error)
+        except Exception as failed:
+            known = flow_error(failed, self._flow, batch_id=self._batch)
+        if known is None:
+            known = self._translate(error)
+        self._on_end(FlowEnded(flow=self._flow.name, error=known))
+
+    def _recovered(self, error: str) -> PenstockError | None:
+        if self._recover is None or self._stopping or isinstance(self._failure, PenstockError):
+            return None
+        failure = "" if self._failure is None else full_text(self._failure)
+        return self._recover(f"{failure}\n{error}")
 
     @property
     def flow(self) -> str:

@@ -53,6 +53,11 @@ def is_transient(error: PenstockError) -> bool:
     return isinstance(error, FlowError) and error.retryable
 
 
+AT_ONCE = frozenset({"SCHEMA_EVOLVED", "FILES_QUARANTINED"})
+"""Conditions that have been dealt with: the next run is another one. Each of them takes in
+something new (a field, a file), so they cannot go on for ever, and they are no retries."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
     """When a flow that failed runs again.
@@ -89,6 +94,8 @@ class RestartPolicy:
         """
         if not is_transient(error):
             return GiveUp(reason="another try cannot help")
+        if error.condition in AT_ONCE:
+            return RestartAfter(seconds=0.0, retry=history.retries)
         healthy = (
             self.healthy_after_seconds is not None
             and now - history.started_at >= self.healthy_after_seconds

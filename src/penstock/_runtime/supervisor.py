@@ -8,7 +8,7 @@ from penstock._observe.events import FlowStatus
 from penstock._plan.steps import RefreshView, StartFlow
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.ports import RunningFlow, RunOutcome
-from penstock._runtime.restart import RestartAfter, RunHistory, is_transient
+from penstock._runtime.restart import AT_ONCE, RestartAfter, RunHistory, is_transient
 from penstock._runtime.services import Services
 from penstock._runtime.tasks import SETTLED, Phase, Task, TaskBoard
 from penstock.errors import InternalError, PenstockError
@@ -223,10 +223,12 @@ class Supervisor:
             if isinstance(decision, RestartAfter):
                 task.history = replace(task.history, retries=decision.retry)
                 self._pause(task, self._now() + decision.seconds)
-                message = (
-                    f"{task.name} failed, retry {decision.retry} in {decision.seconds:.1f} s: "
-                    f"{error.message}"
-                )
+                message = f"{task.name} starts again: {error.message}"
+                if error.condition not in AT_ONCE:
+                    message = (
+                        f"{task.name} failed, retry {decision.retry} in {decision.seconds:.1f} s: "
+                        f"{error.message}"
+                    )
                 self._services.report.flow(task, FlowStatus.QUEUED, message, error=error)
                 return
             reason = decision.reason

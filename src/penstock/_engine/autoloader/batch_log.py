@@ -1,0 +1,53 @@
+"""Which files a micro-batch of Spark's file source has, from the checkpoint of its query."""
+
+import json
+
+from penstock._tables.files import StorageFiles
+
+
+def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str]:
+    """The files of one micro-batch, as URIs, of all file sources of the query.
+
+    Called while the batch is being written: Spark has planned it, so its offsets are there.
+
+    Args:
+        files: Reads the checkpoint.
+        checkpoint: Of the query.
+        batch_id: The batch.
+    """
+    ends = _offsets(files, checkpoint, batch_id)
+    starts = _offsets(files, checkpoint, batch_id - 1) if batch_id > 0 else []
+    found: list[str] = []
+    for source, end in enumerate(ends):
+        if end is None:
+            continue
+        start = starts[source] if source < len(starts) else None
+        for number in range(-1 if start is None else start, end):
+            found += _logged(files, f"{checkpoint}/sources/{source}", number + 1)
+    return found
+
+
+def _offsets(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
+    """The last log entry of each source up to a batch; `None` for other kinds of sources."""
+    text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
+    found: list[int | None] = []
+    # Two lines of its own, then one for each source.
+    for line in text.splitlines()[2:]:
+        try:
+            offset = json.loads(line)
+        except json.JSONDecodeError:
+            offset = None
+        end = offset.get("logOffset") if isinstance(offset, dict) else None
+        found.append(int(end) if end is not None else None)
+    return found
+
+
+def _logged(files: StorageFiles, log: str, number: int) -> list[str]:
+    for name in (f"{number}", f"{number}.compact"):
+        text = files.read(f"{log}/{name}")
+        if text is None:
+            continue
+        entries = [json.loads(line) for line in text.splitlines()[1:] if line.strip()]
+        # A compacted entry repeats all before it.
+        return [entry["path"] for entry in entries if entry.get("batchId", number) == number]
+    return []

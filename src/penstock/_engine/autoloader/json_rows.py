@@ -1,0 +1,156 @@
+"""JSON: from text to typed columns and what did not fit."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._engine.autoloader.rescue import FLAW, Comparison, typed_columns
+from penstock._engine.autoloader.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock._engine.autoloader.shape import (
+    KeyOrder,
+    clean_line,
+    is_all_strings,
+    quote_numbers,
+)
+from penstock._engine.autoloader.sqltext import (
+    NO_TEXTS,
+    literal,
+    options_map,
+    text_fragment,
+    with_value,
+)
+from penstock.connectors.autoloader import FileOptions
+
+_TEXT = "__files_text"
+_OK = "__files_ok"
+# What only the reader of files understands.
+_READER_ONLY = frozenset(
+    {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep"}
+    | {"primitivesasstring", "inferschema", "samplingratio", "compression", "header"}
+)
+
+
+def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: KeyOrder) -> Rows:
+    """Parse text into `Rows`.
+
+    Args:
+        raw: Column `value` with one line each, or one file where records may span lines.
+        schema: Of the typed columns.
+        options: What was asked.
+        order: How keys follow each other in the files.
+    """
+    parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+    given = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+    df = decoded(raw, options, whole=options.whole_files).selectExpr(
+        f"explode({_records(options, parse)}) AS {_TEXT}"
+    )
+    if not options.case_sensitive:
+        df = df.withColumn(_TEXT, F.expr(_respelled(schema)))
+    fits: list[str] = []
+    source = _TEXT
+    if is_all_strings(schema):
+        source, fits = _exact_strings(schema, order)
+    elif pattern := clean_line(schema, order):
+        fits = [f"{_TEXT} RLIKE {literal(pattern)}"]
+    parsed = f"from_json({source}, {typed_columns(schema)}, {options_map(given)})"
+    fit = " OR ".join(fits) if fits else "false"
+    df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}", f"({fit}) AS {_OK}")
+    slow = _slow(schema, options, Comparison(parse, reserved=options.reserved), given)
+    clean = f"{_OK} AND {TYPED}.{FLAW} IS NULL"
+    df = df.selectExpr(_TEXT, TYPED, f"CASE WHEN NOT ({clean}) THEN {slow} END AS {LEFT}")
+    return Rows(df, schema, _TEXT)
+
+
+def _records(options: FileOptions, parse: dict[str, str]) -> str:
+    """SQL: the JSON texts of a line or a file, each for one row."""
+    given = f", {options_map(parse)}" if parse else ""
+    # As variants, because Spark shortens long fractions when it copies a value into a string. They
+    # refuse repeated keys, which the other way keeps.
+    items = f"try_variant_get(from_json(value, 'variant'{given}), '$', 'array<variant>')"
+    copied = f"transform(from_json(value, 'array<string>'{given}), x -> coalesce(x, 'null'))"
+    split = f"coalesce(transform({items}, x -> to_json(x)), {copied})"
+    # Trailing text after an array would be dropped: such a line is taken as one bad record.
+    complete = "try_parse_json(concat('{\"r\":[', value, ']}')) IS NOT NULL"
+    is_array = "substr(ltrim(' \\t\\r\\n', value), 1, 1) = '['"
+    array = f"CASE WHEN {complete} THEN {split} END"
+    if not options.whole_files:
+        blank = "trim(' \\t\\r', value) = ''"
+        return (
+            f"CASE WHEN {is_array} THEN coalesce({array}, array(value)) "
+            f"WHEN {blank} THEN {NO_TEXTS} ELSE array(value) END"
+        )
+    # A file of one record a line, read with multiLine, would lose all records but the first.
+    lines = "filter(split(value, '\\\\r\\\\n|\\\\n|\\\\r'), x -> trim(x) <> '')"
+    single = "try_parse_json(concat('[', value, ']')) IS NOT NULL"
+    by_line = with_value(
+        "ls",
+        lines,
+        "CASE WHEN size(ls) > 1 AND forall(ls, x -> try_parse_json(concat('[', x, ']')) "
+        "IS NOT NULL) THEN ls ELSE array(value) END",
+    )
+    blank = "trim(' \\t\\r\\n', value) = ''"
+    return (
+        f"CASE WHEN {blank} THEN {NO_TEXTS} WHEN {is_array} THEN coalesce({array}, array(value)) "
+        f"WHEN {single} THEN array(value) ELSE {by_line} END"
+    )
+
+
+def _exact_strings(schema: StructType, order: KeyOrder) -> tuple[str, list[str]]:
+    """Numbers that go into strings keep their digits: they are put into quotes before parsing."""
+    exact = clean_line(schema, order)
+    loose = clean_line(schema, order, exact=False)
+    if exact is None or loose is None:
+        return _TEXT, []
+    pattern, replacement = quote_numbers()
+    is_exact = f"{_TEXT} RLIKE {literal(exact)}"
+    is_loose = f"{_TEXT} RLIKE {literal(loose)}"
+    quoted = f"regexp_replace({_TEXT}, {literal(pattern)}, {literal(replacement)})"
+    source = f"CASE WHEN {is_exact} THEN {_TEXT} WHEN {is_loose} THEN {quoted} ELSE {_TEXT} END"
+    return source, [is_exact, is_loose]
+
+
+def _slow(
+    schema: StructType, options: FileOptions, comparison: Comparison, given: dict[str, str]
+) -> str:
+    """SQL of what is left of a record that is not certainly complete."""
+    corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
+    # In an array and an object of our own, what follows the record makes the whole invalid.
+    wrapped = f"from_json(concat('[{{\"r\":', {_TEXT}, '}}]'), 'variant', {options_map(given)})"
+    alone = (
+        "size(try_variant_get(w, '$', 'array<variant>')) = 1 AND "
+        "size(try_variant_get(w, '$[0]', 'map<string,variant>')) = 1"
+    )
+    record = with_value(
+        "w",
+        wrapped,
+        f"CASE WHEN {alone} THEN try_variant_get(w, '$[0].r', 'map<string,variant>') END",
+    )
+    left = comparison.left_over("f", TYPED, schema)
+    new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
+    flawed = f"{TYPED}.{FLAW} IS NOT NULL OR {TYPED} IS NULL"
+    broken = left_sql(fragments=corrupt, bad=flawed, broken=True)
+    whole = left_sql(fragments=left, new=new)
+    return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
+
+
+def _respelled(schema: StructType) -> str:
+    """SQL: the text with the record's keys in the spelling of the schema, where one differs."""
+    spelled = ", ".join(
+        f"{literal(field.name.lower())}, {literal(field.name)}" for field in schema.fields
+    )
+    if not spelled:
+        return _TEXT
+    known = f"array({', '.join(literal(field.name) for field in schema.fields)})"
+    keys = f"json_object_keys({_TEXT})"
+    names = f"map({spelled})"
+    differs = (
+        f"size(filter({keys}, k -> NOT array_contains({known}, k) AND "
+        f"map_contains_key({names}, lower(k)))) > 0 AND "
+        f"size(array_distinct(transform({keys}, k -> lower(k)))) = size({keys})"
+    )
+    fields = f"try_variant_get(try_parse_json({_TEXT}), '$', 'map<string,variant>')"
+    respelled = (
+        f"to_json(transform_keys({fields}, "
+        f"(k, v) -> coalesce(try_element_at({names}, lower(k)), k)))"
+    )
+    return f"CASE WHEN {differs} THEN coalesce({respelled}, {_TEXT}) ELSE {_TEXT} END"

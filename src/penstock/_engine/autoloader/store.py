@@ -1,0 +1,131 @@
+"""What a stream of files remembers: schema versions and small notes.
+
+A folder store lies beside the flow's other state and dies with the flow's epoch, as the checkpoint
+does. A memory store is for dry runs: it shows what a folder holds and keeps what is new to itself.
+"""
+
+import json
+from typing import Any, Protocol
+
+from pyspark.sql.types import StructType
+
+from penstock._tables.files import StorageFiles
+
+
+class SchemaStore(Protocol):
+    """Versions of one source's schema, and notes about it. One writer at a time."""
+
+    def load(self) -> list[StructType]:
+        """All versions, oldest first; empty before the first start."""
+
+    def save(self, schema: StructType) -> None:
+        """Add a version."""
+
+    def note(self, name: str) -> Any:
+        """A note that was saved under a name; `None` without one."""
+
+    def save_note(self, name: str, value: Any) -> None:
+        """Save something that JSON can hold, replacing what has that name."""
+
+
+class FolderSchemaStore:
+    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
+
+    A file is written whole or not at all; a torn one (HDFS) counts as absent.
+
+    Args:
+        files: Reads and writes below the storage root.
+        folder: Of one source of one flow.
+        seed: What the analysis of the same update learned: the first version, where there is none
+            yet, so that the table and the stream agree.
+    """
+
+    def __init__(
+        self, files: StorageFiles, folder: str, *, seed: "MemorySchemaStore | None" = None
+    ) -> None:
+        self._files = files
+        self._folder = folder.rstrip("/")
+        self._seed = seed
+
+    def load(self) -> list[StructType]:
+        """See `SchemaStore.load`."""
+        found: list[StructType] = []
+        while (schema := self._read(len(found))) is not None:
+            found.append(schema)
+        if not found and self._seed is not None and self._seed.added:
+            for name, value in self._seed.notes.items():
+                self.save_note(name, value)
+            self.save(self._seed.added[-1])
+            found.append(self._seed.added[-1])
+        return found
+
+    def save(self, schema: StructType) -> None:
+        """See `SchemaStore.save`."""
+        number = 0
+        while self._read(number) is not None:
+            number += 1
+        body = {"version": 1, "schema": schema.jsonValue()}
+        self._files.write(f"{self._folder}/_schemas/{number}", json.dumps(body, indent=1))
+
+    def note(self, name: str) -> Any:
+        """See `SchemaStore.note`."""
+        return _parsed(self._files.read(f"{self._folder}/{name}.json"))
+
+    def save_note(self, name: str, value: Any) -> None:
+        """See `SchemaStore.save_note`."""
+        self._files.write(f"{self._folder}/{name}.json", json.dumps(value, indent=1))
+
+    def _read(self, number: int) -> StructType | None:
+        body = _parsed(self._files.read(f"{self._folder}/_schemas/{number}"))
+        return None if body is None else StructType.fromJson(body["schema"])
+
+
+class MemorySchemaStore:
+    """Keeps everything in memory; reads what a persisted store has, and never writes to it.
+
+    Args:
+        persisted: What was kept by earlier updates.
+    """
+
+    def __init__(self, persisted: SchemaStore | None = None) -> None:
+        self._persisted = persisted
+        self._added: list[StructType] = []
+        self._notes: dict[str, Any] = {}
+
+    @property
+    def added(self) -> list[StructType]:
+        """Versions that the persisted store does not have."""
+        return self._added
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Notes that the persisted store does not have."""
+        return self._notes
+
+    def load(self) -> list[StructType]:
+        """See `SchemaStore.load`."""
+        before = self._persisted.load() if self._persisted is not None else []
+        return [*before, *self._added]
+
+    def save(self, schema: StructType) -> None:
+        """See `SchemaStore.save`."""
+        self._added.append(schema)
+
+    def note(self, name: str) -> Any:
+        """See `SchemaStore.note`."""
+        if name in self._notes or self._persisted is None:
+            return self._notes.get(name)
+        return self._persisted.note(name)
+
+    def save_note(self, name: str, value: Any) -> None:
+        """See `SchemaStore.save_note`."""
+        self._notes[name] = value
+
+
+def _parsed(text: str | None) -> Any:
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None

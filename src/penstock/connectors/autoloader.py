@@ -1,0 +1,375 @@
+"""Option rules of Auto Loader (`cloudFiles`, `read_files`): names, defaults, refusals.
+
+Pure functions over option maps. Options come with or without the prefix `cloudFiles.`, in any case.
+A prefixed option that nobody knows is an error, because it would be ignored without a word; without
+the prefix it may be one of the file format, which the format's reader judges.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.errors import ConnectorError
+
+__all__ = ["Evolution", "FileOptions", "ParseMode", "file_options"]
+
+FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
+TEXTUAL = frozenset({"json", "csv", "xml"})
+COLUMNAR = frozenset({"parquet", "avro", "orc"})
+
+_PREFIX = "cloudfiles."
+_FOREVER = "36500d"
+
+# What Auto Loader itself is told; the rest belongs to the format.
+_OWN = (
+    "format",
+    "schemaLocation",
+    "schemaEvolutionMode",
+    "inferColumnTypes",
+    "schemaHints",
+    "rescuedDataColumn",
+    "readerCaseSensitive",
+    "maxFilesPerTrigger",
+    "maxBytesPerTrigger",
+    "includeExistingFiles",
+    "allowOverwrites",
+    "maxFileAge",
+    "cleanSource",
+    "cleanSource.retentionDuration",
+    "cleanSource.moveDestination",
+    "partitionColumns",
+    "ignoreCorruptFiles",
+    "ignoreMissingFiles",
+    "pathGlobFilter",
+    "recursiveFileLookup",
+    "modifiedAfter",
+    "modifiedBefore",
+)
+# Files are found by listing: what steers notifications and listing in parts changes nothing.
+_WITHOUT_EFFECT = (
+    "backfillInterval",
+    "fetchParallelism",
+    "listOnStart",
+    "pathRewrites",
+    "resourceTag",
+    "useIncrementalListing",
+    "useManagedFileEvents",
+    "useNotifications",
+    "useStrictGlobber",
+    "validateOptions",
+    # Queues and the accounts that reach them.
+    "awsAccessKey",
+    "awsSecretKey",
+    "clientEmail",
+    "clientId",
+    "clientSecret",
+    "connectionString",
+    "databricks.serviceCredential",
+    "privateKey",
+    "privateKeyId",
+    "projectId",
+    "queueName",
+    "queueUrl",
+    "region",
+    "resourceGroup",
+    "roleArn",
+    "roleExternalId",
+    "roleSessionName",
+    "stsEndpoint",
+    "subscription",
+    "subscriptionId",
+    "tenantId",
+)
+_KNOWN = {name.lower(): name for name in (*_OWN, *_WITHOUT_EFFECT)}
+_IGNORED_PREFIXES = ("resourcetag.", "client.")
+
+
+class Evolution(StrEnum):
+    """What a column that the schema does not have leads to."""
+
+    ADD = "addNewColumns"
+    WIDEN = "addNewColumnsWithTypeWidening"
+    RESCUE = "rescue"
+    FAIL = "failOnNewColumns"
+    NONE = "none"
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether new columns become part of the schema."""
+        return self in (Evolution.ADD, Evolution.WIDEN)
+
+
+class ParseMode(StrEnum):
+    """What a line that is no record at all leads to."""
+
+    PERMISSIVE = "PERMISSIVE"
+    DROP = "DROPMALFORMED"
+    FAIL = "FAILFAST"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """What was asked of a stream of files.
+
+    Attributes:
+        format: One of `FORMATS`, in lower case; empty to go by the names of the files.
+        evolution: See `Evolution`.
+        infer_types: Whether JSON, CSV and XML get types, not only strings.
+        hints: DDL of columns whose type is known.
+        rescued: Column for what fits nowhere; `None` for none.
+        corrupt: Column for lines that are no records, where the user named one.
+        mode: See `ParseMode`.
+        multiline: Whether a record may span lines.
+        case_sensitive: Whether a field in another case is another field.
+        partition_columns: Taken from the path; `None` to find them, empty for none.
+        include_existing: Whether files that were there before the first start count.
+        quarantine_corrupt: Whether an unreadable file is set aside rather than failing the flow.
+        schema_location: Where the user wants the schema kept.
+        modified_after: Only files changed after this timestamp.
+        modified_before: Only files changed before this timestamp.
+        source: Options of Spark's file source.
+        parse: Options of the format.
+    """
+
+    format: str
+    evolution: Evolution
+    infer_types: bool
+    hints: str | None
+    rescued: str | None
+    corrupt: str | None
+    mode: ParseMode
+    multiline: bool
+    case_sensitive: bool
+    partition_columns: tuple[str, ...] | None
+    include_existing: bool
+    quarantine_corrupt: bool
+    schema_location: str | None
+    modified_after: str | None
+    modified_before: str | None
+    source: Mapping[str, str]
+    parse: Mapping[str, str]
+
+    @property
+    def whole_files(self) -> bool:
+        """Whether lines cannot be told apart before a file is decoded."""
+        encoding = self.parser_option("encoding", "charset").upper()
+        return self.multiline or encoding.startswith(("UTF-16", "UTF-32", "UTF16", "UTF32"))
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Names of columns that are not made of fields."""
+        return tuple(name for name in (self.rescued, self.corrupt) if name)
+
+    def parser_option(self, *names: str, default: str = "") -> str:
+        """A format option under the first of its names that was given, in any case."""
+        folded = {key.lower(): value for key, value in self.parse.items()}
+        for name in names:
+            if name.lower() in folded:
+                return folded[name.lower()]
+        return default
+
+    def parser_flag(self, name: str, *, default: bool = False) -> bool:
+        """A format option that is true or false."""
+        return _flag(self.parse, name, default=default)
+
+
+def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: bool) -> FileOptions:
+    """Check options and fill in defaults.
+
+    Args:
+        options: As the user gave them.
+        has_schema: Whether the user gave a schema as well.
+        streaming: Whether new files are waited for.
+
+    Raises:
+        ConnectorError: `AUTOLOADER_OPTION_UNKNOWN` or `AUTOLOADER_OPTION_INVALID`.
+    """
+    own, parse = _split(options)
+    _refuse_unsupported(own)
+    file_format = own.get("format", "").strip()
+    if file_format and file_format.lower() not in {name.lower() for name in FORMATS}:
+        raise _invalid("format", file_format, "one of " + ", ".join(FORMATS), FORMATS)
+    evolution = _evolution(own, has_schema=has_schema, streaming=streaming)
+    rescued = own.get("rescueddatacolumn") or (None if has_schema else "_rescued_data")
+    if file_format.lower() in ("text", "binaryfile"):
+        rescued, evolution = None, Evolution.NONE
+    return FileOptions(
+        format=file_format.lower(),
+        evolution=evolution,
+        infer_types=_flag(own, "inferColumnTypes"),
+        hints=own.get("schemahints") or None,
+        rescued=rescued,
+        corrupt=_folded(parse).get("columnnameofcorruptrecord") or None,
+        mode=_mode(parse),
+        multiline=_flag(parse, "multiLine"),
+        case_sensitive=_flag(own, "readerCaseSensitive", default=True),
+        partition_columns=_names(own.get("partitioncolumns")),
+        include_existing=_flag(own, "includeExistingFiles", default=True),
+        quarantine_corrupt=_flag(own, "ignoreCorruptFiles", default=True),
+        schema_location=own.get("schemalocation") or None,
+        modified_after=own.get("modifiedafter") or None,
+        modified_before=own.get("modifiedbefore") or None,
+        source=_source_options(own, streaming=streaming),
+        parse=parse,
+    )
+
+
+def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Auto Loader's own options under their names in lower case, and those of the format."""
+    own: dict[str, str] = {}
+    parse: dict[str, str] = {}
+    for key, value in options.items():
+        folded = key.lower()
+        name = folded.removeprefix(_PREFIX)
+        if name in _KNOWN:
+            own[name] = value
+        elif not folded.startswith(_PREFIX):
+            if folded != "path":
+                parse[key] = value
+        elif not name.startswith(_IGNORED_PREFIXES):
+            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
+            raise ConnectorError(
+                "AUTOLOADER_OPTION_UNKNOWN",
+                f"Auto Loader has no option {key!r}",
+                hint=f"did you mean 'cloudFiles.{_KNOWN[near[0]]}'?" if near else None,
+            )
+    return own, parse
+
+
+def _refuse_unsupported(own: Mapping[str, str]) -> None:
+    if _flag(own, "allowOverwrites"):
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            "cloudFiles.allowOverwrites is not supported: Spark remembers files by their path",
+            hint="write changed files under new names, or rebuild the table with --full-refresh",
+        )
+    clean = own.get("cleansource", "OFF").upper()
+    if clean not in ("OFF", "MOVE", "DELETE"):
+        raise _invalid("cleanSource", clean, "OFF, MOVE or DELETE", ("OFF", "MOVE", "DELETE"))
+    if clean == "OFF":
+        return
+    kept = own.get("cleansource.retentionduration", "").split()
+    if not kept or kept[0].strip("'\"") not in ("0", "0s", "0d"):
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            f"cloudFiles.cleanSource={clean} is supported without retention only: Spark cleans up "
+            "right after the files were read",
+            hint="set cloudFiles.cleanSource.retentionDuration to '0 days', or clean the folder "
+            "with a job of your own",
+        )
+    if clean == "MOVE" and not own.get("cleansource.movedestination"):
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            "cloudFiles.cleanSource=MOVE needs cloudFiles.cleanSource.moveDestination",
+        )
+
+
+def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> Evolution:
+    given = own.get("schemaevolutionmode")
+    modes = {mode.lower(): mode for mode in Evolution}
+    if given is not None and given.strip().lower() not in modes:
+        raise _invalid(
+            "schemaEvolutionMode", given, "one of " + ", ".join(Evolution), tuple(Evolution)
+        )
+    if given is None:
+        evolution = Evolution.NONE if has_schema else Evolution.ADD
+    else:
+        evolution = modes[given.strip().lower()]
+    if has_schema and evolution.adds_columns:
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            f"cloudFiles.schemaEvolutionMode {evolution.value!r} does not go with a given schema",
+            hint="give the types that you know as cloudFiles.schemaHints instead of a schema",
+        )
+    if not streaming and evolution.adds_columns:
+        # A batch reads all files at once: there is no later start that could have the column.
+        return Evolution.RESCUE
+    return evolution
+
+
+def _mode(parse: Mapping[str, str]) -> ParseMode:
+    given = _folded(parse).get("mode", "PERMISSIVE").strip().upper()
+    if given not in set(ParseMode):
+        raise _invalid("mode", given, "one of " + ", ".join(ParseMode), tuple(ParseMode), prefix="")
+    return ParseMode(given)
+
+
+def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
+    # Auto Loader always looks into folders below; partition columns come from the path.
+    source = {"recursiveFileLookup": "true"}
+    if own.get("pathglobfilter"):
+        source["pathGlobFilter"] = own["pathglobfilter"]
+    if "ignoremissingfiles" in own:
+        source["ignoreMissingFiles"] = str(_flag(own, "ignoreMissingFiles")).lower()
+    if not streaming:
+        return source
+    # Spark's own default of 7 days skips files that are older without a word.
+    source["maxFileAge"] = _FOREVER
+    if own.get("maxbytespertrigger"):
+        # Spark takes one of the two limits.
+        source["maxBytesPerTrigger"] = _bytes(own["maxbytespertrigger"])
+    else:
+        source["maxFilesPerTrigger"] = _count(own.get("maxfilespertrigger", "1000"))
+    clean = own.get("cleansource", "OFF").upper()
+    if clean == "DELETE":
+        source["cleanSource"] = "delete"
+    elif clean == "MOVE":
+        source["cleanSource"] = "archive"
+        source["sourceArchiveDir"] = own["cleansource.movedestination"]
+    return source
+
+
+_UNITS = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": 1024**2, "mb": 1024**2}
+_UNITS |= {"g": 1024**3, "gb": 1024**3, "t": 1024**4, "tb": 1024**4}
+
+
+def _bytes(text: str) -> str:
+    folded = text.strip().lower()
+    digits = folded.rstrip("bkmgt ")
+    unit = folded[len(digits) :].strip()
+    if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
+        raise _invalid("maxBytesPerTrigger", text, "a number of bytes, such as 10g")
+    return str(int(digits) * _UNITS[unit])
+
+
+def _count(text: str) -> str:
+    if not text.strip().isdigit() or int(text) == 0:
+        raise _invalid("maxFilesPerTrigger", text, "a positive whole number")
+    return text.strip()
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return tuple(name.strip().strip("`") for name in text.split(",") if name.strip())
+
+
+def _folded(options: Mapping[str, str]) -> dict[str, str]:
+    return {key.lower(): value for key, value in options.items()}
+
+
+def _flag(options: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    text = _folded(options).get(name.lower())
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise _invalid(name, text, "true or false", prefix="")
+    return text.strip().lower() == "true"
+
+
+def _invalid(
+    name: str,
+    value: str,
+    wanted: str,
+    choices: tuple[str, ...] = (),
+    *,
+    prefix: str = "cloudFiles.",
+) -> ConnectorError:
+    folded = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(value.lower(), folded, n=1)
+    return ConnectorError(
+        "AUTOLOADER_OPTION_INVALID",
+        f"option {prefix}{name} is {value!r}; it must be {wanted}",
+        hint=f"did you mean {folded[near[0]]!r}?" if near else None,
+    )

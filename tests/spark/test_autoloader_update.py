@@ -1,0 +1,208 @@
+"""Auto Loader in whole updates: schemas that grow, files that cannot be read, dry runs."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from update_project import ContinuousRun, Project
+
+from penstock._launch import UpdateOptions, plan_update
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = """
+@dp.table
+def bronze():
+    return (
+        spark.readStream.format("cloudFiles")
+        .option("cloudFiles.format", "json")
+        .option("cloudFiles.inferColumnTypes", True)
+        .load("landing")
+    )
+
+
+@dp.table
+def silver():
+    return spark.readStream.table("bronze").select("*", F.current_timestamp().alias("seen"))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark, monkeypatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "landing").mkdir()
+    return Project(tmp_path, spark)
+
+
+def put(project: Project, name: str, text: "str | bytes", folder: str = "landing") -> Path:
+    target = project.root / folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name("." + name)
+    draft.write_bytes(text if isinstance(text, bytes) else text.encode())
+    draft.rename(target)
+    return target
+
+
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def some(project: Project, table: str, *columns: str) -> list[tuple]:
+    """Rows that may have NULLs, sorted by their text."""
+    return sorted((tuple(row) for row in project.table(table).select(*columns).collect()), key=str)
+
+
+def notes(project: Project, flow: str, name: str) -> list:
+    (found,) = (project.root / ".penstock" / "state" / "files" / flow).glob(f"*/*/{name}.json")
+    return json.loads(found.read_text())
+
+
+def test_a_new_field_is_a_column_in_the_same_update_and_downstream_when_files_have_it(project):
+    project.source(PIPELINE)
+    put(project, "a.json", lines({"id": 1, "name": "a"}))
+    assert project.run().state is UpdateState.COMPLETED
+    put(project, "b.json", lines({"id": 2, "name": "b", "city": "Bonn"}, {"id": "x"}))
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED
+    assert some(project, "bronze", "id", "name", "city") == [
+        (1, "a", None),
+        (2, "b", "Bonn"),
+        (None, None, None),
+    ]
+    assert "city" in project.table("silver").columns
+    rescued = [json.loads(row[0]) for row in some(project, "silver", "_rescued_data") if row[0]]
+    assert [row["id"] for row in rescued] == ["x"]
+    started_again = [event for event in project.events if "starts again" in event.message]
+    assert len(started_again) == 1
+    assert "'city'" in started_again[0].message
+
+
+def test_nothing_is_read_twice_or_skipped_when_a_file_is_years_old(project):
+    project.source(PIPELINE)
+    old = put(project, "a.json", lines({"id": 1, "name": "a"}))
+    os.utime(old, (1_300_000_000, 1_300_000_000))
+    project.run()
+    put(project, "b.json", lines({"id": 2, "name": "b"}))
+    older = put(project, "c.json", lines({"id": 3, "name": "c"}))
+    os.utime(older, (1_200_000_000, 1_200_000_000))
+    project.run()
+    project.run()
+    assert project.rows("bronze", "id") == [(1,), (2,), (3,)]
+    assert project.rows("silver", "id") == [(1,), (2,), (3,)]
+
+
+def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_read_when_gzip_is_cut(project):
+    project.source(PIPELINE)
+    put(project, "a.json", lines({"id": 1, "name": "a"}))
+    whole = gzip.compress(lines(*({"id": i, "name": "z"} for i in range(3000))).encode())
+    put(project, "b.json.gz", whole[: len(whole) // 2])
+    put(project, "c.json.gz", whole[: len(whole) // 3])
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED
+    assert project.rows("bronze", "id") == [(1,)]
+    listed = notes(project, "bronze", "quarantined_files")
+    assert sorted(Path(entry["file"]).name for entry in listed) == ["b.json.gz", "c.json.gz"]
+    assert all("end of input" in entry["reason"] for entry in listed)
+    assert len([event for event in project.events if "was set aside" in event.message]) == 1
+
+
+def test_the_update_fails_with_the_way_out_when_new_columns_are_not_wanted(project):
+    project.source(
+        PIPELINE.replace(
+            '.load("landing")',
+            '.option("cloudFiles.schemaEvolutionMode", "failOnNewColumns").load("landing")',
+        )
+    )
+    put(project, "a.json", lines({"id": 1}))
+    project.run()
+    put(project, "b.json", lines({"id": 2, "city": "Bonn"}))
+    result = project.run()
+    assert result.state is UpdateState.FAILED
+    assert result.failures[0].condition == "UNKNOWN_FIELD"
+    assert "schemaHints" in (result.failures[0].hint or "")
+    assert project.rows("bronze", "id") == [(1,)]
+
+
+def test_a_dry_run_writes_nothing_and_shows_persisted_columns_when_there_are_some(project):
+    project.source(PIPELINE)
+    put(project, "a.json", lines({"id": 1, "name": "a"}))
+    settings = load_settings(project.root)
+    graph, _ = plan_update(settings, UpdateOptions())
+    assert not (project.root / ".penstock" / "state").exists()
+    (node,) = [node for node in graph.datasets.values() if node.display == "bronze"]
+    assert '"name"' in node.schema_json
+    project.run()
+    before = sorted(str(path) for path in (project.root / ".penstock").rglob("*"))
+    put(project, "b.json", lines({"id": 1, "other": "a"}))
+    graph, _ = plan_update(settings, UpdateOptions())
+    (node,) = [node for node in graph.datasets.values() if node.display == "bronze"]
+    assert "other" not in node.schema_json
+    assert sorted(str(path) for path in (project.root / ".penstock").rglob("*")) == before
+
+
+def test_a_full_refresh_infers_anew_when_types_changed(project):
+    project.source(PIPELINE)
+    put(project, "a.json", lines({"id": 1, "name": "a"}))
+    project.run()
+    (project.root / "landing" / "a.json").unlink()
+    put(project, "b.json", lines({"id": 2.5, "name": "b"}))
+    project.run(full_refresh_all=True)
+    assert project.rows("bronze", "id", "name") == [(2.5, "b")]
+
+
+def test_the_error_says_what_to_do_when_there_is_nothing_to_infer_from(project):
+    project.source(PIPELINE)
+    with pytest.raises(Exception, match="SCHEMA_NOT_INFERRED") as caught:
+        project.run()
+    assert "pipeline.py" in str(caught.value)
+    assert "schemaHints" in str(caught.value)
+
+
+def test_parquet_columns_are_added_before_the_batch_is_written_when_a_file_has_more(project, spark):
+    project.source(PIPELINE.replace('"json"', '"parquet"'))
+    spark.range(3).write.parquet(str(project.root / "landing" / "one"))
+    project.run()
+    spark.range(3, 5).selectExpr("id", "'x' AS city", "named_struct('p', id) AS o").write.parquet(
+        str(project.root / "landing" / "two")
+    )
+    spark.sql("SELECT 'text' AS id").write.parquet(str(project.root / "landing" / "three"))
+    put(project, "bad.parquet", b"PAR1 this is no parquet file")
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED
+    expected = [(0, None), (1, None), (2, None), (3, "x"), (4, "x")]
+    assert some(project, "silver", "id", "city") == expected
+    reasons = [entry["reason"] for entry in notes(project, "bronze", "quarantined_files")]
+    assert len(reasons) == 2
+
+
+def test_a_running_update_takes_up_new_fields_and_so_do_its_readers_when_continuous(project):
+    project.source(PIPELINE)
+    put(project, "a.json", lines({"id": 1, "name": "a"}))
+    run = ContinuousRun(project)
+    run.wait_until(lambda: len(project.rows("silver", "id")) == 1)
+    put(project, "b.json", lines({"id": 2, "name": "b", "city": "Bonn"}))
+    run.wait_until(lambda: "city" in project.table("silver").columns)
+    run.wait_until(lambda: len(project.rows("silver", "id")) == 2)
+    run.stop()
+    assert some(project, "silver", "id", "city") == [(1, None), (2, "Bonn")]
+
+
+def test_a_view_reads_files_and_leaves_broken_ones_out_when_it_is_a_batch(project):
+    project.source(
+        """
+@dp.materialized_view
+def totals():
+    files = spark.read.format("cloudFiles").option("cloudFiles.format", "csv")
+    files = files.option("header", True).option("cloudFiles.inferColumnTypes", True)
+    return files.load("landing").groupBy("name").agg(F.sum("amount").alias("s"))
+"""
+    )
+    put(project, "a.csv", "name,amount\na,1\n")
+    put(project, "b.csv", "amount,name\n2,a\n3,b\n")
+    put(project, "c.csv.gz", gzip.compress(b"name,amount\na,5\n" * 500)[:-20])
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("totals") == [("a", 3), ("b", 3)]
