@@ -1,6 +1,6 @@
 # A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
 BIN := .venv/bin
-JAR_SETS := delta local-fs kafka kafka-broker
+JAR_SETS := delta local-fs kafka avro kafka-broker
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
