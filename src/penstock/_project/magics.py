@@ -88,7 +88,7 @@ def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> l
     if not any(text.strip() for text in code):
         return cells
     if language is CellKind.PYTHON:
-        return cells + _python(code, file, line + at)
+        return cells + python_cells(code, file=file, line=line + at)
     return [*cells, Cell(kind=language, text="\n".join(code), file=file, line=line + at)]
 
 
@@ -116,7 +116,7 @@ def _cell_magic(name: str, body: list[str], file: str, line: int) -> list[Cell]:
     if key in _WITHOUT_EFFECT or not text.strip():
         return []
     if key in _PYTHON:
-        return _python(body, file, line)
+        return python_cells(body, file=file, line=line)
     if key in _SHELL | _INSTALLERS:
         text = f"{name} {text}" if key in _INSTALLERS else text
         return [Cell(kind=CellKind.PACKAGES, text=text, file=file, line=line, magic=name)]
@@ -124,8 +124,8 @@ def _cell_magic(name: str, body: list[str], file: str, line: int) -> list[Cell]:
     return [Cell(kind=kind, text=text, file=file, line=line, magic=name)]
 
 
-def _python(lines: list[str], file: str, line: int) -> list[Cell]:
-    """Python code, parted at `%run`; other magic commands in it have no effect."""
+def python_cells(lines: list[str], *, file: str, line: int) -> list[Cell]:
+    """Return Python code, parted at `%run`; other magic commands in it have no effect."""
     lines, magics = _without_magics(lines)
     cells: list[Cell] = []
     begin = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.origin import source_location
-from penstock._project.magics import Cell, CellKind, cells_of
+from penstock._project.magics import Cell, CellKind, cells_of, python_cells
 from penstock.errors import DefinitionError
 
 SUFFIXES = (".py", ".sql", ".ipynb")
@@ -180,6 +180,8 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
 def _plain(lines: list[str], file: str, line: int, language: CellKind) -> list[Cell]:
     if not any(text.strip() for text in lines):
         return []
+    if language is CellKind.PYTHON:
+        return python_cells(lines, file=file, line=line)  # `!pip install` is no MAGIC line
     return [Cell(kind=language, text="\n".join(lines), file=file, line=line)]
 
 

@@ -5,6 +5,8 @@ import pytest
 from penstock._project.notebook import is_notebook_source, read_cells
 from penstock.errors import DefinitionError
 
+HEADER = "# Databricks notebook source\n"
+
 
 def _cells(path):
     return [(str(cell.kind), cell.line, cell.text) for cell in read_cells(path)]
@@ -78,6 +80,11 @@ def test_code_is_not_parted_when_magic_lines_in_it_have_no_effect(project):
     cells = read_cells(path)
     assert [str(cell.kind) for cell in cells] == ["packages", "python"]
     assert cells[1].text.split("\n")[4] == "    return 1"
+
+
+def test_shell_commands_have_no_effect_when_a_notebook_source_has_them_bare(project):
+    path = project.write("a.py", f"{HEADER}# COMMAND ----------\n!pip install x\ny = 1\n")
+    assert _cells(path)[1:] == [("packages", 3, "pip install x"), ("python", 3, "pass\ny = 1\n")]
 
 
 def test_python_cells_are_found_when_the_notebook_is_sql(project):
