@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from update_project import Project
 
 from penstock._api.registry import Registry, registration
 from penstock._engine.analysis import analyse
@@ -11,6 +12,7 @@ from penstock._graph.index import build_index
 from penstock._launch import surroundings
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import UpdateState
 from penstock._sql.declare import SqlContext, declare_sql
 from penstock.errors import DefinitionErrors
 
@@ -164,6 +166,46 @@ def test_spark_names_the_line_of_the_file_when_a_query_is_wrong(analysed):
     assert "line 5" in unresolved.message
     assert unresolved.origin.line == 3
     assert "line 8" in unparsed.message
+
+
+def test_the_way_to_read_json_is_named_when_a_path_goes_into_a_text(analysed):
+    with pytest.raises(DefinitionErrors) as caught:
+        analysed(RAW, "CREATE STREAMING TABLE t AS SELECT body:a FROM STREAM(raw)")
+    (error,) = caught.value.errors
+    assert error.condition == "QUERY_INVALID"
+    assert "parse_json" in error.hint
+
+
+def test_rows_flow_through_tables_and_rules_when_an_update_runs_sql(spark, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark)
+    statements = """
+        SET least = 0;
+        CREATE TEMPORARY VIEW plus AS SELECT *, amount + 1 AS more FROM STREAM(arrived);
+        CREATE OR REFRESH STREAMING TABLE checked (
+          CONSTRAINT positive EXPECT (amount > ${least}) ON VIOLATION DROP ROW
+        ) TBLPROPERTIES (quality = silver) AS SELECT id, amount, more FROM STREAM(LIVE.plus);
+        CREATE MATERIALIZED VIEW total (n COMMENT 'rows', amount) AS
+          SELECT count(*), sum(amount) FROM checked;
+    """
+    project.source(
+        f"""
+from penstock._sql.declare import SqlContext, declare_sql
+
+@dp.temporary_view
+def arrived():
+    return rows()
+
+declare_sql({statements!r}, file="orders.sql", context=SqlContext())
+"""
+    ).add("a.json", [{"id": 1, "amount": 5}, {"id": 2, "amount": -5}, {"id": 3, "amount": 7}])
+    assert project.run().state is UpdateState.COMPLETED
+    project.add("b.json", [{"id": 4, "amount": 1}])
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("checked", "id", "more") == [(1, 6), (3, 8), (4, 2)]
+    assert [row["id"] for row in project.table("checked_quarantine").collect()] == [2]
+    assert project.rows("total", "n", "amount") == [(3, 13)]
+    assert project.table("total").schema["n"].metadata == {"comment": "rows"}
 
 
 def test_parameters_and_variables_are_values_when_the_query_runs(analysed):

@@ -94,6 +94,13 @@ def query_error(
             origin=origin,
             hint="relative paths start at the pipeline's root folder",
         )
+    if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no text for this condition
+        return DefinitionError(
+            "QUERY_INVALID",
+            f"{flow!r}: a path `column:path` is read from a column that is not VARIANT",
+            origin=origin,
+            hint="for a JSON text write `parse_json(column):path::STRING`",
+        )
     if condition is not None:
         return DefinitionError("QUERY_INVALID", f"{flow!r}: {first_line(error)}", origin=origin)
     return UserCodeError(
