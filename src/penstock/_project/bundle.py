@@ -101,7 +101,10 @@ def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
             target is meant.
     """
     main, only = _main_of(document)
-    tree, target, over = _with_target(_with_includes(main, only), choice)
+    whole = _with_includes(main, only)
+    if choice.wanted_pipeline is None and not _has_pipelines(whole):
+        return None
+    tree, target, over = _with_target(whole, choice)
     pipelines = {
         key: pipeline
         for key, pipeline in (tree.get("resources", "pipelines") or Node({}, main.file, 1)).items()
@@ -173,6 +176,13 @@ def _included(main: Node) -> Iterator[Path]:
         yield from (folder / name for name in found if Path(name).suffix in _SUFFIXES)
 
 
+def _has_pipelines(tree: Node) -> bool:
+    """Whether a bundle declares a pipeline, be it in a target that is not meant."""
+    targets = tree.get("targets") or tree.get("environments") or tree
+    places = [tree, *(target for _, target in targets.items())]
+    return any(place.get("resources", "pipelines") is not None for place in places)
+
+
 def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
     """The bundle with a target laid over it, the target's name, and the target."""
     nothing = Node({}, tree.file, 1)
@@ -237,17 +247,25 @@ class _Bundle:
 
     def _sparks(self, clusters: Node) -> Node:
         """Clusters with their `spark_conf` only."""
-        if isinstance(clusters.value, str):
-            clusters = self.substitution.fill(clusters)
-        kept = []
-        for cluster in list_of(clusters, "clusters"):
+        kept: list[Node] = []
+        for cluster in list_of(self._or_nothing(clusters), "clusters"):
             filled = {
                 name: self.substitution.fill(part)
-                for name, part in cluster.items()
+                for name, part in self._or_nothing(cluster).items()
                 if name in ("label", "spark_conf")
             }
             kept.append(Node(filled, cluster.file, cluster.line))
-        return Node([*kept], clusters.file, clusters.line)
+        return Node(kept, clusters.file, clusters.line)
+
+    def _or_nothing(self, part: Node) -> Node:
+        """The value of a part that is a reference; a cluster's needs none, it has no effect."""
+        if not isinstance(part.value, str):
+            return part
+        try:
+            filled = self.substitution.fill(part)
+        except SpecError:
+            return Node(None, part.file, part.line)
+        return Node(None, part.file, part.line) if isinstance(filled.value, str) else filled
 
     def chosen(self, choice: Choice, only: Path | None) -> str:
         """Key of the pipeline that is meant."""

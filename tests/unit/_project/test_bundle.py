@@ -496,3 +496,39 @@ def test_anchors_are_followed_when_a_bundle_has_some(project):
     )
     settings = _load(project.root)
     assert (settings.catalog, settings.schema) == ("c", "t")
+
+
+@pytest.mark.parametrize("clusters", ["${var.all}", "\n        - ${var.one}"])
+def test_spark_conf_counts_when_a_variable_holds_the_cluster(project, clusters):
+    project.write(
+        "databricks.yml",
+        f"""
+bundle: {{name: b}}
+variables:
+  one: {{type: complex, default: {{spark_conf: {{a: b}}, node: "${{var.unset}}"}}}}
+  all: {{type: complex, default: [{{spark_conf: {{a: b}}}}]}}
+  unset: {{description: x}}
+resources:
+  pipelines:
+    p:
+      schema: s
+      clusters: {clusters}
+""",
+    )
+    # A cluster may need values that have no effect here.
+    expected = {"a": "b"} if "all" in clusters else {}
+    assert dict(_load(project.root).configuration) == expected
+    settings = _load(project.root, environ={"BUNDLE_VAR_unset": "x"})
+    assert dict(settings.configuration) == {"a": "b"}
+
+
+def test_bundle_without_pipelines_is_left_alone_when_no_target_is_the_default(project):
+    project.write("databricks.yml", "bundle: {name: b}\ntargets: {a: {}, b: {}}\n")
+    assert _load(project.root).name == "orders"
+    project.write(
+        "databricks.yml",
+        "bundle: {name: b}\ntargets: {a: {default: true},"
+        " b: {resources: {pipelines: {p: {schema: s}}}}}\n",
+    )
+    assert _load(project.root).name == "orders"
+    assert _load(project.root, target="b").name == "p"
