@@ -4,16 +4,19 @@ JAR_SETS := delta local-fs kafka avro kafka-broker
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench jars clean distclean
+.PHONY: help demo test test-long lint bench jars clean distclean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
 demo: jars  ## orders from a real Kafka to gold tables; EVENTS=20000 to end by itself, RATE=500 per second
 	$(BIN)/penstock demo $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
 test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: jars  ## more than 100,000 random CDC histories against the oracle; HISTORIES per combination
+	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the layers of the rooms
 	$(BIN)/ruff check .

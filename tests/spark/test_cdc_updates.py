@@ -230,8 +230,8 @@ dp.apply_changes_from_snapshot("newest", "people", ["id"])
     )
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "newest") == [(1, "a", "y"), (2, "c", None), (3, "d", None)]
-    history = rows(project, "followed", "id", "name", "city", "__END_AT IS NULL")
-    assert history == [
+    found = rows(project, "followed", "id", "name", "city", "__END_AT IS NULL")
+    assert found == [
         (1, "a", "y", True),
         (2, "b", None, False),
         (2, "c", None, True),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock._model.cdc import CdcSpec, SnapshotSpec
+from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock.errors import DefinitionError, PenstockError
 
@@ -23,9 +24,17 @@ def cdc_text(flow: Flow) -> str:
     return f"{kind} {source} by {keys}, SCD type {spec.scd_type}"
 
 
-def check_sharing(shown: str, flows: Sequence[Flow]) -> Iterator[PenstockError]:
+def check_target(shown: str, declared: Dataset, flows: Sequence[Flow]) -> Iterator[PenstockError]:
     """What is wrong with the flows of one table, as far as their declarations tell."""
     changing = [flow for flow in flows if is_cdc(flow)]
+    if declared.expectations and any(flow.snapshot is not None for flow in changing):
+        yield DefinitionError(
+            "CDC_SNAPSHOT_EXPECTATIONS",
+            f"{shown!r} follows snapshots and has expectations, which snapshots cannot have: a row "
+            "that is left out would count as vanished",
+            origin=declared.expectations[0].origin,
+            hint="put the rules on the source of the snapshots",
+        )
     if not changing or len(flows) == 1:
         return
     first = changing[0]

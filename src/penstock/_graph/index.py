@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from penstock._graph.cdc import check_sharing, is_cdc
+from penstock._graph.cdc import check_target, is_cdc
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name
@@ -297,7 +297,7 @@ def _check_flows(
                 hint="declare the target with create_streaming_table",
             )
         else:
-            yield from check_sharing(name, dataset.flows)
+            yield from check_target(name, declared, dataset.flows)
         if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
             yield DefinitionError(
                 "PARTITION_AND_CLUSTER",

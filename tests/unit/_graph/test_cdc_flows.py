@@ -2,6 +2,7 @@ import pytest
 
 from penstock._graph.cdc import cdc_text
 from penstock._model.cdc import ScdType, TrackHistory
+from penstock._model.expectation import Expectation, OnViolation
 from penstock._plan.explain import explain_json, explain_text
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import RefreshView, RunOnceFlow, StartFlow
@@ -71,6 +72,15 @@ def test_two_snapshot_flows_are_refused_when_they_have_one_target(draft):
     draft.snapshot_flow("first", "customers")
     draft.snapshot_flow("second", "customers")
     assert conditions(draft.index()) == ["CDC_TARGET_SHARED"]
+
+
+def test_expectations_are_refused_when_a_table_follows_snapshots(draft):
+    rule = Expectation(
+        name="r", condition="id > 0", on_violation=OnViolation.WARN, origin=draft.here()
+    )
+    draft.empty_table("customers", expectations=(rule,))
+    draft.snapshot_flow("follow", "customers")
+    assert conditions(draft.index()) == ["CDC_SNAPSHOT_EXPECTATIONS"]
 
 
 @pytest.mark.parametrize("kind", ["missing", "table", "sink", "view"])

@@ -1,0 +1,289 @@
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from writer_harness import rule
+
+from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
+from penstock._model.origin import SourceLocation
+from penstock._tables import cdc_writer
+from penstock._tables.cdc_events import TargetShape, resolve
+from penstock._tables.cdc_writer import CdcWriter, split_events
+from penstock._tables.commits import CommitResult
+from penstock._tables.layout import TableRef
+from penstock._tables.prepare import TableSpec, prepare_table, table_state
+from penstock.errors import CheckpointError, FlowError
+
+ORIGIN = SourceLocation("pipeline.py", 7)
+PLAIN = "id INT, seq INT, op STRING, a STRING"
+
+
+class Target:
+    """A target on disk and flows that change it."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.target = TableRef(str(root / "t"), "t")
+        self.state = TableRef(str(root / "s"), "s")
+        self.quarantine = TableRef(str(root / "q"), "q")
+
+    def write(
+        self,
+        df: DataFrame,
+        batch_id: int,
+        *,
+        flow: str = "f",
+        rules: Sequence[Any] = (),
+        quarantine: bool = True,
+        options: dict[str, Any] | None = None,
+        **parameters: Any,
+    ) -> CommitResult:
+        given: dict[str, Any] = {
+            "source": "s",
+            "keys": ("id",),
+            "sequence_by": "seq",
+            "apply_as_deletes": "op = 'D'",
+            "except_columns": ("seq", "op"),
+            **parameters,
+        }
+        spec = CdcSpec(**given)
+        shape = TargetShape.of([spec])
+        events = resolve(df, spec, shape, flow=flow, origin=ORIGIN)
+        prepare_table(self.spark, self.target, TableSpec(schema=events.target_schema()))
+        split = split_events(df, events, rules, quarantine=quarantine, origin=ORIGIN)
+        self.writer = CdcWriter(
+            self.spark,
+            flow=flow,
+            app_id=f"p/{flow}/writer/1",
+            target=self.target,
+            state=self.state,
+            quarantine=self.quarantine if quarantine else None,
+            events=events,
+            split=split,
+            **(options or {}),
+        )
+        return self.writer.write(split.df, batch_id)
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        df = self.spark.read.format("delta").load(self.target.path)
+        found = (df.selectExpr(*columns) if columns else df).collect()
+        return sorted((tuple(row) for row in found), key=repr)
+
+
+@pytest.fixture
+def target(spark: SparkSession, tmp_path: Path) -> Target:
+    return Target(spark, tmp_path)
+
+
+def plain(spark: SparkSession, *events: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(list(events), PLAIN)
+
+
+@pytest.mark.parametrize(("scd_type", "rewrite"), [(1, False), (2, True)])
+def test_values_of_every_type_are_stored_and_compared(
+    spark: SparkSession, target: Target, scd_type: int, rewrite: bool
+) -> None:
+    df = spark.sql(
+        """
+        SELECT id, seq, 'U' AS op, map('x', n, 'y', 2) AS m, parse_json(j) AS v,
+          named_struct('p', n, 'q', array(map('k', d))) AS s, array(n, NULL) AS l,
+          CAST(n AS DECIMAL(38, 18)) AS dec, CAST('ab' AS BINARY) AS bin, d,
+          TIMESTAMP '1582-10-04 00:00:00' AS ts, DATE '9999-12-31' AS day
+        FROM VALUES (1, 1, 1, '{"a":1}', double('NaN')), (2, 1, NULL, 'null', -0.0D) t(id,seq,n,j,d)
+        """
+    )
+    kept = {"scd_type": ScdType(str(scd_type)), "options": {"rewrite": rewrite}}
+    target.write(df, 0, **kept)
+    target.write(df.withColumn("seq", F.lit(2)), 1, **kept)
+    same = "m['x'], m['y'], to_json(v), s.p, s.q[0]['k'], l, CAST(dec AS INT), bin, d, year(day)"
+    found = target.rows("id", *same.split(", "), *(["__END_AT"] if scd_type == 2 else []))
+    assert len(found) == 2
+    assert found[0][1:4] == (1, 2, '{"a":1}')
+    assert str(found[0][5]) == "nan"
+    assert (found[1][1], found[1][6], found[1][9]) == (None, [None, None], 0.0)
+    other = df.where("id = 1").withColumn("seq", F.lit(3)).withColumn("m", F.expr("map('x', 5)"))
+    target.write(other, 2, **kept)
+    assert len(target.rows("id")) == (2 if scd_type == 1 else 3)
+
+
+def test_maps_are_equal_whatever_the_order_of_their_entries(
+    spark: SparkSession, target: Target
+) -> None:
+    for batch, text in enumerate(("map('a', 1, 'b', 2)", "map('b', 2, 'a', 1)")):
+        df = spark.sql(f"SELECT 1 AS id, {batch} AS seq, 'U' AS op, {text} AS m")
+        target.write(df, batch, scd_type=ScdType.TWO)
+    assert target.rows("id", "__START_AT", "__END_AT") == [(1, 0, None)]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
+    spark: SparkSession, target: Target, swapped: bool
+) -> None:
+    events = [(1, 1, "U", None, 7, [None, 1]), (1, 1, "U", 7, None, [1, None])]
+    schema = "id INT, seq INT, op STRING, a INT, b INT, l ARRAY<INT>"
+    for batch, event in enumerate(reversed(events) if swapped else events):
+        target.write(spark.createDataFrame([event], schema), batch)
+    (row,) = target.rows("a", "b")
+    other = Target(spark, Path(target.target.path).parent / "other")
+    other.write(spark.createDataFrame(events, schema), 0)
+    assert other.rows("a", "b") == [row]
+
+
+@pytest.mark.parametrize("point", ["after_quarantine_commit", "after_state_commit"])
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_batch_is_completed_when_the_process_died_between_two_commits(
+    spark: SparkSession,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    scd_type: int,
+) -> None:
+    df = plain(spark, (1, 1, "U", "x"), (2, None, "U", "bad"), (3, 1, "U", ""))
+    rules = (rule("filled", "a <> ''", "drop"), rule("short", "length(a) < 1", "warn"))
+    kept = {"rules": rules, "scd_type": ScdType(str(scd_type))}
+
+    def dies(here: str, *_: Any) -> None:
+        if here == point:
+            raise KeyboardInterrupt
+
+    from penstock._tables import writer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cdc_writer, "kill_point", dies)
+        patch.setattr(writer, "kill_point", dies)
+        with pytest.raises(KeyboardInterrupt):
+            target.write(df, 0, **kept)
+    assert target.rows() == []
+    result = target.write(df, 0, **kept)
+    assert (result.rows_written, result.rows_quarantined, result.replayed) == (1, 2, False)
+    assert result.rules["filled"].failed == 1
+    assert result.rules["short"].failed == 2
+    again = target.write(df, 0, **kept)
+    assert (again.replayed, again.rules) == (True, result.rules)
+    assert target.rows("id", "a") == [(1, "x")]
+    assert spark.read.format("delta").load(target.quarantine.path).count() == 2
+    assert spark.read.format("delta").load(target.state.path).count() == 1
+
+
+def test_rules_bind_upserts_only(spark: SparkSession, target: Target) -> None:
+    strict = (rule("filled", "a IS NOT NULL", "fail"),)
+    target.write(plain(spark, (1, 1, "U", "x")), 0, rules=strict)
+    result = target.write(plain(spark, (1, 2, "D", None)), 1, rules=strict)
+    assert (result.rows_deleted, target.rows()) == (1, [])
+    with pytest.raises(Exception, match="PENSTOCK_EXPECTATION_FAILED"):
+        target.write(plain(spark, (1, 3, "U", None)), 2, rules=strict)
+    assert target.rows() == []
+
+
+def test_flow_fails_when_an_event_has_no_sequence_and_there_is_no_quarantine(
+    spark: SparkSession, target: Target
+) -> None:
+    for bad in ((1, None, "U", "x"), (None, 1, "U", "x")):
+        with pytest.raises(FlowError) as caught:
+            target.write(plain(spark, bad, (2, 1, "U", "y")), 0, quarantine=False)
+        assert caught.value.condition == "CDC_EVENT_INVALID"
+        assert "'f'" in caught.value.message
+        assert not caught.value.retryable
+    assert target.rows() == []
+
+
+def test_new_columns_are_added_when_the_source_has_more(
+    spark: SparkSession, target: Target
+) -> None:
+    wide = "id INT, seq INT, op STRING, b STRUCT<x: INT, y: INT>, a STRING"
+    for scd_type in (1, 2):
+        here = Target(spark, Path(target.target.path).parent / str(scd_type))
+        kept = {"scd_type": ScdType(str(scd_type)), "track_history": TrackHistory(columns=("id",))}
+        kept = kept if scd_type == 2 else {}
+        here.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **kept)
+        here.write(spark.createDataFrame([(2, 3, "U", (7, 8), "z")], wide), 1, **kept)
+        late = spark.createDataFrame([(2, 2, "U", (0, 0), "late"), (1, 0, "U", None, "l")], wide)
+        here.write(late, 2, **kept)
+        assert here.rows("id", "a", "b.y") == [(1, "x", None), (2, "z", 8)]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_table_of_keys_alone_is_possible(
+    spark: SparkSession, target: Target, scd_type: int
+) -> None:
+    kept = {"columns": ("id",), "except_columns": None, "scd_type": ScdType(str(scd_type))}
+    target.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **kept)
+    target.write(plain(spark, (1, 2, "D", None), (2, 3, "U", "z")), 1, **kept)
+    wanted = [(2,)] if scd_type == 1 else [(1, 1, 2), (2, 1, None)]
+    assert target.rows() == wanted
+
+
+def test_flows_share_one_state_when_they_have_different_columns(
+    spark: SparkSession, target: Target
+) -> None:
+    more = "id INT, seq INT, op STRING, b STRING"
+    options = {"allow_missing": True}
+    target.write(plain(spark, (1, 5, "U", "x")), 0, flow="one", options=options)
+    second = spark.createDataFrame([(1, 3, "U", "old"), (2, 1, "U", "new")], more)
+    target.write(second, 0, flow="two", options=options)
+    target.write(
+        plain(spark, (2, 0, "U", "late"), (1, 4, "D", None)), 1, flow="one", options=options
+    )
+    assert target.rows("id", "a", "b") == [(1, "x", None), (2, None, "new")]
+
+
+def test_state_is_refused_when_the_declaration_changed(spark: SparkSession, target: Target) -> None:
+    df = plain(spark, (1, 1, "U", "x"))
+    target.write(df, 0)
+    for changed in (
+        {"sequence_by": "struct(seq, id)"},
+        {"ignore_null_updates": True},
+        {"keys": ("id", "a")},
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            target.write(df, 1, **changed)
+        assert caught.value.condition == "CDC_STATE_INCOMPATIBLE"
+
+
+def test_rows_without_state_are_refused(spark: SparkSession, target: Target) -> None:
+    df = plain(spark, (1, 1, "U", "x"))
+    df.select("id", "a").write.format("delta").save(target.target.path)
+    with pytest.raises(CheckpointError) as caught:
+        target.write(df, 0)
+    assert caught.value.condition == "CDC_STATE_MISSING"
+
+
+def test_deleted_keys_are_forgotten_after_their_time_only(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.write(plain(spark, (1, 5, "D", None), (2, 5, "D", None), (3, 1, "U", "x")), 0)
+    target.write(plain(spark, (1, 4, "U", "late")), 1, options={"tombstone_seconds": 60})
+    state = target.writer._state
+    like = spark.range(1)
+    state.compact(like)
+    assert table_state(spark, target.state.path) is not None
+    assert state.rows(like)[0].count() == 3
+    target.write(plain(spark, (2, 3, "U", "late")), 2, options={"tombstone_seconds": 60})
+    assert target.rows("id") == [(3,)]
+    later = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: later)
+    state = target.writer._state
+    state.compact(like)
+    assert [row["id"] for row in state.rows(like)[0].select("k.id").collect()] == [3]
+    target.write(plain(spark, (2, 4, "U", "revived")), 3)
+    assert target.rows("id", "a") == [(2, "revived"), (3, "x")]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_result_is_the_same_when_the_state_was_compacted(
+    spark: SparkSession, target: Target, scd_type: int
+) -> None:
+    kept = {"scd_type": ScdType(str(scd_type))}
+    for batch, seq in enumerate((3, 5, 3)):
+        target.write(plain(spark, (1, seq, "U", f"v{seq}")), batch, **kept)
+    target.writer._state.compact(spark.range(1))
+    assert len(list(Path(target.state.path).glob("*.parquet"))) >= 4
+    rows, _ = target.writer._state.rows(spark.range(1))
+    assert rows.count() == (1 if scd_type == 1 else 2)
+    target.write(plain(spark, (1, 4, "D", None)), 3, **kept)
+    wanted = [(1, "v5")] if scd_type == 1 else [(1, "v3", 3, 4), (1, "v5", 5, None)]
+    assert target.rows() == wanted
