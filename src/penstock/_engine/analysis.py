@@ -72,11 +72,7 @@ def analyse(
     source = CdcAwareSource(index)
     try:
         analysis = _Analysis(spark, index, source, around)
-        for key in index.datasets:
-            analysis.dataset(key)
-        for name, flow in index.flows.items():
-            if index.flow_targets[name] in index.sinks:
-                analysis.flow(flow, properties={})
+        analysis.everything()
         return build_graph(index, analysis.found, analysis.errors)
     finally:
         source.close()
@@ -93,11 +89,9 @@ def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) ->
     source = CdcAwareSource(index)
     try:
         analysis = _Analysis(spark, index, source, around)
-        for key in index.datasets:
-            analysis.dataset(key)
-        for name, flow in index.flows.items():
-            if index.flow_targets[name] in index.sinks:
-                analysis.flow(flow, properties={})
+        # What a flow learns about a source makes flows stale that were analysed before.
+        while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
+            analysis.everything()
         unsure = {
             name: error for name, error in analysis.errors.items() if analysis.missing_below(name)
         }
@@ -136,6 +130,14 @@ class _Analysis:
         self._evaluator = Evaluator(spark, index, source, around)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
+
+    def everything(self) -> None:
+        """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
+        for key in self.index.datasets:
+            self.dataset(key)
+        for name, flow in self.index.flows.items():
+            if self.index.flow_targets[name] in self.index.sinks:
+                self.flow(flow, properties={})
 
     def dataset(self, key: str) -> None:
         """Analyse all flows of a dataset, upstream datasets first. Never raises."""
