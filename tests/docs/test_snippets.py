@@ -260,7 +260,7 @@ def test_every_option_that_is_named_exists():
     known = {"--debug", "--version", "--help", *FOREIGN_OPTIONS}
     for _, command in _all_commands(typer.main.get_command(app), "penstock"):
         for parameter in command.params:
-            known.update(parameter.opts)
+            known.update((*parameter.opts, *parameter.secondary_opts))
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
