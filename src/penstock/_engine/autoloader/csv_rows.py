@@ -8,7 +8,7 @@ are brought into the order of the schema first. Either way the same parser makes
 import re
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from penstock._engine.autoloader.rescue import FLAW, typed_columns
 from penstock._engine.autoloader.rows import LEFT, TYPED, Rows, decoded, left_sql
@@ -27,15 +27,12 @@ from penstock.connectors.autoloader import Evolution, FileOptions
 _LINE = "__files_line"
 _HEADER = "__files_header"
 _FITTED = "__files_fitted"
-_SPARE_TOKENS = 50
 # What only the reader of files understands.
 _READER_ONLY = frozenset(
     {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep", "header"}
     | {"inferschema", "samplingratio", "compression", "skiprows", "enforceschema", "comment"}
     | {"maxcolumns", "prefersdate"}
 )
-# What changes a token on its way through: tokens are taken as they are, their column decides.
-_VALUE_OPTIONS = frozenset({"nullvalue", "emptyvalue"})
 
 
 def needs_whole_files(options: FileOptions) -> bool:
@@ -80,26 +77,23 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     return Rows(df, schema, _LINE)
 
 
-def header_names(raw: DataFrame, options: FileOptions, width: int) -> DataFrame:
+def header_names(raw: DataFrame, options: FileOptions) -> DataFrame:
     """The column names in the header of each file, one row with `names` each.
 
     Args:
         raw: Column `value` with one file each.
         options: What was asked.
-        width: Names that are looked for at most.
     """
-    csv = _Csv(StructType([]), options, width)
+    csv = _Csv(StructType([]), options)
     df = decoded(raw, options, whole=True).selectExpr(f"{csv.lines()} AS __files_lines")
     return df.selectExpr(f"{csv.names('__files_lines')} AS names")
 
 
 class _Csv:
-    def __init__(self, schema: StructType, options: FileOptions, width: int | None = None) -> None:
+    def __init__(self, schema: StructType, options: FileOptions) -> None:
         self._schema = schema
         self._options = options
         self._parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
-        # One token more than any line should have: what is in it makes the line a bad one.
-        self._width = width or max(2 * len(schema), len(schema) + _SPARE_TOKENS)
         self._names = [field.name for field in schema.fields]
         self._separator = options.parser_option("sep", "delimiter", default=",")
         self._quote = options.parser_option("quote", default='"')
@@ -134,8 +128,8 @@ class _Csv:
     def _record(self) -> str:
         """A record that may have line ends inside of quotes; possessive, so without recursion."""
         separator = re.escape(self._separator)
-        first = rf"(?:[^{_class(self._separator)}\r\n]|(?!{separator})[^\r\n])"
-        token = rf"(?:\s*+{self._quoted()})?+{first}*+(?:{separator}|(?=[\r\n]|\z))"
+        plain = rf"(?:(?!{separator})[^\r\n])*+"
+        token = rf"(?:[ \t]*+{self._quoted()})?+{plain}(?:{separator}|(?=[\r\n]|\z))"
         return rf"(?:{token})++(?:\r\n|\n|\r|\z)"
 
     def _quoted(self) -> str:
@@ -151,15 +145,14 @@ class _Csv:
 
     def names(self, lines: str) -> str:
         """SQL: the names in a header as Spark's reader would call the columns."""
-        tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim(x))"
-        last = "array_max(transform(h, (x, i) -> CASE WHEN x <> '' THEN i ELSE -1 END))"
-        doubled = "size(filter(h, y -> lower(y) = lower(x))) > 1"
+        tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim({self._value('x')}))"
+        # Spellings that differ in case are names of their own: one is a column, others are rescued.
+        doubled = "size(filter(h, y -> y = x)) > 1"
         safe = (
             "transform(h, (x, i) -> CASE WHEN x IS NULL OR x = '' THEN concat('_c', i) "
             f"WHEN {doubled} THEN concat(x, i) ELSE x END)"
         )
-        named = with_value("h", tokens, f"slice({safe}, 1, 1 + coalesce({last}, -1))")
-        return f"CASE WHEN size({lines}) > 0 THEN {named} END"
+        return f"CASE WHEN size({lines}) > 0 THEN {with_value('h', tokens, safe)} END"
 
     def header(self, lines: str) -> str:
         """SQL: a file's own names; NULL where they are the schema's."""
@@ -168,9 +161,10 @@ class _Csv:
         names = self.names(lines)
         if not self._options.case_sensitive and self._names:
             spelled = ", ".join(f"{literal(n.lower())}, {literal(n)}" for n in self._names)
-            names = (
-                f"transform({names}, x -> coalesce(try_element_at(map({spelled}), lower(x)), x))"
-            )
+            alone = "size(filter(hs, y -> lower(y) = lower(x))) = 1"
+            found = f"coalesce(try_element_at(map({spelled}), lower(x)), x)"
+            respelled = f"transform(hs, x -> CASE WHEN {alone} THEN {found} ELSE x END)"
+            names = with_value("hs", names, respelled)
         return with_value("hn", names, f"CASE WHEN hn <> {literals(self._names)} THEN hn END")
 
     # -- values ----------------------------------------------------------------------------------
@@ -181,28 +175,26 @@ class _Csv:
         return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(given)})"
 
     def _tokens(self, text: str) -> str:
-        """SQL: the tokens of a line as they are, NULL behind the last."""
-        wide = StructType([StructField(f"c{i}", StringType()) for i in range(self._width + 1)])
-        given = {k: v for k, v in self._parse.items() if k.lower() not in _VALUE_OPTIONS}
-        options = options_map({**given, "mode": "PERMISSIVE"})
-        parsed = f"from_csv({text}, {typed_columns(wide, flaw=False)}, {options})"
-        cells = ", ".join(f"t.c{i}" for i in range(self._width + 1))
-        return with_value("t", parsed, f"array({cells})")
+        """SQL: the tokens of a line as they are written, quotes included."""
+        separator = re.escape(self._separator)
+        plain = f"split({text}, {literal(separator)}, -1)"
+        if not self._quote:
+            return plain
+        # With a separator in front, every token begins with one, and none is of no length.
+        token = rf"{separator}((?:[ \t]*+{self._quoted()})?+(?:(?!{separator})[\s\S])*+)"
+        line = f"concat({literal(self._separator)}, {text})"
+        quoted = f"regexp_extract_all({line}, {literal(token)}, 1)"
+        return f"CASE WHEN contains({text}, {literal(self._quote)}) THEN {quoted} ELSE {plain} END"
+
+    def _value(self, token: str) -> str:
+        """SQL: what a token says; NULL for none."""
+        given = {**self._parse, "mode": "PERMISSIVE"}
+        return f"from_csv({token}, 'v string', {options_map(given)}).v"
 
     def fitted(self) -> str:
         """SQL: a line in the order of the schema."""
-        given = {k: v for k, v in self._parse.items() if k.lower() not in _VALUE_OPTIONS}
-        written = {
-            **given,
-            "ignoreLeadingWhiteSpace": "false",
-            "ignoreTrailingWhiteSpace": "false",
-            "emptyValue": self._quote * 2,
-        }
-        cells = ", ".join(
-            f"{literal(f'c{i}')}, {_lookup(literal(column))}"
-            for i, column in enumerate(self._names)
-        )
-        line = f"to_csv(named_struct({cells}), {options_map(written)})"
+        cells = ", ".join(f"coalesce({_lookup(literal(n), _HEADER)}, '')" for n in self._names)
+        line = f"concat_ws({literal(self._separator)}, {cells})" if cells else "''"
         return with_value("tk", self._tokens(_LINE), line)
 
     def left(self) -> str:
@@ -212,49 +204,35 @@ class _Csv:
         names = f"coalesce({_HEADER}, {literals(self._names)})"
         misfits = []
         for column in self._names:
-            token = _lookup(literal(column), "tn")
-            shown = with_value(
-                "mv",
-                token,
-                f"CASE WHEN mv IS NOT NULL AND {TYPED}.{name(column)} IS NULL AND "
-                f"{self._is_value('mv')} THEN concat({json_text(literal(column))}, ':', "
-                f"{json_text('mv')}) END",
-            )
-            misfits.append(shown)
+            value = f"CASE WHEN {TYPED}.{name(column)} IS NULL THEN {self._value('mt')} END"
+            told = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
+            shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {told} END")
+            misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
         known = literals(self._names)
         # Tokens without a column of their own, by the header's name or their place in the line.
         place = "coalesce(get(tn, i), concat('_c', i))"
+        told = f"concat({json_text(place)}, ':', {json_text('v')})"
         others = (
-            "transform(tk, (x, i) -> CASE WHEN x IS NOT NULL AND "
-            f"NOT array_contains({known}, coalesce(get(tn, i), '')) THEN "
-            f"concat({json_text(place)}, ':', {json_text('x')}) END)"
+            f"transform(tk, (x, i) -> CASE WHEN NOT array_contains({known}, {place}) THEN "
+            + with_value("v", self._value("x"), f"CASE WHEN v IS NOT NULL THEN {told} END")
+            + " END)"
         )
-        fragments = (
-            f"filter(concat({others}, array({', '.join(misfits) or 'NULL'})), x -> x IS NOT NULL)"
-        )
+        parts = ", ".join(misfits) or "cast(NULL AS string)"
+        fragments = f"filter(concat({others}, array({parts})), x -> x IS NOT NULL)"
         new = NO_TEXTS
         if self._options.evolution is not Evolution.NONE:
             taken = (*self._names, *self._options.reserved)
             folded = literals(column.lower() for column in taken)
-            test = f"NOT array_contains({folded}, lower(x))"
+            test = f"NOT array_contains({folded}, lower(x)) AND NOT x RLIKE '^_c[0-9]+$'"
             new = f"coalesce(filter({_HEADER}, x -> {test}), {NO_TEXTS})"
         whole = left_sql(fragments=fragments, new=new)
-        compared = with_value("tk", self._tokens(_LINE), with_value("tn", names, whole))
-        is_broken = self._is_broken()
-        slow = f"CASE WHEN {is_broken} THEN {broken} ELSE {compared} END"
+        slow = with_value("tk", self._tokens(_LINE), with_value("tn", names, whole))
         fits = f"{_HEADER} IS NULL AND {TYPED}.{FLAW} IS NULL"
         if self._quote:
-            fits += f" AND NOT ({self._has_open_quote()})"
+            opened = self._has_open_quote()
+            slow = f"CASE WHEN {opened} THEN {broken} ELSE {slow} END"
+            fits += f" AND NOT ({opened})"
         return f"CASE WHEN NOT ({fits}) THEN {slow} END"
-
-    def _is_value(self, token: str) -> str:
-        null = self._options.parser_option("nullValue")
-        return f"{token} <> {literal(null)}" if null else f"{token} <> ''"
-
-    def _is_broken(self) -> str:
-        """SQL: whether a line is no record: an open quote, or far too many tokens."""
-        sentinel = f"{self._tokens(_LINE)}[{self._width}] IS NOT NULL"
-        return f"({self._has_open_quote()}) OR {sentinel}" if self._quote else sentinel
 
     def _has_open_quote(self) -> str:
         """SQL: whether a quoted token has no end; the parser would swallow what follows."""
@@ -269,10 +247,9 @@ class _Csv:
         )
 
 
-def _lookup(key: str, names: str | None = None) -> str:
+def _lookup(key: str, names: str) -> str:
     """SQL: the token `tk` under a name; NULL without one."""
-    where = names or _HEADER
-    return f"get(tk, cast(array_position({where}, {key}) AS int) - 1)"
+    return f"get(tk, cast(array_position({names}, {key}) AS int) - 1)"
 
 
 def _class(text: str) -> str:

@@ -38,7 +38,7 @@ BINARY = StructType(
 )
 
 _CORRUPT = "__files_flaw"
-_HEADER_WIDTH = 20000
+_MOST_SPELLED = 10_000
 _SAMPLE = "spark.databricks.cloudFiles.schemaInference.sampleSize."
 _ENDINGS = {"ndjson": "json", "jsonl": "json", "tsv": "csv", "txt": "text", "pq": "parquet"}
 _COMPRESSED = ("gz", "gzip", "bz2", "zst", "zstd", "lz4", "snappy", "deflate", "xz")
@@ -133,17 +133,16 @@ def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> Struct
 
 
 def _common_spelling(spark: SparkSession, schema: StructType, paths: list[str]) -> StructType:
-    """The schema with the most used of several spellings of a name first."""
-    names = [field.name.lower() for field in schema.fields]
-    if len(set(names)) == len(names):
-        return schema
-    keys = _texts(spark, paths, whole=False).select(
-        F.explode(F.expr("coalesce(json_object_keys(value), array())")).alias("key")
-    )
-    used = {row["key"]: row["count"] for row in keys.groupBy("key").count().collect()}
-    ordered = sorted(schema.fields, key=lambda field: -used.get(field.name, 0))
-    first = {field.name.lower(): field for field in reversed(ordered)}
-    return StructType([f for f in schema.fields if first[f.name.lower()] is f])
+    """The schema with the most used spelling of each name, where records have several."""
+    lines = _texts(spark, paths, whole=False).limit(_MOST_SPELLED)
+    keys = F.explode(F.expr("coalesce(json_object_keys(value), array())")).alias("key")
+    used = {row["key"]: row["count"] for row in lines.select(keys).groupBy("key").count().collect()}
+    best: dict[str, str] = {}
+    for key in sorted(used, key=lambda key: used[key]):
+        best[key.lower()] = key
+    fields = {best.get(f.name.lower(), f.name): f for f in reversed(schema.fields)}
+    spelled = [StructField(name, field.dataType, True) for name, field in fields.items()]
+    return StructType(sorted(spelled, key=lambda field: field.name))
 
 
 def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType | None:
@@ -153,8 +152,7 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
     if not options.parser_flag("header") or not needs_whole_files(options):
         return widest([reader.csv(paths).schema])
     raw = _texts(spark, paths, whole=True)
-    width = min(_HEADER_WIDTH, _most_columns(spark, options, paths))
-    found = header_names(raw, options, width).selectExpr("names", "_metadata.file_path AS path")
+    found = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
     headers: dict[tuple[str, ...], list[str]] = {}
     for row in found.collect():
         if row["names"]:
@@ -167,18 +165,6 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
         by_position = zip(names, seen.fields, strict=False)
         groups.append(StructType([StructField(n, f.dataType, True) for n, f in by_position]))
     return widest(groups)
-
-
-def _most_columns(spark: SparkSession, options: FileOptions, paths: list[str]) -> int:
-    """At least as many tokens as a header of these files can have."""
-    separator = options.parser_option("sep", "delimiter", default=",")
-    first = F.expr("substr(value, 1, 1000000)")
-    counted = F.size(F.split(F.split(first, "\r?\n")[0], "\\Q" + separator + "\\E"))
-    skipped = int(options.parser_option("skipRows", default="0"))
-    if skipped or options.parser_option("comment"):
-        counted = F.lit(1000)
-    row = _texts(spark, paths, whole=True).select(F.max(counted).alias("n")).first()
-    return int(row["n"] or 1) + 1 if row is not None else 1
 
 
 def _xml(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:

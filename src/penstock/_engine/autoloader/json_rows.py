@@ -14,6 +14,7 @@ from penstock._engine.autoloader.shape import (
 )
 from penstock._engine.autoloader.sqltext import (
     NO_TEXTS,
+    case_chain,
     literal,
     options_map,
     text_fragment,
@@ -22,7 +23,7 @@ from penstock._engine.autoloader.sqltext import (
 from penstock.connectors.autoloader import FileOptions
 
 _TEXT = "__files_text"
-_OK = "__files_ok"
+_RANK = "__files_rank"
 # What only the reader of files understands.
 _READER_ONLY = frozenset(
     {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep"}
@@ -41,22 +42,29 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
     """
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
     given = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-    df = decoded(raw, options, whole=options.whole_files).selectExpr(
-        f"explode({_records(options, parse)}) AS {_TEXT}"
-    )
+    df = decoded(raw, options, whole=options.whole_files)
+    df = df.selectExpr(f"explode({_records(options, parse)}) AS {_TEXT}")
+    df = df.selectExpr(f"coalesce({_TEXT}, 'null') AS {_TEXT}")
     if not options.case_sensitive:
         df = df.withColumn(_TEXT, F.expr(_respelled(schema)))
-    fits: list[str] = []
-    source = _TEXT
-    if is_all_strings(schema):
-        source, fits = _exact_strings(schema, order)
-    elif pattern := clean_line(schema, order):
-        fits = [f"{_TEXT} RLIKE {literal(pattern)}"]
+    # 0: certainly complete; 1: as well, with its numbers in quotes; 2: to be compared.
+    rank, source = "2", _TEXT
+    pattern = clean_line(schema, order)
+    if pattern is not None:
+        cases = [(f"{_TEXT} RLIKE {literal(pattern)}", "0")]
+        if is_all_strings(schema):
+            # Numbers that go into strings keep their digits: they are put into quotes first.
+            loose = clean_line(schema, order, exact=False)
+            cases.append((f"{_TEXT} RLIKE {literal(loose or '')}", "1"))
+            number, replacement = quote_numbers()
+            quoted = f"regexp_replace({_TEXT}, {literal(number)}, {literal(replacement)})"
+            source = f"CASE WHEN {_RANK} = 1 THEN {quoted} ELSE {_TEXT} END"
+        rank = case_chain(cases, "2")
+    df = df.selectExpr(_TEXT, f"{rank} AS {_RANK}")
     parsed = f"from_json({source}, {typed_columns(schema)}, {options_map(given)})"
-    fit = " OR ".join(fits) if fits else "false"
-    df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}", f"({fit}) AS {_OK}")
+    df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}", _RANK)
     slow = _slow(schema, options, Comparison(parse, reserved=options.reserved), given)
-    clean = f"{_OK} AND {TYPED}.{FLAW} IS NULL"
+    clean = f"{_RANK} < 2 AND {TYPED}.{FLAW} IS NULL"
     df = df.selectExpr(_TEXT, TYPED, f"CASE WHEN NOT ({clean}) THEN {slow} END AS {LEFT}")
     return Rows(df, schema, _TEXT)
 
@@ -64,11 +72,11 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
 def _records(options: FileOptions, parse: dict[str, str]) -> str:
     """SQL: the JSON texts of a line or a file, each for one row."""
     given = f", {options_map(parse)}" if parse else ""
-    # As variants, because Spark shortens long fractions when it copies a value into a string. They
-    # refuse repeated keys, which the other way keeps.
-    items = f"try_variant_get(from_json(value, 'variant'{given}), '$', 'array<variant>')"
-    copied = f"transform(from_json(value, 'array<string>'{given}), x -> coalesce(x, 'null'))"
-    split = f"coalesce(transform({items}, x -> to_json(x)), {copied})"
+    # As variants, because Spark shortens long fractions when it copies a value into a string; they
+    # refuse repeated keys, which the other way keeps. No lambdas here: they would keep Spark from
+    # compiling this step, which every line goes through.
+    items = f"try_variant_get(from_json(value, 'variant'{given}), '$', 'array<string>')"
+    split = f"coalesce({items}, from_json(value, 'array<string>'{given}))"
     # Trailing text after an array would be dropped: such a line is taken as one bad record.
     complete = "try_parse_json(concat('{\"r\":[', value, ']}')) IS NOT NULL"
     is_array = "substr(ltrim(' \\t\\r\\n', value), 1, 1) = '['"
@@ -93,20 +101,6 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
         f"CASE WHEN {blank} THEN {NO_TEXTS} WHEN {is_array} THEN coalesce({array}, array(value)) "
         f"WHEN {single} THEN array(value) ELSE {by_line} END"
     )
-
-
-def _exact_strings(schema: StructType, order: KeyOrder) -> tuple[str, list[str]]:
-    """Numbers that go into strings keep their digits: they are put into quotes before parsing."""
-    exact = clean_line(schema, order)
-    loose = clean_line(schema, order, exact=False)
-    if exact is None or loose is None:
-        return _TEXT, []
-    pattern, replacement = quote_numbers()
-    is_exact = f"{_TEXT} RLIKE {literal(exact)}"
-    is_loose = f"{_TEXT} RLIKE {literal(loose)}"
-    quoted = f"regexp_replace({_TEXT}, {literal(pattern)}, {literal(replacement)})"
-    source = f"CASE WHEN {is_exact} THEN {_TEXT} WHEN {is_loose} THEN {quoted} ELSE {_TEXT} END"
-    return source, [is_exact, is_loose]
 
 
 def _slow(

@@ -265,8 +265,8 @@ def _nothing_found(found: _Found, options: FileOptions) -> DefinitionError:
     where = ", ".join(found.roots.paths)
     if not found.roots.existing():
         what = f"the folder {where} does not exist"
-    elif not found.files:
-        what = f"there are no files in {where}"
+    elif not found.sample:
+        what = f"there are no files with rows in {where}"
     else:
         what = f"the {len(found.files)} file(s) in {where} have no rows that show one"
     return DefinitionError(

@@ -82,16 +82,27 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
         df = df.filter(F.expr(f"{LEFT} IS NULL OR NOT {LEFT}.bad"))
     corrupt = (options.corrupt or "").lower()
     columns = []
+    # Nobody asks what is left: then it is not computed either.
+    typed_only = columns_only(options)
     for field in rows.schema.fields:
         cell = f"{TYPED}.{name(field.name)}"
-        column = F.expr(f"CASE WHEN {LEFT} IS NULL OR NOT {LEFT}.bad THEN {cell} END")
-        columns.append(column.alias(field.name))
+        value = cell if typed_only else f"CASE WHEN {LEFT}.bad THEN NULL ELSE {cell} END"
+        columns.append(F.expr(value).alias(field.name))
     if corrupt:
         shown = F.expr(f"CASE WHEN {LEFT}.malformed THEN {rows.text} END")
         columns.append(shown.alias(options.corrupt or ""))
     if options.rescued:
         columns.append(F.expr(rescued_json(f"{LEFT}.fragments")).alias(options.rescued))
     return df.select(*columns)
+
+
+def columns_only(options: FileOptions) -> bool:
+    """Whether only what fits into the columns is asked for."""
+    return (
+        options.evolution in (Evolution.NONE, Evolution.RESCUE)
+        and options.mode is ParseMode.PERMISSIVE
+        and not options.reserved
+    )
 
 
 def failure_text(source: str) -> str:

@@ -24,7 +24,9 @@ _EXACT = r"(?:-?+\d{1,18}+(?![\d.eE])|true|false|null)"
 _NOTHING = r"(?!)"
 _MOST_FIELDS = 1000
 
-_NUMBER_OUTSIDE_OF_STRINGS = r'\G((?:[^"\d-]++|"(?:[^"\\]++|\\.)*+")*+)(-?\d[\d.eE+-]*+)'
+_NUMBER_OUTSIDE_OF_STRINGS = (
+    r'\G((?:[^"\d-]++|"(?:[^"\\]++|\\.)*+"|-?+\d{1,18}+(?![\d.eE]))*+)(-?\d[\d.eE+-]*+)'
+)
 
 KeyOrder = Mapping[str, Sequence[str]]
 """Keys of each object as files have them, by the object's path; the record's own path is empty."""
@@ -69,7 +71,10 @@ def is_all_strings(data_type: DataType) -> bool:
 
 
 def quote_numbers() -> tuple[str, str]:
-    """A pattern and its replacement that put every number of a JSON text into quotes."""
+    """A pattern and its replacement that put numbers of a JSON text into quotes.
+
+    Only those that a parser would write differently: fractions, exponents, long ones.
+    """
     return _NUMBER_OUTSIDE_OF_STRINGS, '$1"$2"'
 
 

@@ -1,0 +1,114 @@
+"""A stream of files started by hand, again and again as the runtime would."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Row
+
+from penstock._engine.autoloader.batch_log import batch_files
+from penstock._engine.autoloader.opening import collecting, open_files
+from penstock._engine.autoloader.recovery import check_files, recover
+from penstock._engine.autoloader.store import FolderSchemaStore
+from penstock._engine.failures import full_text
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._tables.files import StorageFiles
+from penstock.errors import FlowError
+
+FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("pipeline.py", 1))
+
+
+class FileStream:
+    """Reads a folder with options; `run` processes what is new and gives its rows."""
+
+    def __init__(
+        self, spark: Any, root: Path, options: Mapping[str, str], schema: str | None = None
+    ) -> None:
+        self.spark, self.options, self.schema = spark, options, schema
+        self.folder = root / "in"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._checkpoint = str(root / "checkpoint")
+        self.state = FolderSchemaStore(StorageFiles(spark), str(root / "state"))
+        self.restarts: list[str] = []
+        self.columns: list[str] = []
+        self.types: dict[str, str] = {}
+
+    def put(self, name: str, content: str | bytes) -> Path:
+        """Deliver a file."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def run(self, *select: str) -> list[Row]:
+        """Process what is new, starting again as often as the schema grows or a file is bad.
+
+        Raises:
+            FlowError: The stream failed for good.
+        """
+        self.restarts = []
+        while True:
+            rows: dict[int, list[Row]] = {}
+            with collecting() as sources:
+                df = open_files(
+                    self.spark,
+                    path=str(self.folder),
+                    options=self.options,
+                    schema=self.schema,
+                    streaming=True,
+                    state=self.state,
+                    analysis=False,
+                )
+            self.columns, self.types = df.columns, dict(df.dtypes)
+            df = df.selectExpr(*select) if select else df
+
+            def take(batch: Any, number: int, kept=rows, sources=sources) -> None:
+                for source in sources:
+                    paths = batch_files(StorageFiles(self.spark), self._checkpoint, number)
+                    check_files(source, paths)
+                kept[number] = batch.collect()
+
+            writer = df.writeStream.foreachBatch(take).trigger(availableNow=True)
+            query = writer.option("checkpointLocation", self._checkpoint).start()
+            try:
+                query.awaitTermination()
+            except Exception as error:
+                known = recover(full_text(error), sources, FLOW)
+                if known is None:
+                    raise
+                if not isinstance(known, FlowError) or not known.retryable:
+                    raise known from error
+                self.restarts.append(known.condition)
+                continue
+            return [row for number in sorted(rows) for row in rows[number]]
+
+    def batch(self) -> list[Row]:
+        """All rows of all files, without a stream."""
+        df = open_files(
+            self.spark,
+            path=str(self.folder),
+            options=self.options,
+            schema=self.schema,
+            streaming=False,
+            state=self.state,
+            analysis=False,
+        )
+        self.columns, self.types = df.columns, dict(df.dtypes)
+        return df.collect()
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """Files that were set aside, and why."""
+        entries = self.state.note("quarantined_files") or []
+        return {Path(entry["file"]).name: entry["reason"] for entry in entries}
+
+
+def rescued(row: Row, column: str = "_rescued_data") -> dict[str, Any] | None:
+    """The rescued data of a row without the file's path, which every one must have."""
+    if row[column] is None:
+        return None
+    found = json.loads(row[column])
+    assert found.pop("_file_path").startswith("file:/")
+    return dict(found)

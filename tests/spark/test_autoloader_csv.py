@@ -1,0 +1,194 @@
+"""CSV files as Auto Loader reads them: by the names in each file's header, nothing lost."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from file_stream import FileStream, rescued
+
+from penstock.errors import FlowError
+
+pytestmark = pytest.mark.spark
+
+CSV = {"cloudFiles.format": "csv", "header": "true"}
+TYPED = {**CSV, "cloudFiles.inferColumnTypes": "true"}
+FIRST = "id,name,amount\n1,a,1.5\n2,b,2.5\n"
+
+
+@pytest.fixture
+def stream(spark, tmp_path: Path):
+    def make(options=TYPED, schema=None, name="s") -> FileStream:
+        return FileStream(spark, tmp_path / name, options, schema)
+
+    return make
+
+
+def found(rows) -> list[tuple]:
+    return [(*(row[name] for name in ("id", "name", "amount")), rescued(row)) for row in rows]
+
+
+def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
+    files.put("a.csv", FIRST)
+    assert found(files.run()) == [(1, "a", 1.5, None), (2, "b", 2.5, None)]
+    cases = {
+        "3,c,3": (3, "c", 3.0, None),
+        "x,d,4": (None, "d", 4.0, {"id": "x"}),
+        "5": (5, None, None, None),
+        "6,e": (6, "e", None, None),
+        "7,f,7,more,,and more": (7, "f", 7.0, {"_c3": "more", "_c5": "and more"}),
+        '8,"g,h",8': (8, "g,h", 8.0, None),
+        '9,5" pipe,9': (9, '5" pipe', 9.0, None),
+        '10,"open,10': (None, None, None, {"_corrupt_record": '10,"open,10'}),
+        '11,"say \\"hi\\"",11': (11, 'say "hi"', 11.0, None),
+        ",,": (None, None, None, None),
+        '12,"",bad': (12, None, None, {"amount": "bad"}),
+        "1.5,ü,1e3": (None, "ü", 1000.0, {"id": "1.5"}),
+    }
+    files.put("b.csv", "id,name,amount\n" + "\n".join(cases) + "\n\n   \n")
+    assert found(files.run()) == list(cases.values())
+    many = ",".join(["13"] * 80)
+    files.put("c.csv", f"id,name,amount\n{many}\n")
+    (wide,) = found(files.run())
+    assert wide[:3] == (13, "13", 13.0)
+    assert len(wide[3] or {}) == 77
+
+
+def test_columns_go_by_their_names_when_headers_differ(stream):
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
+    files.put("a.csv", FIRST)
+    files.run()
+    files.put("b.csv", '\ufeffamount,id,name\r\n7.25,10,z\r\nbad,11,"q, r"\r\n,12\r\n')
+    assert found(files.run()) == [
+        (10, "z", 7.25, None),
+        (11, "q, r", None, {"amount": "bad"}),
+        (12, None, None, None),
+    ]
+    files.put("c.csv", "id,Name,amount,city,\n20,x,1,Bonn\n21,y,,,extra\n22\n")
+    assert found(files.run()) == [
+        (20, None, 1.0, {"Name": "x", "city": "Bonn"}),
+        (21, None, None, {"Name": "y", "_c4": "extra"}),
+        (22, None, None, None),
+    ]
+    files.put("d.csv", "name\nonly\n")
+    files.put("e.csv", "")
+    files.put("f.csv", "id,name,amount\n")
+    assert found(files.run()) == [(None, "only", None, None)]
+    files.put("g.csv", "id,id,name\n1,2,x\n")
+    assert found(files.run()) == [(None, "x", None, {"id0": "1", "id1": "2"})]
+
+
+def test_columns_are_added_when_a_header_has_new_ones(stream):
+    files = stream(CSV)
+    files.put("a.csv", FIRST)
+    assert [row["amount"] for row in files.run()] == ["1.5", "2.5"]
+    files.put("b.csv", "city,id,ID\nBonn,3,4\n")
+    (row,) = files.run()
+    assert files.restarts == ["SCHEMA_EVOLVED"]
+    assert files.columns == ["id", "name", "amount", "city", "_rescued_data"]
+    assert (row["id"], row["city"], rescued(row)) == ("3", "Bonn", {"ID": "4"})
+    either = stream({**CSV, "cloudFiles.readerCaseSensitive": "false"}, "id INT, name STRING", "e")
+    either.put("a.csv", "NAME,Id\nx,1\n")
+    assert [tuple(row) for row in either.run()] == [(1, "x")]
+    refusing = stream(
+        {**CSV, "cloudFiles.schemaEvolutionMode": "failOnNewColumns"}, name="refusing"
+    )
+    refusing.put("a.csv", FIRST)
+    refusing.run()
+    refusing.put("b.csv", "city,id\nBonn,3\n")
+    with pytest.raises(FlowError) as caught:
+        refusing.run()
+    assert caught.value.condition == "UNKNOWN_FIELD"
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_the_same_values_come_out_as_from_spark_when_options_are_given(stream, spark, reordered):
+    options = {
+        "header": "true",
+        "sep": ";",
+        "quote": "'",
+        "escape": "'",
+        "nullValue": "NA",
+        "comment": "#",
+        "dateFormat": "dd.MM.yyyy",
+        "timestampFormat": "dd.MM.yyyy HH:mm",
+        "ignoreLeadingWhiteSpace": "true",
+        "ignoreTrailingWhiteSpace": "true",
+        "multiLine": "true",
+        "encoding": "ISO-8859-1",
+    }
+    schema = "a INT, b STRING, d DATE, t TIMESTAMP"
+    text = (
+        "a;b;d;t\n# nothing\n1; 'it''s\nü; so' ;05.01.2024;05.01.2024 10:30\n"
+        "2; plain ;NA;NA\nNA;NA;31.12.2023;\n3;'';;\n"
+    )
+    files = stream({**options, "cloudFiles.format": "csv", "rescuedDataColumn": "_r"}, schema)
+    path = files.put("a.csv", text.encode("iso-8859-1"))
+    expected = spark.read.options(**options).schema(schema).csv(str(path)).collect()
+    if reordered:
+        files.schema = "t TIMESTAMP, b STRING, a INT, d DATE"
+        rows = files.run(*"abdt", "_r")
+    else:
+        rows = files.run()
+    assert [tuple(row)[:4] for row in rows] == [tuple(row) for row in expected]
+    assert [row["_r"] for row in rows] == [None] * len(expected)
+
+
+def test_lines_are_enough_when_there_is_no_header(stream):
+    schema = "a INT, d DATE, s STRING"
+    text = "1,2024-01-05,x\n2,bad,y,z\n3\n\n"
+    expected = [
+        (1, "2024-01-05", "x", None),
+        (2, "None", "y", {"d": "bad", "_c3": "z"}),
+        (3, "None", None, None),
+    ]
+    files = stream({"cloudFiles.format": "csv", "rescuedDataColumn": "_r"}, schema)
+    files.put("a.csv", text)
+    rows = files.run()
+    assert [(r["a"], str(r["d"]), r["s"], rescued(r, "_r")) for r in rows] == expected
+    skipping = stream(
+        {"cloudFiles.format": "csv", "rescuedDataColumn": "_r", "skipRows": "2"}, schema, "skipping"
+    )
+    skipping.put("a.csv", "about\nthis file\n" + text)
+    rows = skipping.run()
+    assert [(r["a"], str(r["d"]), r["s"], rescued(r, "_r")) for r in rows] == expected
+    named = stream({"cloudFiles.format": "csv"}, name="named")
+    named.put("a.csv", "1,x\n")
+    (row,) = named.run()
+    assert named.columns == ["_c0", "_c1", "_rescued_data"]
+    assert tuple(row)[:2] == ("1", "x")
+
+
+def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
+    text = 'id,name\n1,a\n2,"open\n3,c\n'
+    dropping = stream({**CSV, "mode": "DROPMALFORMED"}, "id INT, name STRING")
+    dropping.put("a.csv", text)
+    assert [tuple(row) for row in dropping.run()] == [(1, "a"), (3, "c")]
+    kept = stream(
+        {**CSV, "columnNameOfCorruptRecord": "_c"}, "id INT, name STRING, _c STRING", "kept"
+    )
+    kept.put("a.csv", text)
+    assert [tuple(row) for row in kept.run()] == [
+        (1, "a", None),
+        (None, None, '2,"open'),
+        (3, "c", None),
+    ]
+    failing = stream({**CSV, "mode": "FAILFAST"}, name="failing")
+    failing.put("a.csv", text)
+    with pytest.raises(FlowError) as caught:
+        failing.run()
+    assert caught.value.condition == "MALFORMED_RECORD"
+
+
+def test_types_hold_what_all_files_have_when_they_are_inferred(stream):
+    files = stream()
+    files.put("a.csv", "id,n,d\n1,1,2024-01-01\n")
+    files.put("b.csv", "n,id,s\n1.5,99999999999,x\n")
+    files.put("c.csv.gz", gzip.compress(b"id,n\n" + b"1,2\n" * 20_000)[:-30])
+    rows = files.run()
+    assert (files.types["id"], files.types["n"], files.types["d"]) == ("bigint", "double", "date")
+    assert sorted((row["id"], row["n"], row["s"]) for row in rows) == [
+        (1, 1.0, None),
+        (99999999999, 1.5, "x"),
+    ]
+    assert list(files.quarantined) == ["c.csv.gz"]

@@ -1,0 +1,401 @@
+"""JSON files as Auto Loader reads them: every line is in a column, in the rescued data, or both."""
+
+import bz2
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from file_stream import FileStream, rescued
+
+from penstock.errors import ConnectorError, DefinitionError, FlowError
+
+pytestmark = pytest.mark.spark
+
+TYPED = {"cloudFiles.format": "json", "cloudFiles.inferColumnTypes": "true"}
+FIRST = '{"id":1,"name":"a","price":12.5,"o":{"p":1,"q":"x"},"l":[1,2]}\n{"id":2}\n'
+
+
+@pytest.fixture
+def stream(spark, tmp_path: Path):
+    def make(options=TYPED, schema=None, name="s") -> FileStream:
+        return FileStream(spark, tmp_path / name, options, schema)
+
+    return make
+
+
+def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
+    files.put("a.json", FIRST)
+    assert len(files.run()) == 2
+    cases = {
+        '{"id":3,"name":"c"}': ((3, "c"), None),
+        '{"id":"x","name":"d"}': ((None, "d"), {"id": "x"}),
+        '{"name":5,"id":1.5}': ((None, "5"), {"id": 1.5}),
+        '{"ID":9}': ((None, None), {"ID": 9}),
+        '{"id":4,"new":{"a":[1.50,null]}}': ((4, None), {"new": {"a": [1.5, None]}}),
+        '{"id":5,"o":{"p":"no","q":"y","r":true}}': ((5, None), {"o": {"p": "no", "r": True}}),
+        '{"id":6,"o":"text"}': ((6, None), {"o": "text"}),
+        '{"id":7,"l":[1,"x"]}': ((7, None), {"l": [1, "x"]}),
+        '{"id":8,"l":{}}': ((8, None), {"l": {}}),
+        '{"id":99999999999999999999}': ((None, None), {"id": 99999999999999999999}),
+        '{"id":10, "name"': ((None, None), {"_corrupt_record": '{"id":10, "name"'}),
+        '{"id":11} {"id":12}': ((11, None), {"_corrupt_record": '{"id":11} {"id":12}'}),
+        '{"id":13,"id":14}': ((14, None), {"_corrupt_record": '{"id":13,"id":14}'}),
+        "no json": ((None, None), {"_corrupt_record": "no json"}),
+        "5": ((None, None), {"_corrupt_record": "5"}),
+        "null": ((None, None), {"_corrupt_record": "null"}),
+        "[5]": ((None, None), {"_corrupt_record": "5"}),
+        '[{"id":15}] x': ((None, None), {"_corrupt_record": '[{"id":15}] x'}),
+        '{"id":16,"name":null,"o":null}': ((16, None), None),
+        ' \t{ "name" : "sp\\"ace\\u00e9" , "id" : 17 } ': ((17, 'sp"aceé'), None),
+        '{"id":18,"":1}': ((18, None), {"": 1}),
+        '{"id":19,"a.b":{"`":1}}': ((19, None), {"a.b": {"`": 1}}),
+    }
+    files.put("b.json", "\n".join(cases) + "\n\n  \n")
+    rows = files.run()
+    found = [((row["id"], row["name"]), rescued(row)) for row in rows]
+    assert found == list(cases.values())
+    assert files.restarts == []
+
+
+def test_numbers_keep_their_digits_when_columns_are_strings(stream):
+    files = stream({"cloudFiles.format": "json"})
+    files.put("a.json", '{"n":1,"s":"x","o":{"n":2},"l":[1.0]}\n')
+    files.run()
+    assert files.types["o"] == "struct<n:string>"
+    files.put(
+        "b.json",
+        '{"n":12.50,"s":"1.10","o":{"n":0.12345678901234567890123},"l":[1.0,20]}\n'
+        '{"n":1e3,"s":"a \\"7.0\\" b"}\n'
+        '{"n":12345678901234567890123456789012345678901}\n'
+        '[{"n":0.12345678901234567890123},{"n":true}]\n',
+    )
+    rows = files.run()
+    assert [row["n"] for row in rows] == [
+        "12.50",
+        "1e3",
+        "12345678901234567890123456789012345678901",
+        "0.12345678901234567890123",
+        "true",
+    ]
+    assert rows[0]["s"] == "1.10"
+    assert rows[0]["o"]["n"] == "0.12345678901234567890123"
+    assert rows[0]["l"] == ["1.0", "20"]
+    assert rows[1]["s"] == 'a "7.0" b'
+    assert [row["_rescued_data"] for row in rows] == [None] * 5
+
+
+def test_columns_are_added_at_the_end_and_nested_when_files_have_new_fields(stream):
+    files = stream()
+    files.put("a.json", FIRST)
+    files.run()
+    before = files.columns
+    files.put(
+        "b.json",
+        '{"id":3,"zip":"53111","ID":4}\n{"id":"x","o":{"r":1.5,"p":2},"al":[{"k":1}]}\n',
+    )
+    rows = files.run()
+    assert set(files.restarts) == {"SCHEMA_EVOLVED"}
+    assert files.columns[: len(before) - 1] == before[:-1]
+    assert set(files.columns) - set(before) == {"zip", "al"}
+    assert files.types["o"] == "struct<p:bigint,q:string,r:double>"
+    assert [(row["id"], row["zip"], row["al"], rescued(row)) for row in rows] == [
+        (3, "53111", None, {"ID": 4}),
+        (None, None, [(1,)], {"id": "x"}),
+    ]
+    assert rows[1]["o"]["r"] == 1.5
+    assert len(files.state.load()) >= 2
+    files.put("c.json", '{"al":[{"k":1},{"k":2,"new":"y"}]}\n')
+    (row,) = files.run()
+    assert files.restarts == ["SCHEMA_EVOLVED"]
+    assert row["al"] == [(1, None), (2, "y")]
+    files.put("d.json", '{"id":20}\n')
+    assert [row["id"] for row in files.run()] == [20]
+    assert files.restarts == []
+
+
+def test_a_field_is_text_when_files_disagree_about_what_is_inside(stream):
+    files = stream()
+    files.put("a.json", FIRST)
+    files.run()
+    files.put("b.json", '{"id":3,"o":{"extra":[1]}}\n{"id":4,"o":"text"}\n')
+    rows = files.run()
+    assert files.restarts == ["SCHEMA_EVOLVED"]
+    assert [(row["id"], row["o"] and row["o"]["extra"], rescued(row)) for row in rows] == [
+        (3, "[1]", None),
+        (4, None, {"o": "text"}),
+    ]
+
+
+def test_new_fields_stop_the_stream_when_the_query_does_not_use_them(stream):
+    files = stream()
+    files.put("a.json", FIRST)
+    files.run("id")
+    files.put("b.json", '{"id":3,"new":1}\n')
+    assert [row["id"] for row in files.run("id")] == [3]
+    assert files.restarts == ["SCHEMA_EVOLVED"]
+
+
+def test_the_other_modes_do_what_they_say_when_a_field_is_new(stream):
+    text = '{"id":1,"new":5}\n{"id":"x"}\n'
+    none = stream({"cloudFiles.format": "json"}, "id INT", "none")
+    none.put("a.json", text)
+    assert [tuple(row) for row in none.run()] == [(1,), (None,)]
+    kept = stream({"cloudFiles.format": "json", "rescuedDataColumn": "_r"}, "id INT", "kept")
+    kept.put("a.json", text)
+    rows = kept.run()
+    assert kept.columns == ["id", "_r"]
+    assert [(row["id"], rescued(row, "_r")) for row in rows] == [
+        (1, {"new": 5}),
+        (None, {"id": "x"}),
+    ]
+    refusing = stream(
+        {"cloudFiles.format": "json", "cloudFiles.schemaEvolutionMode": "failOnNewColumns"},
+        "id INT",
+        "refusing",
+    )
+    refusing.put("a.json", text)
+    with pytest.raises(FlowError) as caught:
+        refusing.run()
+    assert caught.value.condition == "UNKNOWN_FIELD"
+    assert "'new'" in caught.value.message
+    refusing.schema = "id INT, new INT"
+    assert [tuple(row) for row in refusing.run()] == [(1, 5), (None, None)]
+
+
+def test_hints_fix_types_and_add_columns_when_given(stream):
+    files = stream(
+        {**TYPED, "cloudFiles.schemaHints": "id STRING, o.p DOUBLE, extra MAP<STRING,INT>"}
+    )
+    files.put("a.json", FIRST + '{"extra":{"k":1}}\n{"extra":{"k":"x"}}\n')
+    rows = files.run()
+    assert files.types["o"] == "struct<p:double,q:string>"
+    assert [row["id"] for row in rows[:2]] == ["1", "2"]
+    assert rows[2]["extra"] == {"k": 1}
+    assert rescued(rows[3]) == {"extra": {"k": "x"}}
+    only = stream({**TYPED, "cloudFiles.schemaHints": "id INT"}, name="only")
+    assert only.run() == []
+    only.put("a.json", '{"id":1}\n')
+    assert [row["id"] for row in only.run()] == [1]
+    wrong = stream({**TYPED, "cloudFiles.schemaHints": "id NUMBER(3"}, name="wrong")
+    with pytest.raises(ConnectorError, match="SCHEMA_HINTS_INVALID"):
+        wrong.run()
+
+
+def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
+    text = '{"id":1}\n{"id":\n{"id":"x"}\n'
+    for mode, expected in {
+        "PERMISSIVE": [(1, None), (None, '{"id":'), (None, None)],
+        "DROPMALFORMED": [(1, None), (None, None)],
+    }.items():
+        options = {"cloudFiles.format": "json", "mode": mode}
+        files = stream(options, "id INT, _corrupt_record STRING", mode)
+        files.put("a.json", text)
+        assert [tuple(row) for row in files.run()] == expected
+    failing = stream({**TYPED, "mode": "FAILFAST"})
+    failing.put("a.json", text)
+    with pytest.raises(FlowError) as caught:
+        failing.run()
+    assert caught.value.condition == "MALFORMED_RECORD"
+    assert "a.json" in caught.value.message
+
+
+def test_records_may_span_lines_when_multi_line_is_on(stream):
+    files = stream({**TYPED, "multiLine": "true"})
+    files.put("a.json", '\ufeff[\n {"id":1,\n "x":"1\\n2"},\n {"id":2}\n]\n')
+    files.put("b.json", '{\n"id":3\n}\n')
+    files.put("c.json", '{"id":4}\n{"id":5}\n')
+    files.put("d.json", '{"id":6\n')
+    files.put("e.json", "  \n")
+    files.put("f.json", "")
+    rows = files.run()
+    assert sorted(row["id"] for row in rows if row["id"]) == [1, 2, 3, 4, 5]
+    assert [rescued(row) for row in rows if row["_rescued_data"]] == [
+        {"_corrupt_record": '{"id":6\n'}
+    ]
+    assert [row["x"] for row in rows if row["id"] == 1] == ["1\n2"]
+
+
+def test_lines_are_the_same_when_files_are_compressed_or_encoded(stream):
+    zstandard = pytest.importorskip("zstandard")
+    line = '{"id":1,"name":"für"}\r\n'
+    files = stream()
+    files.put("a.json", "\ufeff" + line)
+    files.put("b.json.gz", gzip.compress(line.encode()))
+    files.put("c.json.bz2", bz2.compress(line.encode()))
+    files.put("d.json.zst", zstandard.compress(line.encode()))
+    assert [tuple(row) for row in files.run()] == [(1, "für", None)] * 4
+    for encoding in ("ISO-8859-1", "UTF-16LE"):
+        other = stream({**TYPED, "encoding": encoding}, name=encoding)
+        other.put("a.json", (line * 2).encode(encoding))
+        assert [row["name"] for row in other.run()] == ["für", "für"]
+
+
+def test_a_cut_file_is_set_aside_whole_and_the_others_are_read_when_it_is_gzip(stream):
+    files = stream({**TYPED, "cloudFiles.maxFilesPerTrigger": "1"})
+    files.put("a.json", FIRST)
+    files.run()
+    whole = gzip.compress(b'{"id":7}\n' * 50_000)
+    for number, name in enumerate(["b", "c+ü %41", "d"]):
+        path = files.put(f"{name}.json.gz", whole[: len(whole) // 2])
+        os.utime(path, (2_000_000_000 + number, 2_000_000_000 + number))
+    last = files.put("e.json", '{"id":3}\n')
+    os.utime(last, (2_000_000_009, 2_000_000_009))
+    assert [row["id"] for row in files.run()] == [3]
+    assert files.restarts == ["FILES_QUARANTINED"]
+    assert set(files.quarantined) == {"b.json.gz", "c+ü %41.json.gz", "d.json.gz"}
+    assert all("Unexpected end of input" in reason for reason in files.quarantined.values())
+    assert files.run() == []
+    strict = stream({**TYPED, "ignoreCorruptFiles": "false"}, name="strict")
+    strict.put("a.json", FIRST)
+    strict.put("b.json.gz", whole[: len(whole) // 2])
+    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        strict.run()
+
+
+def test_columns_come_from_the_path_when_folders_are_named_so(stream):
+    name = "region=eu west/day=2024-01-02/c=10%3A00/h=__HIVE_DEFAULT_PARTITION__/a.json"
+    files = stream()
+    files.put(name, '{"id":1,"day":"other"}\n')
+    (row,) = files.run()
+    assert files.columns == ["id", "region", "day", "c", "h", "_rescued_data"]
+    assert files.types["day"] == "date"
+    assert (row["region"], str(row["day"]), row["c"], row["h"]) == (
+        "eu west",
+        "2024-01-02",
+        "10:00",
+        None,
+    )
+    off = stream({**TYPED, "cloudFiles.partitionColumns": ""}, name="off")
+    off.put(name, '{"id":1}\n')
+    off.run()
+    assert off.columns == ["id", "_rescued_data"]
+    given = stream({"cloudFiles.format": "json"}, "day DATE, id INT, region STRING", "given")
+    given.put(name, '{"id":1}\n')
+    (row,) = given.run()
+    assert given.columns == ["day", "id", "region"]
+    assert (str(row["day"]), row["id"], row["region"]) == ("2024-01-02", 1, "eu west")
+
+
+def test_files_before_the_first_start_are_left_out_for_ever_when_asked(stream):
+    files = stream({**TYPED, "cloudFiles.includeExistingFiles": "false"})
+    files.put("old.json", '{"id":1}\n')
+    assert files.run() == []
+    late = files.put("copied with its old time.json", '{"id":2}\n')
+    os.utime(late, (1_000_000_000, 1_000_000_000))
+    assert [row["id"] for row in files.run()] == [2]
+    files.put("new.json", '{"id":3}\n')
+    assert [row["id"] for row in files.run()] == [3]
+
+
+def test_metadata_of_the_file_is_there_when_asked_for(stream):
+    files = stream()
+    files.put("sub folder/a.json", FIRST)
+    row, _ = files.run(
+        "id",
+        "_metadata.file_name",
+        "_metadata.file_size",
+        "_metadata.file_path",
+        "_metadata.file_modification_time",
+        "input_file_name() AS input",
+    )
+    assert row["file_name"] == "a.json"
+    assert row["file_size"] == len(FIRST)
+    assert row["file_path"].endswith("/sub%20folder/a.json")
+    assert row["input"].endswith("/sub%20folder/a.json")
+    assert row["file_modification_time"] is not None
+    assert "_metadata" not in files.columns
+
+
+def test_the_folder_may_come_later_when_the_schema_is_given(stream):
+    files = stream({"cloudFiles.format": "json"}, "id INT")
+    files.folder.rmdir()
+    assert files.run() == []
+    assert not files.folder.exists()
+    files.put("a.json", '{"id":1}\n')
+    assert [row["id"] for row in files.run()] == [1]
+    without = stream(name="without")
+    with pytest.raises(DefinitionError, match="SCHEMA_NOT_INFERRED"):
+        without.run()
+    without.put("empty.json", "")
+    with pytest.raises(DefinitionError, match="there are no files with rows"):
+        without.run()
+
+
+def test_one_spelling_is_the_column_when_files_have_several(stream):
+    files = stream()
+    files.put("a.json", '{"ID":1}\n{"id":2}\n{"id":3}\n')
+    rows = files.run()
+    assert files.columns == ["id", "_rescued_data"]
+    assert [(row["id"], rescued(row)) for row in rows] == [(None, {"ID": 1}), (2, None), (3, None)]
+    either = stream({**TYPED, "cloudFiles.readerCaseSensitive": "false"}, name="either")
+    either.put("a.json", '{"ID":1}\n{"id":2}\n{"id":3}\n{"Id":5,"id":4}\n')
+    rows = either.run()
+    assert [row["id"] for row in rows] == [1, 2, 3, 4]
+    assert rescued(rows[3]) == {"Id": 5}
+
+
+def test_a_batch_has_the_same_rows_when_it_reads_the_same_files(stream):
+    files = stream()
+    files.put("a.json", FIRST)
+    files.put("b.json", '{"id":"x","late":1}\n{"id":\n')
+    streamed = stream(name="streamed")
+    streamed.folder.rmdir()
+    streamed.folder = files.folder
+    assert sorted(map(str, files.batch())) == sorted(map(str, streamed.run()))
+
+
+def test_nothing_is_lost_when_records_are_random(stream):
+    """Whatever a record has is found again in its columns and its rescued data together."""
+    random.seed(7)
+    values = [
+        1,
+        -3,
+        2**40,
+        1.25,
+        "t",
+        "1",
+        "",
+        True,
+        None,
+        [],
+        [1, 2],
+        ["a"],
+        {},
+        {"p": 1},
+        {"q": [1]},
+    ]
+    names = ["id", "Id", "name", "o", "l", "new"]
+    records = [
+        {name: random.choice(values) for name in random.sample(names, random.randint(0, 5))}
+        for _ in range(400)
+    ]
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
+    files.put("a.json", FIRST)
+    files.run()
+    files.put("b.json", "".join(json.dumps(record) + "\n" for record in records))
+    rows = files.run()
+    assert len(rows) == len(records)
+    for record, row in zip(records, rows, strict=True):
+        left = rescued(row) or {}
+        typed = {k: v for k, v in row.asDict(recursive=True).items() if k != "_rescued_data"}
+        for key, value in record.items():
+            if value is None or (key in left and left[key] == value):
+                continue
+            cell = typed.get(key)
+            assert cell is not None, (record, row)
+            if isinstance(cell, str) and not isinstance(value, str):
+                assert json.loads(cell) == value, (record, row)
+            elif isinstance(value, dict):
+                whole = {k: _value(v, value.get(k)) for k, v in cell.items() if v is not None}
+                assert whole | left.get(key, {}) == value, (record, row)
+            else:
+                assert cell == value, (record, row)
+
+
+def _value(cell, value):
+    """What a string column holds of something that is no string."""
+    return json.loads(cell) if isinstance(cell, str) and not isinstance(value, str) else cell
