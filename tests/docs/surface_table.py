@@ -1,0 +1,101 @@
+"""The table of functions and parameters in `docs/compatibility.md`, made from what the code does.
+
+After a change of the declarative API, write it anew:
+
+    python tests/docs/surface_table.py
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock._api import surface
+from penstock._api.registry import Registry, registration
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+BEGIN, END = "<!-- begin: surface -->\n", "<!-- end: surface -->\n"
+# Names that databases of DLT do not have.
+OURS = {
+    *("expect_or_quarantine", "expect_all_or_quarantine", "expect_unique", "expect_row_count"),
+}
+
+
+def _query() -> None: ...
+
+
+def _stand_in(parameter: inspect.Parameter) -> Any:
+    """Something that a required parameter takes."""
+    return {
+        "keys": ["id"],
+        "expectations": {"rule": "a > 0"},
+        "columns": ["id"],
+        "sequence_by": "ts",
+        "minimum": 1,
+    }.get(parameter.name, "something")
+
+
+def _refused(function: Any, parameter: inspect.Parameter) -> bool:
+    """Whether the function says that it does not have this yet."""
+    given = {
+        name: _stand_in(other)
+        for name, other in inspect.signature(function).parameters.items()
+        if other.default is inspect.Parameter.empty
+    }
+    given[parameter.name] = "x"
+    registry = Registry()
+    with registration(registry):
+        function(**given)
+    return any(
+        error.condition == "FEATURE_NOT_AVAILABLE" and f"`{parameter.name}`" in error.message
+        for error in registry.errors
+    )
+
+
+def _aliases() -> dict[Any, list[str]]:
+    names: dict[Any, list[str]] = {}
+    for name in surface.__all__:
+        names.setdefault(getattr(surface, name), []).append(name)
+    return names
+
+
+def rows() -> Iterator[str]:
+    """Lines of the table."""
+    yield "| Function | Parameters | Not available |"
+    yield "|---|---|---|"
+    for function, names in sorted(_aliases().items(), key=lambda item: item[1][0]):
+        shown = [name for name in names if name == function.__name__]
+        shown += [name for name in names if name != function.__name__]
+        parameters = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.name not in ("query_function", "function")
+        ]
+        reads = function.__name__ in ("read", "read_stream")
+        refused = [p.name for p in parameters if not reads and _refused(function, p)]
+        accepted = [p.name for p in parameters if p.name not in refused]
+        title = ", ".join(f"`{name}`" for name in shown)
+        if function.__name__ in OURS:
+            title += " (Penstock's own)"
+        yield (
+            f"| {title} | {', '.join(f'`{name}`' for name in accepted) or '-'} "
+            f"| {', '.join(f'`{name}`' for name in refused) or '-'} |"
+        )
+
+
+def table() -> str:
+    """The whole table."""
+    return "\n".join(rows()) + "\n"
+
+
+def written(text: str) -> str:
+    """The table that the page holds."""
+    found = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
