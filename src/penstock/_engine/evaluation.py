@@ -326,10 +326,30 @@ class Evaluator(DatasetReader):
     def files(self, reader: DataFrameReader | DataStreamReader, path: Any) -> DataFrame:
         """What `format("cloudFiles")` reads."""
         given = reader_options(reader)
-        options = {key: self._resolve_secrets(value) for key, value in given.items()}
         if path is None:
-            path = next((value for key, value in options.items() if key.lower() == "path"), "")
+            path = next((value for key, value in given.items() if key.lower() == "path"), "")
+        return self.open_files(
+            path,
+            options=given,
+            schema=reader.__dict__.get("_penstock_schema"),
+            streaming=isinstance(reader, DataStreamReader),
+        )
+
+    def open_files(
+        self,
+        path: str | list[str],
+        *,
+        options: Mapping[str, str],
+        schema: StructType | str | None,
+        streaming: bool,
+    ) -> DataFrame:
+        """Files as Auto Loader reads them; what the source remembers belongs to the outermost flow.
+
+        Raises:
+            PenstockError: See `autoloader.opening.open_files`; with the user's line as its origin.
+        """
         path = _absolute(path)
+        resolved = {key: self._resolve_secrets(value) for key, value in options.items()}
         self.record(_describe("cloudFiles", path, {}))
         flow = self._stack.get()[0][0]
         analysis = isinstance(self._source, SchemaSource)
@@ -338,10 +358,10 @@ class Evaluator(DatasetReader):
                 return open_files(
                     self._spark,
                     path=path,
-                    options=options,
-                    schema=reader.__dict__.get("_penstock_schema"),
-                    streaming=isinstance(reader, DataStreamReader),
-                    state=self._states.store(flow, source_key(path, options), analysis=analysis),
+                    options=resolved,
+                    schema=schema,
+                    streaming=streaming,
+                    state=self._states.store(flow, source_key(path, resolved), analysis=analysis),
                     analysis=analysis,
                 )
         except PenstockError as error:
