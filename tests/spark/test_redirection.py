@@ -249,7 +249,7 @@ def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(
             spark.conf.get("shop.source_pth")
     assert caught.value.condition == "CONFIGURATION_MISSING"
     assert caught.value.origin is not None
-    assert caught.value.origin.file.endswith("test_reading.py")
+    assert caught.value.origin.file.endswith("test_redirection.py")
     assert "did you mean 'shop.source_path'?" in str(caught.value.hint)
 
 
