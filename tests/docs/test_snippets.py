@@ -142,9 +142,9 @@ class _SparkWithoutJvm:
 def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypatch):
     from penstock._engine.analysis import analyse
     from penstock._graph.index import build_index
+    from penstock._launch import surroundings
     from penstock._plan.explain import explain_text
     from penstock._plan.planner import Wishes, make_plan
-    from penstock._project.secrets import resolve_secrets
 
     monkeypatch.setenv("PENSTOCK_SECRET_KAFKA_PASSWORD", "only-a-test")
     project = _project(tmp_path, PIPELINES[name])
@@ -153,7 +153,7 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
     with installed_modules():
         definition = load_definitions(settings, namespace={"spark": spark})
         index = build_index(definition, settings)
-        graph = analyse(spark, index, resolve_secrets=resolve_secrets)
+        graph = analyse(spark, index, surroundings(settings, spark))
     assert explain_text(graph, make_plan(graph, Wishes()))
 
 
