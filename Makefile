@@ -13,7 +13,7 @@ demo: jars  ## orders from a real Kafka to gold tables; EVENTS=20000 to end by i
 	$(BIN)/penstock demo $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
 test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@.ci/test $(PYTEST_ARGS)
 
 test-long: jars  ## more than 100,000 random CDC histories against the oracle; HISTORIES per combination
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
