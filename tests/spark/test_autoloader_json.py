@@ -88,6 +88,19 @@ def test_numbers_keep_their_digits_when_columns_are_strings(stream):
     assert [row["_rescued_data"] for row in rows] == [None] * 5
 
 
+def test_long_fractions_are_rescued_when_a_string_column_among_types_would_shorten_them(stream):
+    files = stream({**TYPED, "cloudFiles.schemaHints": "n STRING"})
+    files.put(
+        "a.json",
+        '{"id":1,"n":1.50}\n{"id":2,"n":0.12345678901234567890123}\n'
+        '{"id":3,"n":1234567890123456789012345.678}\n{"id":4,"n":1e3}\n',
+    )
+    rows = files.run()
+    assert [rescued(row) is not None for row in rows] == [False, True, True, False]
+    assert '"n":0.12345678901234567890123' in rows[1]["_rescued_data"]
+    assert '"n":1234567890123456789012345.678' in rows[2]["_rescued_data"]
+
+
 def test_columns_are_added_at_the_end_and_nested_when_files_have_new_fields(stream):
     files = stream()
     files.put("a.json", FIRST)

@@ -292,7 +292,7 @@ def _given(
     if names is None and options.format not in ("text", "binaryfile"):
         seen = partition_schema(found.sample, found.roots, options)
         names = [f.name for f in seen.fields if f.name.lower() in fields]
-        if names:
+        if found.files:
             state.save_note(_PARTITIONS, names)
     folded = [name.lower() for name in names or ()]
     partitions = [fields[name] for name in folded if name in fields]

@@ -233,9 +233,11 @@ def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     name = file_name_of_uri(match.group(2))
     if not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
         return None
-    reason = _cause(text)
-    # Others of the same delivery may be broken as well: one restart for all of them.
-    broken = [(name, reason), *_probe(source, name)]
+    # Read once more: a connection that was cut looks the same. And others of the same delivery may
+    # be broken as well: one restart for all of them.
+    broken = _broken_since(source, name)
+    if name not in dict(broken):
+        return None
     return _set_aside(source, broken, flow)
 
 
@@ -269,14 +271,14 @@ def _set_aside(
     )
 
 
-def _probe(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
-    """Other files, not older than the one that failed, that cannot be read either."""
+def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
+    """The file that failed and others, not older, that cannot be read; with the reasons."""
     files = source.roots.list()
     named = [file for file in files if file_name(file.path) == failed]
     since = named[0].modified if named else 0
     known = {entry["file"] for entry in source.state.note(QUARANTINED) or ()} | {failed}
     rest = [f for f in files if f.modified >= since and file_name(f.path) not in known]
-    return _broken_among(source, rest[:_MOST_PROBED])
+    return _broken_among(source, [*named, *rest][:_MOST_PROBED])
 
 
 def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str, str]]:
