@@ -142,6 +142,22 @@ def test_settings_are_assumed_when_nobody_gave_them(look, spark: SparkSession):
     }
 
 
+def test_rules_about_whole_tables_are_no_obstacle_when_the_source_is_missing(
+    look, spark: SparkSession
+):
+    def declare() -> None:
+        @dp.materialized_view
+        @dp.expect_unique("one", "id")
+        @dp.expect_row_count("some", minimum=1)
+        def people():
+            return spark.read.table("a.b.people").select("id")
+
+    found = look(declare)
+    assert found.errors == ()
+    assert found.unsure == {}
+    assert found.graph is not None
+
+
 def test_flow_is_unsure_when_only_the_data_can_tell(look, spark: SparkSession):
     def declare() -> None:
         @dp.materialized_view

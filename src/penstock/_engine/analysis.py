@@ -93,7 +93,9 @@ def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) ->
         while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
             analysis.everything()
         unsure = {
-            name: error for name, error in analysis.errors.items() if analysis.missing_below(name)
+            name: error
+            for name, error in analysis.errors.items()
+            if error.condition != "FEATURE_NOT_AVAILABLE" and analysis.missing_below(name)
         }
         graph: DataflowGraph | None = None
         errors: tuple[PenstockError, ...] = ()
@@ -101,6 +103,8 @@ def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) ->
             graph = build_graph(index, analysis.found, analysis.errors)
         except DefinitionErrors as wrong:
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
+        except DefinitionError as wrong:
+            errors = (wrong,)
         assumptions = around.assumptions
         return Survey(
             analyses=analysis.found,
@@ -217,11 +221,14 @@ class _Analysis:
         if changed is None:
             return False
         stale = {name for name in self.found if changed in self.missing_below(name)}
-        for name in stale:
-            del self.found[name]
         for key, dataset in self.index.datasets.items():
-            if any(up.name in stale for up in dataset.flows):
+            flows = {up.name for up in dataset.flows}
+            if flows & stale:
+                # All flows of a table make its schema together.
+                stale |= flows
                 self._source.schemas.pop(key, None)
+        for name in stale:
+            self.found.pop(name, None)
         return True
 
     def _try_columns(self, df: DataFrame, flow: Flow) -> None:
@@ -243,7 +250,8 @@ class _Analysis:
     def _check_rules(self, df: DataFrame, dataset: DeclaredDataset) -> None:
         rules = dataset.declared.expectations
         if self._assumptions is not None:
-            for rule in rules:
+            # Rules about whole tables name columns only; `check_expectations` looks at those.
+            for rule in (one for one in rules if not one.unique and one.rows is None):
                 try:
                     df.select(condition_column(self._spark, rule))
                 except AnalysisException as error:
