@@ -168,12 +168,18 @@ def test_spark_names_the_line_of_the_file_when_a_query_is_wrong(analysed):
     assert "line 8" in unparsed.message
 
 
-def test_the_way_to_read_json_is_named_when_a_path_goes_into_a_text(analysed):
+def test_the_way_to_read_a_field_is_named_when_a_json_path_goes_into_a_struct(analysed):
     with pytest.raises(DefinitionErrors) as caught:
-        analysed(RAW, "CREATE STREAMING TABLE t AS SELECT body:a FROM STREAM(raw)")
+        analysed(
+            RAW,
+            """
+            CREATE STREAMING TABLE t AS
+              SELECT s:a FROM (SELECT named_struct('a', body) AS s FROM STREAM(raw))
+            """,
+        )
     (error,) = caught.value.errors
     assert error.condition == "QUERY_INVALID"
-    assert "parse_json" in error.hint
+    assert "`column.field`" in error.hint
 
 
 def test_rows_flow_through_tables_and_rules_when_an_update_runs_sql(spark, tmp_path, monkeypatch):

@@ -97,9 +97,9 @@ def query_error(
     if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no text for this condition
         return DefinitionError(
             "QUERY_INVALID",
-            f"{flow!r}: a path `column:path` is read from a column that is not VARIANT",
+            f"{flow!r}: `column:path` is read from a column that is neither VARIANT nor text",
             origin=origin,
-            hint="for a JSON text write `parse_json(column):path::STRING`",
+            hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )
     if condition is not None:
         return DefinitionError("QUERY_INVALID", f"{flow!r}: {first_line(error)}", origin=origin)

@@ -13,6 +13,8 @@ from penstock._engine.plans import iterate
 NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
 """Part of Spark's message where the operator stands on another type than VARIANT."""
 
+_NESTED = frozenset({"struct", "map", "array"})
+
 
 @dataclass(frozen=True)
 class _Extract:
@@ -39,6 +41,27 @@ def spell_json_paths(spark: Any, text: str) -> str:
             call += " AS `" + item.name.replace("`", "``") + "`"
         text = text[: item.start] + call + text[item.end :]
     return text
+
+
+def reads_nested(plan: Any) -> bool:
+    """Whether an analysed plan takes a JSON path from a STRUCT, MAP or ARRAY.
+
+    Their cast to text is no JSON, so every path in it would be NULL.
+    """
+    return any(map(_takes_nested, iterate(plan.expressions()))) or any(
+        map(reads_nested, iterate(plan.children()))
+    )
+
+
+def _takes_nested(expression: Any) -> bool:
+    kind = expression.getClass().getSimpleName()
+    if kind == "GetJsonObject":
+        cast = expression.children().head()
+        if cast.getClass().getSimpleName() == "Cast":
+            return str(cast.children().head().dataType().typeName()) in _NESTED
+    if hasattr(expression, "plan") and "Subquery" in kind and reads_nested(expression.plan()):
+        return True
+    return any(map(_takes_nested, iterate(expression.children())))
 
 
 def _start(item: _Extract) -> int:

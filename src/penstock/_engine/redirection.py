@@ -24,7 +24,7 @@ from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from penstock._engine.json_paths import NOT_VARIANT, spell_json_paths
+from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
 
 Reader = DataFrameReader | DataStreamReader
 
@@ -264,7 +264,10 @@ def _wrap_session() -> None:
             except (PySparkException, Py4JJavaError) as error:
                 if NOT_VARIANT not in str(error):
                     raise
-            return original_sql(self, spell_json_paths(self, rewritten), args)
+                df = original_sql(self, spell_json_paths(self, rewritten), args)
+                if reads_nested(df._jdf.queryExecution().analyzed()):
+                    raise
+                return df
         finally:
             formatter.clear()
 
