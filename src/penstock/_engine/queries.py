@@ -23,7 +23,7 @@ from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
-from penstock._engine.sinks.writers import SinkWriters
+from penstock._engine.sinks.writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
@@ -149,7 +149,9 @@ class SparkEngine:
         """See `Engine.start_flow`."""
         node = self._graph.flows[step.flow]
         with self._translated(node):
-            state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+            sink = self._graph.sinks.get(step.target)
+            known = None if sink is not None and forgets(sink) else self._state.flow(step.flow)
+            state = known or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             with self._source.starting(starts):
                 df, files = self._evaluate(node)
