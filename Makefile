@@ -15,8 +15,9 @@ demo: jars  ## orders from a real Kafka to gold tables; EVENTS=20000 to end by i
 test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	@.ci/test $(PYTEST_ARGS)
 
-test-long: jars  ## more than 100,000 random CDC histories against the oracle; HISTORIES per combination
+test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
+	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the layers of the rooms
 	$(BIN)/ruff check .
