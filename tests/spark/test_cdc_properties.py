@@ -150,7 +150,7 @@ def test_oracle_objects_when_there_is_a_bug(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case, patch = MUTANTS[name]
-    histories = make(case, 60, 3, SEED)
+    histories = make(case, 60, 2, SEED)
     with monkeypatch.context() as context:
         patch(context)
         target = MemoryTarget(spark, case)
@@ -160,6 +160,6 @@ def test_oracle_objects_when_there_is_a_bug(
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_oracle_agrees_when_there_is_no_bug(spark: SparkSession, scd_type: int) -> None:
     case = Case(scd_type=scd_type, keeps_null=("a",), truncates=2 if scd_type == 1 else 0)
-    histories = make(case, 60, 3, SEED)
+    histories = make(case, 60, 2, SEED)
     target = MemoryTarget(spark, case)
     assert play(spark, case, histories, target, target.apply) == 0
