@@ -90,7 +90,11 @@ def cities():
 
 def test_versions_are_kept_and_their_changes_can_be_streamed_when_the_type_is_2(project):
     project.source(
-        customers(scd="2")
+        customers(
+            scd="2",
+            table=", schema=\"id INT NOT NULL, name STRING, city STRING COMMENT 'c', "
+            '__START_AT INT, __END_AT INT"',
+        )
         + """
 @dp.table
 def audit():
@@ -181,10 +185,16 @@ def before():
 def changes():
     return spark.readStream.schema(EVENTS).json("data")
 
+@dp.table
+def loaded():
+    return spark.readStream.schema(EVENTS).json("before").withColumn("id", F.expr("id + 100"))
+
 dp.create_streaming_table("customers")
 shared = dict(target="customers", keys=["id"], except_column_list=["op", "seq"])
 dp.create_auto_cdc_flow(
     name="fill", source="before", sequence_by=F.lit(0), once=True, **shared)
+dp.create_auto_cdc_flow(
+    name="load", source="loaded", sequence_by="seq", once=True, where="id = 101", **shared)
 dp.create_auto_cdc_flow(
     name="follow", source="changes", sequence_by="seq", apply_as_deletes="op = 'D'", **shared)
 """
@@ -196,10 +206,11 @@ dp.create_auto_cdc_flow(
     )
     project.add("b.json", [event(2, "D", 3), event(1, "U", 2, "Isabel", "Lima")])
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    wanted = [(1, "Isabel", "Lima"), (101, "Isabel", "Oaxaca")]
+    assert rows(project, "customers") == wanted
     project.add("c.json", [event(9, "I", 0, "Late", "x")], folder="before")
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    assert rows(project, "customers") == wanted
 
 
 def test_a_named_source_is_compared_in_every_update(project):
