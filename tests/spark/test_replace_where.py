@@ -23,7 +23,8 @@ WINDOW = (
     + """
 @dp.table(
     replace_where=F.col("day") >= "2026-01-10",
-    table_properties={"delta.enableChangeDataFeed": "true"},
+    table_properties={
+        "delta.enableChangeDataFeed": "true", "pipelines.maxFlowRetryAttempts": "0"},
 )
 @dp.expect("small", "amount < 100")
 @dp.expect_or_drop("known", "amount IS NOT NULL")
