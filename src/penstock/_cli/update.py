@@ -42,6 +42,7 @@ def run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
+    replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
@@ -71,6 +72,7 @@ def run(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
+        replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
@@ -86,6 +88,7 @@ def dry_run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
+    replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
@@ -114,6 +117,7 @@ def dry_run(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
+        replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints

@@ -11,6 +11,7 @@ from penstock._engine.table_sources import SchemaSource
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex
+from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -113,16 +114,18 @@ class CdcAwareSource(SchemaSource):
         """See `TableSource.stream`.
 
         Raises:
-            DefinitionError: `CDC_TARGET_STREAMED`.
+            DefinitionError: `CDC_TARGET_STREAMED`, `REPLACE_WHERE_TARGET_STREAMED`.
         """
         dataset = self._index.datasets[key]
         options = {name.lower(): value for name, value in reader_options(reader).items()}
         allowed = any(options.get(name, "").lower() == "true" for name in _READS_CHANGES)
-        if any(is_cdc(flow) for flow in dataset.flows) and not allowed:
+        replaced = any(replaces_rows(flow) for flow in dataset.flows)
+        if (replaced or any(is_cdc(flow) for flow in dataset.flows)) and not allowed:
             shown = self._index.display(key)
+            what = "its flow replaces rows of it" if replaced else "auto CDC changes it in place"
             raise DefinitionError(
-                "CDC_TARGET_STREAMED",
-                f"{shown!r} is read as a stream, but auto CDC changes its rows in place",
+                "REPLACE_WHERE_TARGET_STREAMED" if replaced else "CDC_TARGET_STREAMED",
+                f"{shown!r} is read as a stream, but {what}",
                 hint='read its change feed: spark.readStream.option("readChangeFeed", "true")'
                 f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
                 '"skipChangeCommits"',

@@ -27,6 +27,7 @@ from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.name import resolve_name
 from penstock._observe.events import EventOrigin, planning_information
@@ -315,17 +316,23 @@ class SparkEngine:
             df, opened = self._evaluate(node)
             files += opened
             node = self._adopt(node, df)
+            where = None
             sources = plans.batch_sources(df)
+            if replaces_rows(node.flow):
+                window = self._tables.window(dataset, node, df)
+                df, where = window.df, window.where
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
             version = self._tables.version(dataset)
             reason = _why_recompute(step, before, sources, fingerprint, version)
+            if where is not None and reason == _QUERY_CHANGED:
+                reason = "its window moved, or the query changed"
             origin = self._origin(node)
             if reason is None:
                 self._context.emit(planning_information(origin, "NO_OP", "no source changed"))
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(planning_information(origin, "COMPLETE_RECOMPUTE", reason))
-            result = self._tables.replace(dataset, node, df, fingerprint)
+            result = self._tables.replace(dataset, node, df, fingerprint, where=where)
             made = ViewState(
                 fingerprint=fingerprint,
                 sources=sources.versions,
@@ -499,6 +506,9 @@ class SparkEngine:
         )
 
 
+_QUERY_CHANGED = "the query changed"
+
+
 def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}
 
@@ -516,7 +526,7 @@ def _why_recompute(
     if before is None or version is None:
         return "first refresh"
     if before.fingerprint != fingerprint:
-        return "the query changed"
+        return _QUERY_CHANGED
     if version != before.table_version:
         return "the table was changed by someone else"
     if sources.unversioned is not None:

@@ -369,13 +369,14 @@ def _dataset_view(dataset: _Dataset, display: str, now: datetime) -> DatasetView
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """For each dotted name its shortest ending that no other name shares."""
+    """For each dotted name its shortest ending that no other name shares, whatever its case."""
     shown = {}
+    dotted = [f".{name.lower()}" for name in names]
     for name in names:
         parts = name.split(".")
         for size in range(1, len(parts) + 1):
             ending = ".".join(parts[-size:])
-            rivals = [other for other in names if f".{other}".endswith(f".{ending}")]
+            rivals = [other for other in dotted if other.endswith(f".{ending.lower()}")]
             if len(rivals) == 1 or size == len(parts):
                 shown[name] = ending
                 break
