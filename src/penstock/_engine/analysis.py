@@ -184,7 +184,9 @@ class _Analysis:
     def _analyse(
         self, flow: Flow, properties: Mapping[str, str], dataset: DeclaredDataset | None
     ) -> None:
+        self._source.take_streamed()
         df, evaluation = self._evaluate(flow)
+        changing = self._source.take_streamed()
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df)
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
@@ -192,7 +194,7 @@ class _Analysis:
             self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             found, schema = self._as_cdc(found, df, flow, dataset)
-        self.found[flow.name] = found
+        self.found[flow.name] = replace(found, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
             known = self._source.schemas.get(dataset.name.key)
