@@ -62,7 +62,7 @@ __all__ = [
     "spark_log",
 ]
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
 
