@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock._cli import check, exit_codes, inspection, machine, scaffold, update
+from penstock._cli import check, dashboard, exit_codes, inspection, machine, scaffold, update
 from penstock._cli.failure import report
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ check.register(app)
 scaffold.register(app)
 inspection.register(app)
 machine.register(app)
+dashboard.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
