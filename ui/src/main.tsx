@@ -79,7 +79,7 @@ function Watched({ place, pipelines, pipeline }: { place: Place; pipelines: Pipe
   return (
     <>
       <Bar place={place} pipelines={pipelines} link={isLive || link === "lost" ? link : null} />
-      {place.page === "dataset" ? <DatasetPage {...shared} name={place.dataset} /> : <PipelinePage {...shared} pipeline={pipeline} />}
+      {place.page === "dataset" ? <DatasetPage {...shared} name={place.dataset} /> : <PipelinePage {...shared} pipelines={pipelines} pipeline={pipeline} />}
     </>
   );
 }

@@ -12,6 +12,7 @@ const QUIET_SECONDS = 120;
 type Tab = "graph" | "table" | "timeline";
 
 interface Props {
+  pipelines: Pipeline[] | null;
   pipeline: Pipeline | null;
   pipelineKey: string;
   update: string;
@@ -22,11 +23,19 @@ interface Props {
 const isReal = (card: Card) => card.kind !== "source" && card.kind !== "temporary view";
 const total = (values: (number | null)[]) => values.reduce<number>((sum, value) => sum + (value ?? 0), 0);
 
-export function PipelinePage({ pipeline, pipelineKey, update, body, link }: Props) {
+export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, link }: Props) {
   const [tab, setTab] = useState<Tab>("graph");
   const runs = !!body && !body.update.has_ended && body.newest;
   const now = useNow(runs ? 1000 : 0);
   if (!body) {
+    if (pipelines && !pipeline)
+      return (
+        <main id="main">
+          <Empty title={`No pipeline is called ${pipelineKey} here`}>
+            <a href={to.pipelines()}>All pipelines</a>
+          </Empty>
+        </main>
+      );
     if (pipeline && !pipeline.total)
       return (
         <main id="main">

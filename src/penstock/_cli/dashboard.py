@@ -83,7 +83,7 @@ def ui(
         )
     if token is None and not is_loopback(host):
         token = serving.new_token()
-    wanted: list[Path | None] = [*(paths or [None])]
+    wanted: list[Path | None] = [*paths] if paths else [None]
     logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
     with serving.listen(host, port) as found:
         address = serving.address_of(found, host, token)
@@ -113,9 +113,10 @@ def _log_of(
 
     if path is not None and path.is_dir():
         folder = path.resolve()
-        for directory, name in ((folder, folder.parent.name), (folder / "events", folder.name)):
+        for directory in (folder, folder / "events"):
             if directory.is_dir() and updates(directory):
-                return WatchedLog(label=name or "pipeline", directory=directory)
+                named = directory.parent if directory.name == "events" else directory
+                return WatchedLog(label=named.name or "pipeline", directory=directory)
     settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     return WatchedLog(label=settings.name, directory=event_directory(settings))
 
