@@ -4,7 +4,7 @@ JAR_SETS := delta local-fs kafka avro postgresql kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long chaos lint bench jars clean distclean
+.PHONY: help demo test test-long chaos lint bench jars ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -31,12 +31,15 @@ lint: .venv/.installed  ## style, types, and the layers of the rooms
 bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
+ui:  ## build the pages of the dashboard into the package; needs Node 20.19 or newer
+	cd ui && npm ci --no-fund --no-audit && npm run build
+
 jars: .venv/.installed  ## the jars of Spark and the broker, into the cache that projects share
 	@$(BIN)/penstock jars sync $(addprefix --set ,$(JAR_SETS))
 
 clean:  ## remove what demo, tests and builds leave behind
 	@if [ -x $(BIN)/penstock ] && [ -d demo/broker ]; then $(BIN)/penstock broker stop --dir demo/broker || true; fi
-	rm -rf demo build dist spark-warehouse metastore_db derby.log
+	rm -rf demo build dist ui/node_modules spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -10,6 +10,7 @@ import typer
 
 from penstock._cli import (
     check,
+    dashboard,
     exit_codes,
     inspection,
     lint,
@@ -63,6 +64,7 @@ scaffold.register(app)
 inspection.register(app)
 status.register(app)
 machine.register(app)
+dashboard.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
