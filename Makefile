@@ -2,6 +2,7 @@
 BIN := .venv/bin
 JAR_SETS := delta local-fs kafka avro postgresql kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long chaos lint bench jars ui clean distclean
@@ -20,7 +21,7 @@ test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combin
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
 
 chaos: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
-	PENSTOCK_SINK_KILLS=$(or $(KILLS),100,50) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
+	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the layers of the rooms
 	$(BIN)/ruff check .
