@@ -476,7 +476,6 @@ def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
         )
     for name, flow in graph.flows.items():
         is_sink = flow.target in graph.sinks
-        mode = flow.analysis.output_mode
         yield definition(
             "flow_definition",
             replace(origin, flow_name=name),
@@ -486,9 +485,9 @@ def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
                 "output_sink": flow.target if is_sink else "",
                 "input_datasets": sorted(flow.analysis.inputs),
                 "external_inputs": list(flow.analysis.external_inputs),
-                "flow_type": mode.value.upper() if mode is not None else "MATERIALIZED_VIEW",
+                "flow_type": flow.type_name(graph.datasets.get(flow.target)),
                 "once": flow.flow.once,
-                "language": "PYTHON",
+                "language": flow.flow.language,
                 "comment": flow.flow.comment,
             },
         )
