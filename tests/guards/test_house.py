@@ -19,6 +19,7 @@ DOORS = (
     "penstock.errors",
     "penstock.connectors",
     "penstock.monitoring",
+    "penstock.parsing",
     "penstock.quality",
 )
 FORBIDDEN_MODULE_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "misc"}

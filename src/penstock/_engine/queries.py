@@ -21,6 +21,7 @@ from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
+from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.writers import SinkWriters
@@ -155,7 +156,10 @@ class SparkEngine:
             with self._source.starting(starts):
                 df, files = self._evaluate(node)
             node = self._adopt(node, df)
-            state = self._flow_state(node, df, step, replace(state, starts=starts.chosen))
+            kafka = self._evaluator.evaluations[step.flow].kafka
+            topics = check_topics(self._spark, kafka, state.topics, node.flow, self._display(node))
+            state = replace(state, starts=starts.chosen, topics=topics)
+            state = self._flow_state(node, df, step, state)
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
             writer = (
                 self._sinks.writer(self._graph.sinks[node.target], node, df, state.epoch, running)
@@ -168,6 +172,8 @@ class SparkEngine:
                     partial(self._check_files, files, checkpoint),
                     partial(recover, sources=files, flow=node.flow),
                 )
+            if watch := LossWatch(self._spark, kafka):
+                running.watches_losses(watch.lost)
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             if step.interval_seconds is None:
                 writer = writer.trigger(availableNow=True)
