@@ -27,6 +27,7 @@ from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.status_file import StatusFile, status_path
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
@@ -62,7 +63,7 @@ __all__ = [
     "spark_log",
 ]
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
 
@@ -141,6 +142,8 @@ def run_update(
         lease = leases.enter_context(Lease.acquire(place, holder=holder))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
+        status = StatusFile(status_path(settings))
+        bus.subscribe(status)
         hooks = EventHooks(bus, origin)
         bus.subscribe(hooks)
         try:
@@ -164,6 +167,7 @@ def run_update(
         finally:
             hooks.close()
             log.close()
+            status.close()
 
 
 def _run(

@@ -147,11 +147,6 @@ flow("h", source="reserved")
 flow("i", source="chagnes")
 flow("j", stored_as_scd_type=2, schema="id INT, op STRING, seq INT, name STRING, "
      "tags MAP<STRING, STRING>, __START_AT INT, __END_AT TIMESTAMP")
-flow("k")
-
-@dp.table
-def streamed():
-    return spark.readStream.table("k")
 """
     )
     with pytest.raises(DefinitionErrors) as caught:
@@ -168,7 +163,6 @@ def streamed():
             "COLUMN_NAME_RESERVED",
             "DATASET_NOT_FOUND",
             "CDC_SCHEMA_INCOMPLETE",
-            "CDC_TARGET_STREAMED",
         ]
     )
     assert all(error.origin is not None for error in caught.value.errors)

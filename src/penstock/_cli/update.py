@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock._cli import exit_codes, options
+from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.options import LogFormat, OutputFormat
 from penstock._cli.terminal import Output
 
@@ -53,6 +54,7 @@ def run(
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
+    ui: WithDashboard = False,
 ) -> int:
     """Run the pipeline: everything that is available, or --continuous until stopped."""
     from penstock._launch import UpdateOptions
@@ -76,7 +78,8 @@ def run(
         continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
-    watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
+    with dashboard_beside(settings, wanted=ui):
+        watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
     if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
         show_failures(watched.result)
     return watched.exit_code

@@ -85,7 +85,7 @@ def make_plan(
             hint="leave one of them out",
         )
     _check_datasets(graph)
-    told = [*notes, *_other_formats(graph)]
+    told = [*notes, *_other_formats(graph), *_streamed_changes(graph)]
     refreshed = _select(graph, wishes.refresh)
     reset = _select(graph, wishes.full_refresh)
     _refuse_sinks(graph, wishes.full_refresh)
@@ -225,6 +225,16 @@ def _other_formats(graph: DataflowGraph) -> Iterator[str]:
         wanted = node.declared.format
         if wanted and wanted.lower() != "delta":
             yield f"{node.display} asks for format {wanted} and is written as Delta"
+
+
+def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:
+    changing = {key: None for flow in graph.flows.values() for key in flow.analysis.changing_inputs}
+    for key in changing:
+        yield (
+            f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
+            "place: that stream ends with an error at the first change after its start; the reader "
+            "options `readChangeFeed` and `skipChangeCommits` let it go on"
+        )
 
 
 def _run_step(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from penstock._model.flow import OutputMode
@@ -369,3 +371,12 @@ def test_a_table_is_delta_when_it_asks_for_another_format(draft, written, notes)
     plan = plan_of(draft)
     assert len(plan.runs) == 1
     assert plan.notes == notes
+
+
+def test_readers_are_warned_when_they_stream_rows_that_auto_cdc_changes(draft):
+    draft.table("people")
+    draft.table("audit", "people")
+    seen = draft.analyses["audit"]
+    draft.analyses["audit"] = replace(seen, changing_inputs=(key("people"),))
+    (note,) = plan_of(draft).notes
+    assert note.startswith("people is read as a stream, and auto CDC changes its rows in place")
