@@ -138,9 +138,13 @@ class OutsideReads:
     Args:
         spark: Classic session of the pipeline.
         around: See `Surroundings`.
+
+    Attributes:
+        guessing: Names of the sources that were stood in for, by the file that reads them.
     """
 
     def __init__(self, spark: SparkSession, around: Surroundings) -> None:
+        self.guessing: dict[str, list[str]] = {}
         self._spark = spark
         self._around = around
         self._functions = FunctionReaders(
@@ -217,6 +221,7 @@ class OutsideReads:
 
     def assumed(self, what: str) -> None:
         """Remember that a source was stood in for."""
+        self.guessing.setdefault(capture_origin().file, []).append(what)
 
     def prepare_options(self, reader: Reader) -> None:
         """See `Redirect.prepare_options`."""
