@@ -10,6 +10,7 @@ import typer
 
 from penstock._cli import (
     check,
+    checkpoint,
     exit_codes,
     inspection,
     lint,
@@ -62,6 +63,7 @@ lint.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+checkpoint.register(app)
 machine.register(app)
 
 
