@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from update_project import Project
 
+from penstock import monitoring
 from penstock._project.spec import load_settings
 from penstock._repair import replay_quarantine
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock._tables.checkpoint_doctor import Weight, examine
 from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock.errors import PlanError, SetupError, SpecError
 
@@ -75,6 +77,18 @@ def _places(project: Project) -> tuple[list[Any], list[Any]]:
 
 def test_repaired_rows_move_once_and_flow_on(project: Project):
     assert _places(project) == ([1], [(50, 2), (60, 3), (70, None), (500, 4)])
+    seen = monitoring.status(project.root)
+    assert seen is not None
+    assert (seen["state"], seen["is_alive"], seen["error"]) == ("COMPLETED", False, None)
+    (flow,) = (one for one in seen["flows"] if one["flow"] == "silver")
+    assert (flow["state"], flow["rows"], flow["quarantined"]) == ("COMPLETED", 1, 4)
+    assert [(rule["name"], rule["failed"]) for rule in flow["rules"]] == [
+        ("small", 4),
+        ("has_id", 1),
+    ]
+    assert flow["last_progress"]["input_rows"] == 5
+    found = examine(load_settings(project.root))
+    assert [one for one in found if one.weight is not Weight.NOTE] == []
     # Nothing passes yet: nothing changes, not even a version.
     versions = project.version("silver"), project.version("silver_quarantine")
     done = _replay(project)
@@ -104,7 +118,8 @@ def test_repaired_rows_move_once_and_flow_on(project: Project):
     done = _replay(project)
     assert done is not None
     assert (done.moved, done.kept) == (3, 0)
-    assert _places(project)[1] == []
+    assert {row["id"] for row in project.table("silver").collect()} == {1, 2, 3, 4, 5, 6, None}
+    assert project.table("silver_quarantine").isEmpty()
 
 
 def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):

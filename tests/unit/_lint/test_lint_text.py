@@ -89,6 +89,19 @@ def test_a_secret_in_the_settings_is_found_at_its_line(lint: Lint):
     assert "hunter2" not in one.message
 
 
+def test_a_secret_of_an_alert_is_found(lint: Lint):
+    report = lint(
+        "import dlt\n",
+        spec="alerts:\n  to:\n  - webhook: https://hooks.slack.com/services/T0/B0/abc\n"
+        "  - email:\n      to: [a@example.org]\n      password: hunter2\n"
+        "  - email:\n      to: [a@example.org]\n      password: ${secret:mail}\n",
+    )
+    assert [one.message for one in report.findings] == [
+        "the value of webhook is a Slack webhook",
+        "the value of password is a secret",
+    ]
+
+
 def test_actions_are_told_from_transformations(lint: Lint):
     report = lint(
         """\
