@@ -5,8 +5,9 @@ everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
 """
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import open_session, surroundings
 from penstock._model.dataset import Dataset
+from penstock._model.missing import missing_values_assumed
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
@@ -27,10 +29,14 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey
+    from penstock._engine.assumptions import Assumptions
     from penstock._engine.evaluation import Evaluator
 
 # What user code does with things that are not there.
 _RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
+
+# One column, or one on each side of a join, is learnt in a round.
+_MOST_ROUNDS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +85,22 @@ class ProjectCheck:
     notes: tuple[str, ...]
 
 
-def check_project(settings: PipelineSettings) -> ProjectCheck:
+def check_project(
+    settings: PipelineSettings, assumed_before: Mapping[str, str] | None = None
+) -> ProjectCheck:
     """Load and plan a project with assumptions about everything that is missing.
 
     Called on the main thread; changes the working directory to the project's root.
+
+    Args:
+        settings: Of the project.
+        assumed_before: What had to be assumed to read them.
 
     Raises:
         SpecError: The source files cannot be found.
         SetupError: No Java, no jars, no Spark.
     """
+    os.chdir(settings.root)  # where the places of all that is found begin
     found = needs(settings)
     absent = {need.module: need.origin.file for need in found.imports if not need.is_optional}
     with opened_project(settings, absent) as opened:
@@ -108,7 +121,7 @@ def check_project(settings: PipelineSettings) -> ProjectCheck:
                 MissingSource(name=one.name, reason=one.reason, columns=one.column_types)
                 for one in survey.missing
             ),
-            assumed_settings=opened.assumed_settings,
+            assumed_settings={**(assumed_before or {}), **opened.assumed_settings},
             needs=found,
             notes=opened.notes,
         )
@@ -124,7 +137,7 @@ class OpenedProject:
         survey: What the analysis told.
         notes: Of index and plan.
         assumed_settings: Settings that nobody gave, with the values that were assumed.
-        absent: Modules that are not here, with the files that import them.
+        guessing: Files that went on with what was assumed in place of something missing.
     """
 
     loaded: LoadedSources
@@ -132,14 +145,14 @@ class OpenedProject:
     survey: "Survey"
     notes: tuple[str, ...]
     assumed_settings: Mapping[str, str]
-    absent: Mapping[str, str]
+    guessing: frozenset[str]
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
         """What is certainly wrong; and of each flow or place, what cannot be told."""
         unsure: dict[str, PenstockError] = dict(self.survey.unsure)
         refused: list[PenstockError] = []
         for error in (*self.loaded.errors, *self.survey.errors):
-            if _excuse(error, set(self.absent.values())):
+            if _excuse(error, self.guessing):
                 unsure[str(error.origin)] = error
             else:
                 refused.append(error)
@@ -181,11 +194,16 @@ def opened_project(
 
         with contextlib.closing(Assumptions(spark)) as assumptions:
             around = surroundings(settings, spark, assumptions=assumptions)
-            with redirected(OutsideReads(spark, around)):
-                namespace = notebook_globals(spark, settings, map_path=around.map_path)
-                loaded = load_sources(settings, namespace=namespace)
-            index = build_index(loaded.definition, settings)
-            seen = survey(spark, index, around, evaluator or Evaluator)
+            for _ in range(_MOST_ROUNDS):
+                reads = OutsideReads(spark, around)
+                with redirected(reads), missing_values_assumed(assumptions.setting):
+                    namespace = notebook_globals(spark, settings, map_path=around.map_path)
+                    loaded = load_sources(settings, namespace=namespace)
+                index = build_index(loaded.definition, settings)
+                seen = survey(spark, index, around, evaluator or Evaluator)
+                # What files read while they are loaded, no flow reads: learnt from here.
+                if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
+                    break
             notes = index.notes
             if seen.graph is not None:
                 try:
@@ -204,16 +222,37 @@ def opened_project(
                 survey=seen,
                 notes=notes,
                 assumed_settings=dict(assumptions.settings),
-                absent=absent,
+                guessing=frozenset(reads.guessing).union(absent.values()),
             )
 
 
-def _excuse(error: PenstockError, files_with_stand_ins: set[str]) -> bool:
+def _learns(
+    assumptions: "Assumptions",
+    guessing: Mapping[str, Sequence[str]],
+    errors: Iterable[PenstockError],
+) -> bool:
+    """Whether a source that a file read was given what one of the errors misses."""
+    if not guessing:
+        return False
+    everything = [name for names in guessing.values() for name in names]
+    changed = False
+    for error in errors:
+        if error.__cause__ is None or error.origin is None:
+            continue
+        names = dict.fromkeys([*reversed(guessing.get(error.origin.file, ())), *everything])
+        where = f"{error.condition} {error.origin}"
+        changed |= assumptions.learn(where, error.__cause__, list(names)) is not None
+    return changed
+
+
+def _excuse(error: PenstockError, files_with_stand_ins: Set[str]) -> bool:
     """Whether what is missing may be the reason for an error."""
     origin: SourceLocation | None = error.origin
+    if getattr(error, "is_elsewhere", False):
+        return True
     if error.condition not in _RAISED:
         return False
-    if isinstance(error.__cause__, OSError):
+    if isinstance(error.__cause__, OSError | ModuleNotFoundError):
         return True
     return origin is not None and origin.file in files_with_stand_ins
 

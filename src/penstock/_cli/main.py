@@ -11,6 +11,7 @@ import typer
 from penstock._cli import (
     check,
     checkpoint,
+    dashboard,
     exit_codes,
     inspection,
     lint,
@@ -65,6 +66,7 @@ inspection.register(app)
 status.register(app)
 checkpoint.register(app)
 machine.register(app)
+dashboard.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

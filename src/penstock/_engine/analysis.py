@@ -14,10 +14,12 @@ from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
+from penstock._engine.replacing import window_of
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
@@ -189,7 +191,9 @@ class _Analysis:
     def _analyse(
         self, flow: Flow, properties: Mapping[str, str], dataset: DeclaredDataset | None
     ) -> None:
+        self._source.take_streamed()
         df, evaluation = self._evaluate(flow)
+        changing = self._source.take_streamed()
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df)
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
@@ -197,7 +201,7 @@ class _Analysis:
             self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             found, schema = self._as_cdc(found, df, flow, dataset)
-        self.found[flow.name] = found
+        self.found[flow.name] = replace(found, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
             known = self._source.schemas.get(dataset.name.key)
@@ -339,6 +343,8 @@ class _Analysis:
             state = plans.stateful_operators(df)
         if dataset is not None and dataset.declared.expectations:
             self._check_rules(df, dataset)
+        if replaces_rows(flow) and not df.isStreaming:
+            window_of(df, flow)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self._depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),
