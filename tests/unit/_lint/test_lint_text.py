@@ -144,6 +144,13 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
         stream.writeStream.foreachBatch(logged_only)
         stream.writeStream.foreachBatch(merged)
 
+        def merged_and_appended(df, batch_id):
+            target.merge(df, "t.id = s.id").whenNotMatchedInsertAll().execute()
+            log = spark.createDataFrame([{"batch": batch_id, "rows": 1}])
+            df.withColumn("batch", F.lit(batch_id)).write.mode("append").save("/log")
+
+        stream.writeStream.foreachBatch(merged_and_appended)
+
         @dp.foreach_batch_sink(name="twice")
         def twice(rows, number):
             good = rows.where("a > 0")
@@ -155,7 +162,7 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
             print(rows.count())
         """
     )
-    assert found(report) == [("PSL305", 3), ("PSL306", 17)]
+    assert found(report) == [("PSL305", 3), ("PSL305", 13), ("PSL306", 24)]
 
 
 def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
