@@ -23,6 +23,7 @@ from penstock._local.jars import class_path
 from penstock._local.java import require_java
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
+from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
 from penstock._observe.hooks import EventHooks
@@ -144,6 +145,7 @@ def run_update(
         bus.subscribe(log)
         status = StatusFile(status_path(settings))
         bus.subscribe(status)
+        alerts = _alerts(settings, bus, origin)
         hooks = EventHooks(bus, origin)
         bus.subscribe(hooks)
         try:
@@ -166,6 +168,8 @@ def run_update(
             raise
         finally:
             hooks.close()
+            if alerts is not None:
+                alerts.close()
             log.close()
             status.close()
 
@@ -256,6 +260,19 @@ def _analyse(
         on_hooks(declared.hooks)
     index = with_windows(build_index(declared, settings), windows)
     return index, analyse(spark, index, around)
+
+
+def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
+    if not settings.alerts.rules:
+        return None
+    alerts = Alerts(
+        bus,
+        origin,
+        settings.alerts,
+        resolve_secrets=lambda text: resolve_secrets(text, root=settings.root),
+    )
+    bus.subscribe(alerts)
+    return alerts
 
 
 def _state_store(settings: PipelineSettings, spark: "SparkSession") -> "StateStore":

@@ -10,6 +10,7 @@ import typer
 
 from penstock._cli import (
     check,
+    checkpoint,
     dashboard,
     exit_codes,
     inspection,
@@ -63,6 +64,7 @@ lint.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+checkpoint.register(app)
 machine.register(app)
 dashboard.register(app)
 

@@ -43,9 +43,10 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
+from penstock._tables.quarantine_replay import QuarantineReplay, Replayed
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PlanError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
@@ -188,6 +189,27 @@ class PipelineTables:
         reset_table(self._spark, self._ref(node))
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
+
+    def replay(self, node: DatasetNode, reached: Callable[[str], None]) -> Replayed:
+        """Let the rows in quarantine of a table go through its rules again.
+
+        Args:
+            node: The table.
+            reached: See `QuarantineReplay`.
+
+        Raises:
+            PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`: its rows are not just added.
+        """
+        check_replay(node, [self._graph.flows[name] for name in node.flows])
+        return QuarantineReplay(
+            self._spark,
+            pipeline=self._settings.name,
+            target=self._ref(node),
+            quarantine=self._quarantine(node),
+            staging=self.layout.replay_staging(node.name),
+            expectations=node.declared.expectations,
+            reached=reached,
+        ).run()
 
     def version(self, node: DatasetNode) -> int | None:
         """Newest version of the table; `None` if there is none."""
@@ -434,6 +456,31 @@ class PipelineTables:
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
+
+
+def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
+    """Check that rows may be added to a table from outside of its flows.
+
+    Raises:
+        PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
+    """
+    reason = hint = ""
+    if node.kind is not DatasetKind.STREAMING_TABLE:
+        reason = f"it is a {node.kind.value}, which is computed anew by every update"
+        hint = "correct the rule or the query, and run the pipeline"
+    elif any(is_cdc(flow.flow) for flow in flows):
+        reason = "its rows are made from change events"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    elif {flow.analysis.output_mode for flow in flows} - {None, OutputMode.APPEND}:
+        reason = "its flow changes rows that it has written"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    if reason:
+        raise PlanError(
+            "QUARANTINE_REPLAY_NOT_POSSIBLE",
+            f"the quarantine of {node.display} cannot be replayed: {reason}",
+            origin=node.declared.origin,
+            hint=hint,
+        )
 
 
 def _is_stateful(node: FlowNode) -> bool:

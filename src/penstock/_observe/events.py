@@ -231,6 +231,20 @@ def hook_progress(
     )
 
 
+def alert_progress(
+    origin: EventOrigin, message: str, body: Details, error: ErrorInfo | None
+) -> Event:
+    """An alert fired or was resolved, and who was told."""
+    return Event(
+        event_type="alert_progress",
+        message=message,
+        origin=origin,
+        details={"alert_progress": dict(body)},
+        level=Level.WARN if error is not None or body.get("state") == "firing" else Level.INFO,
+        error=error,
+    )
+
+
 def source_rows_lost(
     origin: EventOrigin, message: str, ranges: Sequence[Mapping[str, Any]]
 ) -> Event:
