@@ -316,7 +316,7 @@ def test_every_text_is_legible_and_nothing_overflows(
     ):
         page.goto(recorded + place)
         page.wait_for_selector("#main h1, #main .panel")
-        page.wait_for_function("!document.querySelector('.empty')")
+        page.wait_for_function("() => !document.querySelector('.empty')")
         assert page.evaluate(CONTRAST) == [], place
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, place

@@ -6,6 +6,7 @@ than the last ones it got.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from penstock._observe.log import encode
 from penstock._ui.recording import LATEST, Recording
 
 _BEAT_SECONDS = 0.4
+_LONGEST_BEAT_SECONDS = 1.5
+_REST = 25
 _IDLE_BEATS = 12
 _KEEPALIVE_SECONDS = 15.0
 MAX_WATCHERS = 100
@@ -28,14 +31,15 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
     now = datetime.now(UTC)
     with recording.lock:
         model = recorded.model
+        view = model.view(now)
         return {
             "pipeline": recording.key,
             "now": int(now.timestamp() * 1000),
             "newest": recording.newest() == recorded.file.update_id,
-            "update": model.head(now) | {"update_id": recorded.file.update_id},
-            "cards": model.cards(now),
+            "update": model.head(view) | {"update_id": recorded.file.update_id},
+            "cards": model.cards(view),
             "edges": model.edges(),
-            "flows": model.flows(now),
+            "flows": model.flows(view),
         }
 
 
@@ -149,12 +153,14 @@ class Hub:
 
     async def _beat(self, topic: _Topic) -> None:
         while True:
-            before = topic.version
+            before, began = topic.version, time.monotonic()
             await asyncio.to_thread(topic.look)
+            took = time.monotonic() - began
             if topic.version != before:
                 async with topic.wake:
                     topic.wake.notify_all()
-            await asyncio.sleep(_BEAT_SECONDS)
+            # A large pipeline is looked at less often, so that watching stays cheap.
+            await asyncio.sleep(max(_BEAT_SECONDS, min(_LONGEST_BEAT_SECONDS, _REST * took)))
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:
