@@ -43,6 +43,7 @@ class Served:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "ui", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
@@ -117,7 +118,11 @@ def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
     found = json.loads(get(served.address + "api/pipelines"))["pipelines"]
     assert [pipeline["name"] for pipeline in found] == ["shop"]
     assert "app.js" in get(served.address)
-    assert served.stop(signal.SIGINT) == 0
+    with urllib.request.urlopen(served.address + "api/pipelines/shop/stream") as stream:
+        assert stream.readline() == b"retry: 2000\n"
+        assert served.stop(signal.SIGINT) == 0
+        assert b"event: update" in stream.read()
+    assert served.process.stderr.read() == ""
 
 
 def test_a_token_is_made_and_asked_for_when_others_can_reach_the_address() -> None:

@@ -120,6 +120,14 @@ class Hub:
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.watchers = 0
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all streams, so that the server can end."""
+        self._closed = True
+        for topic in self._topics.values():
+            async with topic.wake:
+                topic.wake.notify_all()
 
     async def watch(self, recording: Recording, update: str = LATEST) -> AsyncIterator[bytes]:
         """Server-sent events of an update, from its present state on, until the reader goes."""
@@ -132,14 +140,16 @@ class Hub:
         sent = 0
         try:
             yield b"retry: 2000\n\n"
-            while True:
+            while not self._closed:
                 try:
                     async with asyncio.timeout(_KEEPALIVE_SECONDS), topic.wake:
-                        while topic.version == sent:
+                        while topic.version == sent and not self._closed:
                             await topic.wake.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
+                if topic.version == sent:
+                    return
                 message, sent = topic.message(sent), topic.version
                 yield message
         finally:

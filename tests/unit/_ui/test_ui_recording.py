@@ -2,10 +2,12 @@ import json
 from datetime import UTC, datetime, timedelta
 
 from penstock._observe.events import (
+    ErrorInfo,
     EventOrigin,
     FlowMetrics,
     FlowStatus,
     UpdateState,
+    definition,
     flow_progress,
     update_progress,
 )
@@ -185,3 +187,37 @@ def test_refreshes_have_a_duration_when_their_events_have_none():
     model.fold(at(2, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
     assert model.cards()[0]["batch_seconds"] == 2
     assert model.dataset("mv")["series"]["rows_per_second"] == [25.0]
+
+
+def test_sinks_and_views_have_their_place_when_they_are_declared():
+    model = UpdateModel()
+    origin = EventOrigin(pipeline_name="p", update_id="u")
+
+    def declare(kind, body, **about):
+        model.fold(definition(kind, EventOrigin(**{**vars(origin), **about}), "", body))
+
+    declare("dataset_definition", {"dataset_type": "TEMPORARY_VIEW"}, dataset_name="c.s.view")
+    declare("dataset_definition", {"dataset_type": "STREAMING_TABLE"}, dataset_name="c.s.table")
+    declare("sink_definition", {"format": "kafka"}, sink_name="out")
+    flows = {
+        "into_table": {"output_dataset": "c.s.table", "input_datasets": ["c.s.view"]},
+        "into_sink": {"output_sink": "out", "input_datasets": ["c.s.table"]},
+    }
+    for name, body in flows.items():
+        declare("flow_definition", body, flow_name=name)
+    failed = EventOrigin(update_id="u", sink_name="out", flow_name="into_sink")
+    error = ErrorInfo(condition="SINK_GONE", class_name="FlowError", message="gone")
+    model.fold(flow_progress(failed, FlowStatus.FAILED, "", error=error))
+    cards = {card["id"]: card for card in model.cards()}
+    assert {name: card["kind"] for name, card in cards.items()} == {
+        "c.s.table": "streaming table",
+        "out": "sink",
+        "c.s.view": "temporary view",
+    }
+    assert (cards["out"]["state"], cards["out"]["error"]) == ("FAILED", "SINK_GONE")
+    assert {(edge["from"], edge["to"]) for edge in model.edges()} == {
+        ("c.s.view", "c.s.table"),
+        ("c.s.table", "out"),
+    }
+    assert model.dataset("out")["format"] == "kafka"
+    assert model.dataset("c.s.table")["downstream"] == ["out"]
