@@ -1,10 +1,11 @@
 # A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
 BIN := .venv/bin
-JAR_SETS := delta local-fs kafka avro kafka-broker
+JAR_SETS := delta local-fs kafka avro postgresql kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint bench jars ui clean distclean
+.PHONY: help demo test test-long chaos lint bench jars ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -15,8 +16,12 @@ demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVEN
 test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	@.ci/test $(PYTEST_ARGS)
 
-test-long: jars  ## more than 100,000 random CDC histories against the oracle; HISTORIES per combination
+test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
+	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
+
+chaos: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
+	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the layers of the rooms
 	$(BIN)/ruff check .

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from penstock._cli import check, dashboard, exit_codes, inspection, machine, scaffold, update
+from penstock._cli import (
+    check,
+    dashboard,
+    exit_codes,
+    inspection,
+    lint,
+    machine,
+    scaffold,
+    status,
+    update,
+)
 from penstock._cli.failure import report
 
 app = typer.Typer(
@@ -49,8 +59,10 @@ def _root(
 
 update.register(app)
 check.register(app)
+lint.register(app)
 scaffold.register(app)
 inspection.register(app)
+status.register(app)
 machine.register(app)
 dashboard.register(app)
 

@@ -43,6 +43,7 @@ def run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
+    replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
@@ -73,6 +74,7 @@ def run(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
+        replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
@@ -89,6 +91,7 @@ def dry_run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
+    replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
@@ -117,6 +120,7 @@ def dry_run(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
+        replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints

@@ -371,10 +371,10 @@ def _dataset_view(dataset: _Dataset, display: str, now: datetime) -> DatasetView
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """For each dotted name its shortest ending that no other name shares."""
-    shared = Counter(ending for name in names for ending in _endings(name))
+    """For each dotted name its shortest ending that no other name shares, whatever its case."""
+    shared = Counter(ending for name in names for ending in _endings(name.lower()))
     return {
-        name: next((ending for ending in _endings(name) if shared[ending] == 1), name)
+        name: next((ending for ending in _endings(name) if shared[ending.lower()] == 1), name)
         for name in names
     }
 
