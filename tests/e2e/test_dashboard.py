@@ -273,8 +273,16 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         )
         story.state("silver", FlowStatus.FAILED, error)
         page.wait_for_selector('.failure:has-text("SINK_GONE"):has-text("bring it back")')
-        story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))
         page.click(".crumbs a")
+        status = tmp_path / "state" / "status.json"
+        status.parent.mkdir()
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        status.write_text(json.dumps({"update_id": "story-1", "process_id": ended.pid}))
+        page.set_default_timeout(10_000)
+        page.wait_for_selector('.failure:has-text("This update broke off")')
+        status.unlink()
+        story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))
         page.wait_for_selector("h1 [data-state=FAILED]")
         assert problems == []
     finally:

@@ -32,11 +32,15 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
     with recording.lock:
         model = recorded.model
         view = model.view(now)
+        head, newest = model.head(view), recording.newest() == recorded.file.update_id
+        is_gone = not head["has_ended"] and (
+            not newest or recording.is_writer_gone(recorded.file.update_id)
+        )
         return {
             "pipeline": recording.key,
             "now": int(now.timestamp() * 1000),
-            "newest": recording.newest() == recorded.file.update_id,
-            "update": model.head(view) | {"update_id": recorded.file.update_id},
+            "newest": newest,
+            "update": head | {"update_id": recorded.file.update_id, "is_gone": is_gone},
             "cards": model.cards(view),
             "edges": model.edges(),
             "flows": model.flows(view),

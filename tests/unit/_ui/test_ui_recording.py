@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 from penstock._observe.events import (
@@ -12,6 +15,7 @@ from penstock._observe.events import (
     update_progress,
 )
 from penstock._observe.log import EventLog
+from penstock._ui.hub import whole_update
 from penstock._ui.model import UpdateModel
 from penstock._ui.recording import Recording
 from penstock._ui.series import Series
@@ -221,3 +225,30 @@ def test_sinks_and_views_have_their_place_when_they_are_declared():
     }
     assert model.dataset("out")["format"] == "kafka"
     assert model.dataset("c.s.table")["downstream"] == ["out"]
+
+
+def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
+    log = EventLog(tmp_path / "events")
+    origin = EventOrigin(pipeline_name="p", update_id="u1")
+    log(update_progress(origin, UpdateState.RUNNING, "runs"))
+    log.close()
+    recording = Recording("p", "p", tmp_path / "events")
+    status = tmp_path / "state" / "status.json"
+    status.parent.mkdir()
+
+    def is_gone():
+        body = whole_update(recording, "latest")["update"]
+        assert recording.history()[0].is_gone == body["is_gone"]
+        return body["is_gone"]
+
+    assert not is_gone()
+    status.write_text("{ torn")
+    assert not is_gone()
+    status.write_text(json.dumps({"update_id": "u1", "process_id": os.getpid()}))
+    assert not is_gone()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    status.write_text(json.dumps({"update_id": "u1", "process_id": ended.pid}))
+    assert is_gone()
+    status.write_text(json.dumps({"update_id": "another", "process_id": ended.pid}))
+    assert not is_gone()
