@@ -21,6 +21,7 @@ from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
+from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.writers import SinkWriters, forgets
@@ -28,6 +29,7 @@ from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
 from penstock._model.flow import Flow, OutputMode
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
@@ -156,7 +158,10 @@ class SparkEngine:
             with self._source.starting(starts):
                 df, files = self._evaluate(node)
             node = self._adopt(node, df)
-            state = self._flow_state(node, df, step, replace(state, starts=starts.chosen))
+            kafka = self._evaluator.evaluations[step.flow].kafka
+            topics = check_topics(self._spark, kafka, state.topics, node.flow, self._display(node))
+            state = replace(state, starts=starts.chosen, topics=topics)
+            state = self._flow_state(node, df, step, state)
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
             writer = (
                 self._sinks.writer(self._graph.sinks[node.target], node, df, state.epoch, running)
@@ -169,6 +174,8 @@ class SparkEngine:
                     partial(self._check_files, files, checkpoint),
                     partial(recover, sources=files, flow=node.flow),
                 )
+            if watch := LossWatch(self._spark, kafka):
+                running.watches_losses(watch.lost)
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             if step.interval_seconds is None:
                 writer = writer.trigger(availableNow=True)
@@ -185,6 +192,9 @@ class SparkEngine:
     def _start(self, writer: Any, flow: str) -> StreamingQuery:
         context = self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", flow)
+        # Data sources in Python are looked up in the session of the thread, and ours has none.
+        jvm: Any = self._spark._jvm
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
         try:
             query: StreamingQuery = writer.start()
         finally:
@@ -297,17 +307,23 @@ class SparkEngine:
             df, opened = self._evaluate(node)
             files += opened
             node = self._adopt(node, df)
+            where = None
             sources = plans.batch_sources(df)
+            if replaces_rows(node.flow):
+                window = self._tables.window(dataset, node, df)
+                df, where = window.df, window.where
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
             version = self._tables.version(dataset)
             reason = _why_recompute(step, before, sources, fingerprint, version)
+            if where is not None and reason == _QUERY_CHANGED:
+                reason = "its window moved, or the query changed"
             origin = self._origin(node)
             if reason is None:
                 self._context.emit(planning_information(origin, "NO_OP", "no source changed"))
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(planning_information(origin, "COMPLETE_RECOMPUTE", reason))
-            result = self._tables.replace(dataset, node, df, fingerprint)
+            result = self._tables.replace(dataset, node, df, fingerprint, where=where)
             made = ViewState(
                 fingerprint=fingerprint,
                 sources=sources.versions,
@@ -481,6 +497,9 @@ class SparkEngine:
         )
 
 
+_QUERY_CHANGED = "the query changed"
+
+
 def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}
 
@@ -498,7 +517,7 @@ def _why_recompute(
     if before is None or version is None:
         return "first refresh"
     if before.fingerprint != fingerprint:
-        return "the query changed"
+        return _QUERY_CHANGED
     if version != before.table_version:
         return "the table was changed by someone else"
     if sources.unversioned is not None:

@@ -79,6 +79,8 @@ class FlowAnalysis:
         stateful_operators: One line per stateful operator of the plan, in plan order, without
             expression ids: equal lines mean that the state can be read again.
         sequence_type: Of an auto CDC flow: the type that orders its events.
+        changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
+            plain stream: it ends at the first change.
     """
 
     inputs: frozenset[str]
@@ -89,3 +91,4 @@ class FlowAnalysis:
     merge_keys: tuple[str, ...] = ()
     stateful_operators: tuple[str, ...] = ()
     sequence_type: str | None = None
+    changing_inputs: tuple[str, ...] = ()
