@@ -1,6 +1,5 @@
-"""Sinks that Spark, Delta or the user's functions write: what is there after a batch ran twice."""
+"""Sinks that the user's functions write: what is there after a batch ran twice."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,79 +24,6 @@ def forget_last_commits(project: Project, *flows: str) -> None:
         newest = max(commits, key=lambda f: int(f.name))
         newest.unlink()
         newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
-
-
-SYSTEMS = """
-import json
-from pathlib import Path
-from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
-
-FORMATS = ("json", "csv", "parquet", "orc")
-
-for name in FORMATS:
-    dp.create_sink(f"to_{name}", name, {"path": f"out/{name}"})
-dp.create_sink("by_path", "delta", {"path": "out/delta"})
-dp.create_sink("by_name", "delta", {"tableName": "shared.orders"})
-dp.create_sink("shown", "console", {"numRows": "1"})
-dp.create_sink("kept", "memory")
-dp.create_sink("own", "appender", {"path": str(Path("own.jsonl").absolute())})
-
-for name in (*(f"to_{f}" for f in FORMATS), "by_path", "by_name", "shown", "kept", "own"):
-    @dp.append_flow(target=name, name=f"flow_{name}")
-    def flow():
-        return rows().select("id", "amount")
-
-class Writer(DataSourceStreamWriter):
-    def __init__(self, path):
-        self.path = path
-
-    def write(self, iterator):
-        return Message(sorted(row.id for row in iterator))
-
-    def commit(self, messages, batchId):
-        with open(self.path, "a") as out:
-            ids = sorted(n for m in messages if m is not None for n in m.ids)
-            out.write(json.dumps([batchId, ids]) + "\\n")
-
-    def abort(self, messages, batchId):
-        pass
-
-class Message(WriterCommitMessage):
-    def __init__(self, ids):
-        self.ids = ids
-
-class Appender(DataSource):
-    @classmethod
-    def name(cls):
-        return "appender"
-
-    def streamWriter(self, schema, overwrite):
-        return Writer(self.options["path"])
-
-spark.dataSource.register(Appender)
-"""
-
-
-def test_files_and_delta_have_each_row_once_when_batches_are_run_again(project: Project):
-    project.source(SYSTEMS).add("a.json", [{"id": 1, "amount": 1}, {"id": 2, "amount": 2}])
-    result = project.run()
-    assert result.state is UpdateState.COMPLETED, [str(failure) for failure in result.failures]
-    flows = [path.name for path in (project.root / ".penstock" / "checkpoints").iterdir()]
-    assert len(flows) == 9
-    forget_last_commits(project, *(flow for flow in flows if flow not in ("flow_kept",)))
-    project.add("b.json", [{"id": 3, "amount": 3}])
-    result = project.run()
-    assert result.state is UpdateState.COMPLETED, [str(failure) for failure in result.failures]
-    spark = project.spark
-    for name in ("json", "csv", "parquet", "orc"):
-        found = spark.read.schema("id BIGINT, amount INT").format(name)
-        rows = found.load(str(project.root / "out" / name)).collect()
-        assert sorted(tuple(row) for row in rows) == [(1, 1), (2, 2), (3, 3)], name
-    for path in ("out/delta", ".penstock/tables/spark_catalog/shared/orders"):
-        rows = spark.read.format("delta").load(str(project.root / path)).collect()
-        assert sorted(row.id for row in rows) == [1, 2, 3], path
-    lines = [json.loads(line) for line in (project.root / "own.jsonl").read_text().splitlines()]
-    assert lines == [[0, [1, 2]], [0, [1, 2]], [1, [3]]]
 
 
 FUNCTION = """
