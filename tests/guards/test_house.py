@@ -14,7 +14,13 @@ import penstock
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "penstock").rglob("*.py"))
-DOORS = ("penstock", "penstock.errors", "penstock.connectors", "penstock.quality")
+DOORS = (
+    "penstock",
+    "penstock.errors",
+    "penstock.connectors",
+    "penstock.quality",
+    "penstock.timing",
+)
 FORBIDDEN_MODULE_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "misc"}
 
 

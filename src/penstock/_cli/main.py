@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock._cli import check, exit_codes, inspection, machine, scaffold, update
+from penstock._cli import check, exit_codes, inspection, machine, scaffold, state, update
 from penstock._cli.failure import report
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ update.register(app)
 check.register(app)
 scaffold.register(app)
 inspection.register(app)
+state.register(app)
 machine.register(app)
 
 

@@ -43,6 +43,7 @@ def run(
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
     continuous: options.Continuous = None,
+    trigger: options.TriggerText = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
     pipeline: options.Pipeline = None,
@@ -66,6 +67,7 @@ def run(
         maps=maps,
         parameters=param,
         continuous=continuous,
+        trigger=trigger,
     )
     update_options = UpdateOptions(
         refresh=options.names(refresh),
@@ -87,6 +89,7 @@ def dry_run(
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
     continuous: options.Continuous = None,
+    trigger: options.TriggerText = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
     pipeline: options.Pipeline = None,
@@ -109,6 +112,7 @@ def dry_run(
         maps=maps,
         parameters=param,
         continuous=continuous,
+        trigger=trigger,
     )
     update_options = UpdateOptions(
         refresh=options.names(refresh),

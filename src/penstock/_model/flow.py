@@ -78,6 +78,7 @@ class FlowAnalysis:
         merge_keys: Columns that identify a row of an update-mode flow.
         stateful_operators: One line per stateful operator of the plan, in plan order, without
             expression ids: equal lines mean that the state can be read again.
+        growing_state: One sentence for each stateful operation whose state grows for ever.
         sequence_type: Of an auto CDC flow: the type that orders its events.
     """
 
@@ -88,4 +89,5 @@ class FlowAnalysis:
     output_mode: OutputMode | None = None
     merge_keys: tuple[str, ...] = ()
     stateful_operators: tuple[str, ...] = ()
+    growing_state: tuple[str, ...] = ()
     sequence_type: str | None = None

@@ -6,6 +6,7 @@ Names in steps are canonical: a dataset is its `DatasetName.key`, a flow its nam
 from dataclasses import dataclass
 
 from penstock._model.flow import OutputMode
+from penstock._model.trigger import Trigger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class StartFlow:
         target: Key of the table, or name of the sink, that it writes to.
         output_mode: Spark's output mode.
         interval_seconds: Trigger interval; `None` = everything available, then end.
+        trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
         upstream: Datasets (keys) of this plan that must be done first when `interval_seconds` is
             `None`.
     """
@@ -40,6 +42,7 @@ class StartFlow:
     target: str
     output_mode: OutputMode
     interval_seconds: float | None = None
+    trigger: Trigger | None = None
     upstream: tuple[str, ...] = ()
 
 
@@ -86,6 +89,7 @@ class Plan:
         excluded: Datasets (keys) that the selection leaves out.
         continuous: All flows run until stopped.
         notes: What the user should know before it starts, one sentence each.
+        warnings: What will hurt later; `run` shows them, too.
     """
 
     resets: tuple[ResetTable, ...] = ()
@@ -94,3 +98,4 @@ class Plan:
     excluded: tuple[str, ...] = ()
     continuous: bool = False
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
