@@ -1,5 +1,5 @@
 """Paths of a workspace in plain Python."""
-# ruff: noqa: PTH (how users write it)
+# ruff: noqa: PTH110, PTH113, PTH123, PTH207, PTH208 - as users write it
 
 import glob
 import os
