@@ -7,13 +7,13 @@ everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._api.modules import installed_modules
-from penstock._graph.index import build_index
+from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import open_session, surroundings
 from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
@@ -30,6 +30,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey
     from penstock._engine.assumptions import Assumptions
+    from penstock._engine.evaluation import Evaluator
 
 # What user code does with things that are not there.
 _RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
@@ -102,38 +103,81 @@ def check_project(
     os.chdir(settings.root)  # where the places of all that is found begin
     found = needs(settings)
     absent = {need.module: need.origin.file for need in found.imports if not need.is_optional}
-    with _opened(settings, absent) as (loaded, survey, notes, assumed, guessing):
-        unsure: dict[str, PenstockError] = dict(survey.unsure)
-        refused: list[PenstockError] = []
-        for error in (*loaded.errors, *survey.errors):
-            if _excuse(error, guessing.union(absent.values())):
-                unsure[str(error.origin)] = error
-            else:
-                refused.append(error)
+    with opened_project(settings, absent) as opened:
+        survey = opened.survey
+        refused, unsure = opened.problems()
         return ProjectCheck(
             settings=settings,
-            sources=loaded.sources,
+            sources=opened.loaded.sources,
             datasets={
-                dataset.name: _kind(dataset, survey) for dataset in loaded.definition.datasets
+                dataset.name: _kind(dataset, survey)
+                for dataset in opened.loaded.definition.datasets
             },
-            flows=len(loaded.definition.flows),
+            flows=len(opened.loaded.definition.flows),
             planned=tuple(survey.analyses),
-            refused=tuple(refused),
+            refused=refused,
             unsure=unsure,
             missing=tuple(
                 MissingSource(name=one.name, reason=one.reason, columns=one.column_types)
                 for one in survey.missing
             ),
-            assumed_settings={**(assumed_before or {}), **assumed},
+            assumed_settings={**(assumed_before or {}), **opened.assumed_settings},
             needs=found,
-            notes=notes,
+            notes=opened.notes,
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenedProject:
+    """A project whose sources were executed and whose flows were analysed.
+
+    Attributes:
+        loaded: What the sources declared.
+        index: The same by name.
+        survey: What the analysis told.
+        notes: Of index and plan.
+        assumed_settings: Settings that nobody gave, with the values that were assumed.
+        guessing: Files that went on with what was assumed in place of something missing.
+    """
+
+    loaded: LoadedSources
+    index: DefinitionIndex
+    survey: "Survey"
+    notes: tuple[str, ...]
+    assumed_settings: Mapping[str, str]
+    guessing: frozenset[str]
+
+    def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
+        """What is certainly wrong; and of each flow or place, what cannot be told."""
+        unsure: dict[str, PenstockError] = dict(self.survey.unsure)
+        refused: list[PenstockError] = []
+        for error in (*self.loaded.errors, *self.survey.errors):
+            if _excuse(error, self.guessing):
+                unsure[str(error.origin)] = error
+            else:
+                refused.append(error)
+        return tuple(refused), unsure
+
+
 @contextlib.contextmanager
-def _opened(
-    settings: PipelineSettings, absent: Mapping[str, str]
-) -> "Iterator[tuple[LoadedSources, Survey, tuple[str, ...], Mapping[str, str], frozenset[str]]]":
+def opened_project(
+    settings: PipelineSettings,
+    absent: Mapping[str, str],
+    evaluator: "Callable[..., Evaluator] | None" = None,
+) -> Iterator[OpenedProject]:
+    """Execute the sources of a project and analyse its flows, with assumptions.
+
+    Called on the main thread; changes the working directory to the project's root.
+
+    Args:
+        settings: Of the pipeline.
+        absent: Modules that are not here, with the files that import them.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
+
+    Raises:
+        SpecError: The source files cannot be found.
+        SetupError: No Java, no jars, no Spark.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="penstock-check-") as scratch,
         stand_ins(absent),
@@ -145,7 +189,7 @@ def _opened(
     ):
         from penstock._engine.analysis import survey
         from penstock._engine.assumptions import Assumptions
-        from penstock._engine.evaluation import OutsideReads
+        from penstock._engine.evaluation import Evaluator, OutsideReads
         from penstock._engine.redirection import redirected
 
         with contextlib.closing(Assumptions(spark)) as assumptions:
@@ -156,7 +200,7 @@ def _opened(
                     namespace = notebook_globals(spark, settings, map_path=around.map_path)
                     loaded = load_sources(settings, namespace=namespace)
                 index = build_index(loaded.definition, settings)
-                seen = survey(spark, index, around)
+                seen = survey(spark, index, around, evaluator or Evaluator)
                 # What files read while they are loaded, no flow reads: learnt from here.
                 if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
                     break
@@ -172,7 +216,14 @@ def _opened(
                     notes = plan.notes
                 except PenstockError as error:
                     seen = seen.with_error(error)
-            yield loaded, seen, notes, dict(assumptions.settings), frozenset(reads.guessing)
+            yield OpenedProject(
+                loaded=loaded,
+                index=index,
+                survey=seen,
+                notes=notes,
+                assumed_settings=dict(assumptions.settings),
+                guessing=frozenset(reads.guessing).union(absent.values()),
+            )
 
 
 def _learns(

@@ -10,22 +10,25 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
+from penstock._graph.windows import with_windows
 from penstock._local.cds import is_training, java_options
 from penstock._local.jars import class_path
 from penstock._local.java import require_java
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
+from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.status_file import StatusFile, status_path
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
@@ -61,7 +64,7 @@ __all__ = [
     "spark_log",
 ]
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
 
@@ -74,6 +77,7 @@ class UpdateOptions:
         full_refresh: Tables to empty and rebuild.
         full_refresh_all: Empty and rebuild everything that allows it.
         continuous: Run until stopped.
+        replace_where: Flow to the condition of the rows that it replaces in this update.
         stop_timeout_seconds: From the request to stop to the interrupt.
     """
 
@@ -81,6 +85,7 @@ class UpdateOptions:
     full_refresh: tuple[str, ...] = ()
     full_refresh_all: bool = False
     continuous: bool = False
+    replace_where: Mapping[str, str] = field(default_factory=dict)
     stop_timeout_seconds: float = 60.0
 
 
@@ -101,7 +106,9 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
         installed_modules(),
         project_imports(settings),
     ):
-        index, graph = _analyse(settings, spark, surroundings(settings, spark))
+        index, graph = _analyse(
+            settings, spark, surroundings(settings, spark), options.replace_where
+        )
         return graph, _plan(index, graph, settings, options)
 
 
@@ -136,6 +143,9 @@ def run_update(
         lease = leases.enter_context(Lease.acquire(place, holder=holder))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
+        status = StatusFile(status_path(settings))
+        bus.subscribe(status)
+        alerts = _alerts(settings, bus, origin)
         hooks = EventHooks(bus, origin)
         bus.subscribe(hooks)
         try:
@@ -158,7 +168,10 @@ def run_update(
             raise
         finally:
             hooks.close()
+            if alerts is not None:
+                alerts.close()
             log.close()
+            status.close()
 
 
 def _run(
@@ -180,7 +193,7 @@ def _run(
 
     state = _state_store(settings, spark)
     around = surroundings(settings, spark, state=state)
-    index, graph = _analyse(settings, spark, around, on_hooks=hooks.start)
+    index, graph = _analyse(settings, spark, around, options.replace_where, on_hooks=hooks.start)
     plan = _plan(index, graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
@@ -233,6 +246,7 @@ def _analyse(
     settings: PipelineSettings,
     spark: "SparkSession",
     around: "Surroundings",
+    windows: Mapping[str, str],
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
@@ -244,8 +258,21 @@ def _analyse(
         declared = load_definitions(settings, namespace=namespace)
     if on_hooks is not None:
         on_hooks(declared.hooks)
-    index = build_index(declared, settings)
+    index = with_windows(build_index(declared, settings), windows)
     return index, analyse(spark, index, around)
+
+
+def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
+    if not settings.alerts.rules:
+        return None
+    alerts = Alerts(
+        bus,
+        origin,
+        settings.alerts,
+        resolve_secrets=lambda text: resolve_secrets(text, root=settings.root),
+    )
+    bus.subscribe(alerts)
+    return alerts
 
 
 def _state_store(settings: PipelineSettings, spark: "SparkSession") -> "StateStore":
@@ -428,6 +455,10 @@ def _create_update(
             "refresh_selection": list(options.refresh),
             "full_refresh_selection": list(options.full_refresh),
             "full_refresh": options.full_refresh_all,
+            "replace_where_overrides": [
+                {"flow_name": flow, "predicate_override": where}
+                for flow, where in options.replace_where.items()
+            ],
         },
     )
 
@@ -462,7 +493,6 @@ def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
         )
     for name, flow in graph.flows.items():
         is_sink = flow.target in graph.sinks
-        mode = flow.analysis.output_mode
         yield definition(
             "flow_definition",
             replace(origin, flow_name=name),
@@ -472,9 +502,9 @@ def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
                 "output_sink": flow.target if is_sink else "",
                 "input_datasets": sorted(flow.analysis.inputs),
                 "external_inputs": list(flow.analysis.external_inputs),
-                "flow_type": mode.value.upper() if mode is not None else "MATERIALIZED_VIEW",
+                "flow_type": flow.type_name(graph.datasets.get(flow.target)),
                 "once": flow.flow.once,
-                "language": "PYTHON",
+                "language": flow.flow.language,
                 "comment": flow.flow.comment,
             },
         )

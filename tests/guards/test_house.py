@@ -14,7 +14,14 @@ import penstock
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "penstock").rglob("*.py"))
-DOORS = ("penstock", "penstock.errors", "penstock.connectors", "penstock.quality")
+DOORS = (
+    "penstock",
+    "penstock.errors",
+    "penstock.connectors",
+    "penstock.monitoring",
+    "penstock.parsing",
+    "penstock.quality",
+)
 FORBIDDEN_MODULE_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "misc"}
 
 
@@ -56,7 +63,9 @@ def _is_module(thing: object) -> bool:
     return type(thing).__name__ == "module"
 
 
-@pytest.mark.parametrize("room", ["_cli", "_project", "_local", "_observe", "_runtime", "_plan"])
+@pytest.mark.parametrize(
+    "room", ["_cli", "_project", "_local", "_observe", "_runtime", "_plan", "_ui"]
+)
 def test_importing_a_room_without_spark_does_not_import_spark(room):
     modules = [
         f"penstock.{room}.{module.name}"

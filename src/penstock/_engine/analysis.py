@@ -1,6 +1,6 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
@@ -14,10 +14,12 @@ from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
+from penstock._engine.replacing import window_of
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
@@ -78,17 +80,23 @@ def analyse(
         source.close()
 
 
-def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) -> Survey:
+def survey(
+    spark: SparkSession,
+    index: DefinitionIndex,
+    around: Surroundings,
+    evaluator: Callable[..., Evaluator] = Evaluator,
+) -> Survey:
     """Analyse every flow of a pipeline, with assumptions about what is not here. Never raises.
 
     Args:
         spark: Classic session.
         index: The declarations.
         around: With assumptions.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around)
+        analysis = _Analysis(spark, index, source, around, evaluator)
         # What a flow learns about a source makes flows stale that were analysed before.
         while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
             analysis.everything()
@@ -124,6 +132,7 @@ class _Analysis:
         index: DefinitionIndex,
         source: CdcAwareSource,
         around: Surroundings,
+        evaluator: Callable[..., Evaluator] = Evaluator,
     ) -> None:
         self.index = index
         self.found: dict[str, FlowAnalysis] = {}
@@ -131,7 +140,7 @@ class _Analysis:
         self._source = source
         self._spark = spark
         self._assumptions = around.assumptions
-        self._evaluator = Evaluator(spark, index, source, around)
+        self._evaluator = evaluator(spark, index, source, around)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
 
@@ -334,6 +343,8 @@ class _Analysis:
             state = plans.stateful_operators(df)
         if dataset is not None and dataset.declared.expectations:
             self._check_rules(df, dataset)
+        if replaces_rows(flow) and not df.isStreaming:
+            window_of(df, flow)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self._depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),

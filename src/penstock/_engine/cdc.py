@@ -11,6 +11,7 @@ from penstock._engine.table_sources import SchemaSource
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex
+from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -117,10 +118,23 @@ class CdcAwareSource(SchemaSource):
         return taken
 
     def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
-        """See `TableSource.stream`."""
+        """See `TableSource.stream`.
+
+        Raises:
+            DefinitionError: `REPLACE_WHERE_TARGET_STREAMED`.
+        """
         dataset = self._index.datasets[key]
         options = {name.lower(): value for name, value in reader_options(reader).items()}
-        expected = any(options.get(name, "").lower() == "true" for name in _READS_CHANGES)
-        if any(is_cdc(flow) for flow in dataset.flows) and not expected:
-            self._streamed[key] = None
+        if not any(options.get(name, "").lower() == "true" for name in _READS_CHANGES):
+            if any(replaces_rows(flow) for flow in dataset.flows):
+                shown = self._index.display(key)
+                raise DefinitionError(
+                    "REPLACE_WHERE_TARGET_STREAMED",
+                    f"{shown!r} is read as a stream, but its flow replaces rows of it",
+                    hint='read its change feed: spark.readStream.option("readChangeFeed", "true")'
+                    f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
+                    '"skipChangeCommits"',
+                )
+            if any(is_cdc(flow) for flow in dataset.flows):
+                self._streamed[key] = None
         return super().stream(key, reader)

@@ -11,8 +11,10 @@ from pyspark.sql.types import StructType
 
 from penstock._engine.cdc import event_shape, tombstone_seconds
 from penstock._engine.flow_state import FlowState
+from penstock._engine.replacing import Window, window_of
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
@@ -41,9 +43,10 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
+from penstock._tables.quarantine_replay import QuarantineReplay, Replayed
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PlanError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
@@ -187,6 +190,27 @@ class PipelineTables:
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
 
+    def replay(self, node: DatasetNode, reached: Callable[[str], None]) -> Replayed:
+        """Let the rows in quarantine of a table go through its rules again.
+
+        Args:
+            node: The table.
+            reached: See `QuarantineReplay`.
+
+        Raises:
+            PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`: its rows are not just added.
+        """
+        check_replay(node, [self._graph.flows[name] for name in node.flows])
+        return QuarantineReplay(
+            self._spark,
+            pipeline=self._settings.name,
+            target=self._ref(node),
+            quarantine=self._quarantine(node),
+            staging=self.layout.replay_staging(node.name),
+            expectations=node.declared.expectations,
+            reached=reached,
+        ).run()
+
     def version(self, node: DatasetNode) -> int | None:
         """Newest version of the table; `None` if there is none."""
         return read_version(self._spark, self._ref(node).path)
@@ -271,10 +295,28 @@ class PipelineTables:
 
         return BatchWriter(df if split is None else split.df, write)
 
+    def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
+        """The rows of a query that fulfil the condition of the rows that its flow replaces."""
+        return window_of(self._conformed(dataset, df), node.flow)
+
     def replace(
-        self, dataset: DatasetNode, node: FlowNode, df: DataFrame, fingerprint: str
+        self,
+        dataset: DatasetNode,
+        node: FlowNode,
+        df: DataFrame,
+        fingerprint: str,
+        *,
+        where: str | None = None,
     ) -> Commit:
-        """Replace the contents of a materialized view in one commit."""
+        """Replace the contents of a table in one commit.
+
+        Args:
+            dataset: A materialized view; or a streaming table, with `where`.
+            node: Its flow.
+            df: The rows.
+            fingerprint: Of the query, for the commit.
+            where: Replace only the rows that fulfil this; `df` has no others.
+        """
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         writer = FlowWriter(
@@ -286,11 +328,14 @@ class PipelineTables:
             quarantine=self._quarantine(dataset)
             if split is not None and split.quarantine
             else None,
-            mode=WriteMode.COMPLETE,
+            mode=WriteMode.COMPLETE if where is None else WriteMode.WINDOW,
+            where=where,
+            allow_missing=where is not None and self._allows_missing(dataset),
             row_rules=[rule for rule in dataset.declared.expectations if rule.rows is not None],
         )
         rows = df if split is None else split.df
-        return Commit(writer.write_batch(rows, fingerprint=fingerprint), dataset.key)
+        result = writer.write_batch(rows, fingerprint=fingerprint)
+        return Commit(result, dataset.key, deletes=where is not None)
 
     def unreported(
         self,
@@ -364,7 +409,8 @@ class PipelineTables:
         """Declared properties; a table that is changed in place and streamed has a change feed."""
         declared = node.declared.table_properties
         known = {key.lower() for key in declared}
-        if _CHANGE_FEED.lower() in known or not any(is_cdc(flow.flow) for flow in flows):
+        changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
+        if _CHANGE_FEED.lower() in known or not changes:
             return declared
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
 
@@ -410,6 +456,31 @@ class PipelineTables:
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
+
+
+def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
+    """Check that rows may be added to a table from outside of its flows.
+
+    Raises:
+        PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
+    """
+    reason = hint = ""
+    if node.kind is not DatasetKind.STREAMING_TABLE:
+        reason = f"it is a {node.kind.value}, which is computed anew by every update"
+        hint = "correct the rule or the query, and run the pipeline"
+    elif any(is_cdc(flow.flow) for flow in flows):
+        reason = "its rows are made from change events"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    elif {flow.analysis.output_mode for flow in flows} - {None, OutputMode.APPEND}:
+        reason = "its flow changes rows that it has written"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    if reason:
+        raise PlanError(
+            "QUARANTINE_REPLAY_NOT_POSSIBLE",
+            f"the quarantine of {node.display} cannot be replayed: {reason}",
+            origin=node.declared.origin,
+            hint=hint,
+        )
 
 
 def _is_stateful(node: FlowNode) -> bool:

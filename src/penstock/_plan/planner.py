@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import nearest_name
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
-from penstock._model.flow import OutputMode
+from penstock._model.flow import Flow, OutputMode
 from penstock._plan.steps import (
     Plan,
     PrepareTable,
@@ -23,6 +24,12 @@ STREAM_INTERVAL_SECONDS = 1.0
 """Default trigger interval of a flow in a continuous update."""
 VIEW_INTERVAL_SECONDS = 10.0
 """Default pause between two looks at a materialized view's sources in a continuous update."""
+
+FLOW_RETRIES = ("pipelines.maxFlowRetryAttempts", "spark.sql.pipelines.maxFlowRetryAttempts")
+"""How often a flow that failed with an error that may pass is started again: Databricks' name and
+that of Spark's own engine."""
+UPDATE_RETRIES = "pipelines.numUpdateRetryAttempts"
+"""The same for an update before its flows start. After that only flows are tried again."""
 
 _INTERVAL = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _UNIT_SECONDS = {
@@ -120,6 +127,7 @@ def make_plan(
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
         continuous=wishes.continuous,
         notes=tuple(told),
+        setup_retries=_retries([conf], [UPDATE_RETRIES]),
     )
 
 
@@ -240,37 +248,77 @@ def _run_step(
     upstream = tuple(sorted(key for key in flow.upstream if key in selected))
     node = graph.datasets.get(flow.target)
     interval = _interval(flow, node, conf) if continuous else None
+    retries = _retries(_levels(flow, node, conf), FLOW_RETRIES)
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
-    if node is not None and (is_view or flow.flow.snapshot is not None):
+    if node is not None and (is_view or _looks(flow.flow)):
         return RefreshView(
             dataset=node.key,
             flow=flow.flow.name,
             interval_seconds=interval,
             upstream=upstream,
             full=node.key in reset,
+            max_retries=retries,
         )
     if flow.flow.once:
-        return RunOnceFlow(flow=flow.flow.name, target=flow.target, upstream=upstream)
+        return RunOnceFlow(
+            flow=flow.flow.name, target=flow.target, upstream=upstream, max_retries=retries
+        )
     return StartFlow(
         flow=flow.flow.name,
         target=flow.target,
         output_mode=flow.analysis.output_mode or OutputMode.APPEND,
         interval_seconds=interval,
         upstream=upstream,
+        max_retries=retries,
     )
+
+
+def _levels(
+    flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str]
+) -> list[Mapping[str, str]]:
+    """Where a flow's `pipelines.*` settings may stand; the first that has one wins."""
+    if node is None:
+        return [flow.flow.spark_conf, conf]
+    declared = node.declared
+    return [flow.flow.spark_conf, declared.spark_conf, declared.table_properties, conf]
+
+
+def _retries(levels: Iterable[Mapping[str, str]], keys: Sequence[str]) -> int | None:
+    """How often to try again, by the first of `keys` on the first level that has one."""
+    for level in levels:
+        for key in keys:
+            if key in level:
+                return _count(key, level[key])
+    return None
+
+
+def _count(key: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise SpecError(
+            "INVALID_RETRY_ATTEMPTS",
+            f"{key} is {text!r}",
+            hint="a whole number: 0 gives up at the first failure",
+        )
+    return number
 
 
 def _interval(flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str]) -> float:
     key = "pipelines.trigger.interval"
-    levels = [flow.flow.spark_conf, conf]
-    if node is not None:
-        levels[1:1] = [node.declared.spark_conf, node.declared.table_properties]
-    for level in levels:
+    for level in _levels(flow, node, conf):
         if key in level:
             return parse_interval(level[key])
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
-    looks = is_view or flow.flow.snapshot is not None
+    looks = is_view or _looks(flow.flow)
     return VIEW_INTERVAL_SECONDS if looks else STREAM_INTERVAL_SECONDS
+
+
+def _looks(flow: Flow) -> bool:
+    """Whether a flow of a streaming table is a batch query that is repeated, as a view's is."""
+    return flow.snapshot is not None or replaces_rows(flow)
 
 
 def _views_last(runs: list[RunStep]) -> list[RunStep]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock._model.alert import AlertSettings
 from penstock._model.name import split_name
 from penstock._model.paths import canonical_path
 from penstock._model.pipeline import ExternalTable
@@ -32,6 +33,8 @@ class FileSettings:
         paths: Prefixes and the absolute places that stand for them.
         tables: Tables that are read but not made.
         notes: What has no effect.
+        lint_ignore: Rules of `penstock lint` that are accepted.
+        alerts: What to look out for, and whom to tell.
     """
 
     root: Path
@@ -51,6 +54,8 @@ class FileSettings:
     paths: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, ExternalTable] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lint_ignore: tuple[str, ...] = ()
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Lay these settings over others: what they say wins, mappings are merged key by key."""
@@ -75,6 +80,8 @@ class FileSettings:
             paths=merged_paths(base.paths, self.paths),
             tables=_merged_tables(base.tables, self.tables),
             notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
+            alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
+            lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 
 

@@ -131,6 +131,8 @@ def load_settings(
         paths=MappingProxyType(merged),
         tables=MappingProxyType(dict(read.tables)),
         notes=read.notes,
+        lint_ignore=read.lint_ignore,
+        alerts=read.alerts,
     )
 
 

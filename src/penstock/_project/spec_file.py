@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from penstock._api.arguments import nearest
 from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
+from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
 from penstock._project.documents import Node, read_document
 from penstock._project.file_settings import table_key
 from penstock._project.lakeflow import FOREIGN_KEYS, refuse_ingestion
@@ -106,6 +107,14 @@ class Extends(_Part):
     target: str | None = Field(default=None, description="Target of a bundle.")
 
 
+class LintSpec(_Part):
+    """`lint: {ignore: [...]}`."""
+
+    ignore: list[str] = Field(
+        default_factory=list, description="Ids of rules that are accepted everywhere."
+    )
+
+
 class PipelineSpec(_Part):
     """All keys of a spec file. Every one may be left out."""
 
@@ -155,6 +164,10 @@ class PipelineSpec(_Part):
         default_factory=dict,
         description="Tables that the pipeline reads but does not make: a path, or a mapping.",
     )
+    alerts: AlertsSpec = Field(
+        default_factory=AlertsSpec, description="What to look out for, and whom to tell."
+    )
+    lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
 
     @field_validator("paths")
     @classmethod
@@ -260,6 +273,16 @@ def _suggestion(path: KeyPath) -> str:
             model = EnvironmentSpec
         case ("extends", _, *_):
             model = Extends
+        case ("alerts", "rules", _, _, *_):
+            model = AlertRuleSpec
+        case ("alerts", "to", _, "email", _, *_):
+            model = MailSpec
+        case ("alerts", "to", _, _, *_):
+            model = AlertTargetSpec
+        case ("alerts", _, *_):
+            model = AlertsSpec
+        case ("lint", _, *_):
+            model = LintSpec
     known = keys_of(model)
     close = nearest(str(path[-1]), known)
     return f"; did you mean `{close}`?" if close else f"; the keys are {', '.join(known)}"

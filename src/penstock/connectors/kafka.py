@@ -87,6 +87,8 @@ _REFUSED_SINK = {
     "checkpointlocation": "remove it; each flow has a checkpoint that Penstock manages",
 }
 
+# As Spark reads it; without a unit it would be milliseconds.
+_DURATION = re.compile(r"\d+\s*(us|ms|s|m|min|h|d)?")
 _HANDLER_OPTION = re.compile(r"(.*\.)?sasl\.(login|client|server)?[a-z.]*class")
 _KNOWN_HANDLERS = frozenset(
     {
@@ -156,6 +158,13 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
             raise ConnectorError(
                 "KAFKA_OPTION_INVALID", f"option `{name}` is a whole number above zero"
             )
+    least, most = given.get("minoffsetspertrigger"), given.get("maxoffsetspertrigger")
+    if least is not None and most is not None and int(least) > int(most):
+        raise ConnectorError(
+            "KAFKA_OPTION_INVALID",
+            "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`",
+        )
+    _check_delay(given.get("maxtriggerdelay"))
     prepared = _made_safe(options)
     if "failondataloss" not in given:
         prepared["failOnDataLoss"] = "true"
@@ -182,6 +191,14 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     _refuse(given, _REFUSED_SINK)
     _require_servers(given)
     return _made_safe(options)
+
+
+def _check_delay(value: str | None) -> None:
+    if value is not None and not _DURATION.fullmatch(value.strip().lower()):
+        raise ConnectorError(
+            "KAFKA_OPTION_INVALID",
+            "option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`",
+        )
 
 
 def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
@@ -296,6 +313,7 @@ def _check_offsets(given: Mapping[str, str], *, streaming: bool) -> None:
         value = given.get(name.lower())
         if value is not None and value.strip().lower() not in keywords:
             _check_offsets_json(name, value, keywords)
+            _check_ends(name, value, streaming=streaming)
     for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
         value = given.get(name.lower())
         if value is not None:
@@ -323,6 +341,24 @@ def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None
             )
         ),
     )
+
+
+def _check_ends(name: str, text: str, *, streaming: bool) -> None:
+    """A batch cannot begin at what is latest, and cannot end at what is earliest."""
+    if name == "startingOffsets":
+        refused, meaning = (() if streaming else (-1,)), "latest"
+    else:
+        refused, meaning = (-2,), "earliest"
+    for topic, partitions in json.loads(text).items():
+        for number, offset in partitions.items():
+            if offset in refused or offset < -2:
+                said = f"{offset} ({meaning})" if offset in refused else str(offset)
+                raise ConnectorError(
+                    "KAFKA_OFFSETS_INVALID",
+                    f"option `{name}`: partition {number} of topic {topic!r} cannot be {said}",
+                    hint="an offset from 0, -2 for the earliest to start at, -1 for the latest "
+                    "to end at; a stream may also start at the latest",
+                )
 
 
 def _check_assign(given: Mapping[str, str]) -> None:

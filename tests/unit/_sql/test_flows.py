@@ -22,6 +22,7 @@ from penstock._model.dataset import DatasetKind
          "day >= '2020' AND k IN (SELECT 1)"),
         ("INSERT INTO t REPLACE WHERE a IS DISTINCT FROM b SELECT 1", False,
          "a IS DISTINCT FROM b"),
+        ("INSERT INTO t BY NAME REPLACE WHERE a > 1 SELECT 1", False, "a > 1"),
     ],
 )  # fmt: skip
 def test_an_append_flow_is_declared_when_it_inserts(sql, text, once, where):
@@ -182,6 +183,7 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         ("CREATE FLOW f AS INSERT INTO t", "a query behind `INSERT INTO`", None),
         ("CREATE FLOW f AS INSERT INTO t BY NAME", "a query behind `BY NAME`", None),
         ("CREATE FLOW f AS INSERT INTO t REPLACE WHERE BY NAME SELECT 1", "a condition", None),
+        ("CREATE FLOW f AS INSERT INTO ONCE t REPLACE WHERE a > 1 SELECT 1", "not once", "`ONCE`"),
         ("CREATE STREAMING TABLE t FLOW MERGE INTO x", "behind `FLOW`", None),
         (f"APPLY CHANGES INTO t {REST}", "expected `FROM STREAM(source)`", None),
         ("APPLY CHANGES INTO t FROM STREAM(s) SEQUENCE BY ts", "needs `KEYS (...)`", None),
