@@ -1,10 +1,11 @@
 # A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
 BIN := .venv/bin
-JAR_SETS := delta local-fs kafka avro kafka-broker
+JAR_SETS := delta local-fs kafka avro postgresql kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint bench jars clean distclean
+.PHONY: help demo test test-long chaos lint bench jars ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -15,8 +16,12 @@ demo: jars  ## orders from a real Kafka to gold tables; EVENTS=20000 to end by i
 test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	@.ci/test $(PYTEST_ARGS)
 
-test-long: jars  ## more than 100,000 random CDC histories against the oracle; HISTORIES per combination
+test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
+	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
+
+chaos: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
+	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the layers of the rooms
 	$(BIN)/ruff check .
@@ -27,12 +32,15 @@ lint: .venv/.installed  ## style, types, and the layers of the rooms
 bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
+ui:  ## build the pages of the dashboard into the package; needs Node 20.19 or newer
+	cd ui && npm ci --no-fund --no-audit && npm run build
+
 jars: .venv/.installed  ## the jars of Spark and the broker, into the cache that projects share
 	@$(BIN)/penstock jars sync $(addprefix --set ,$(JAR_SETS))
 
 clean:  ## remove what demo, tests and builds leave behind
 	@if [ -x $(BIN)/penstock ] && [ -d demo/broker ]; then $(BIN)/penstock broker stop --dir demo/broker || true; fi
-	rm -rf demo build dist spark-warehouse metastore_db derby.log
+	rm -rf demo build dist ui/node_modules spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -9,6 +9,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LONGEST_FIRST = ("e2e", "kafka", "spark", "docs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let two processes begin with what takes longest, so that they end together."""
+    if not hasattr(config, "workerinput"):
+        return
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        room = item.path.relative_to(here).parts[0]
+        return LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=rank)
+
+
 def spark_jars() -> tuple[str, ...]:
     """The jars of Spark's sets in the cache that `penstock jars sync` fills."""
     folder = Path(os.environ.get("PENSTOCK_CACHE", Path.home() / ".cache" / "penstock"))

@@ -5,16 +5,18 @@ everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
 """
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._api.modules import installed_modules
-from penstock._graph.index import build_index
+from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import open_session, surroundings
 from penstock._model.dataset import Dataset
+from penstock._model.missing import missing_values_assumed
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
@@ -27,9 +29,14 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey
+    from penstock._engine.assumptions import Assumptions
+    from penstock._engine.evaluation import Evaluator
 
 # What user code does with things that are not there.
 _RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
+
+# One column, or one on each side of a join, is learnt in a round.
+_MOST_ROUNDS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,50 +85,99 @@ class ProjectCheck:
     notes: tuple[str, ...]
 
 
-def check_project(settings: PipelineSettings) -> ProjectCheck:
+def check_project(
+    settings: PipelineSettings, assumed_before: Mapping[str, str] | None = None
+) -> ProjectCheck:
     """Load and plan a project with assumptions about everything that is missing.
 
     Called on the main thread; changes the working directory to the project's root.
+
+    Args:
+        settings: Of the project.
+        assumed_before: What had to be assumed to read them.
 
     Raises:
         SpecError: The source files cannot be found.
         SetupError: No Java, no jars, no Spark.
     """
+    os.chdir(settings.root)  # where the places of all that is found begin
     found = needs(settings)
     absent = {need.module: need.origin.file for need in found.imports if not need.is_optional}
-    with _opened(settings, absent) as (loaded, survey, notes, assumed):
-        unsure: dict[str, PenstockError] = dict(survey.unsure)
-        refused: list[PenstockError] = []
-        for error in (*loaded.errors, *survey.errors):
-            reason = _excuse(error, set(absent.values()))
-            if reason:
-                unsure[str(error.origin)] = error
-            else:
-                refused.append(error)
+    with opened_project(settings, absent) as opened:
+        survey = opened.survey
+        refused, unsure = opened.problems()
         return ProjectCheck(
             settings=settings,
-            sources=loaded.sources,
+            sources=opened.loaded.sources,
             datasets={
-                dataset.name: _kind(dataset, survey) for dataset in loaded.definition.datasets
+                dataset.name: _kind(dataset, survey)
+                for dataset in opened.loaded.definition.datasets
             },
-            flows=len(loaded.definition.flows),
+            flows=len(opened.loaded.definition.flows),
             planned=tuple(survey.analyses),
-            refused=tuple(refused),
+            refused=refused,
             unsure=unsure,
             missing=tuple(
                 MissingSource(name=one.name, reason=one.reason, columns=one.column_types)
                 for one in survey.missing
             ),
-            assumed_settings=assumed,
+            assumed_settings={**(assumed_before or {}), **opened.assumed_settings},
             needs=found,
-            notes=notes,
+            notes=opened.notes,
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenedProject:
+    """A project whose sources were executed and whose flows were analysed.
+
+    Attributes:
+        loaded: What the sources declared.
+        index: The same by name.
+        survey: What the analysis told.
+        notes: Of index and plan.
+        assumed_settings: Settings that nobody gave, with the values that were assumed.
+        guessing: Files that went on with what was assumed in place of something missing.
+    """
+
+    loaded: LoadedSources
+    index: DefinitionIndex
+    survey: "Survey"
+    notes: tuple[str, ...]
+    assumed_settings: Mapping[str, str]
+    guessing: frozenset[str]
+
+    def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
+        """What is certainly wrong; and of each flow or place, what cannot be told."""
+        unsure: dict[str, PenstockError] = dict(self.survey.unsure)
+        refused: list[PenstockError] = []
+        for error in (*self.loaded.errors, *self.survey.errors):
+            if _excuse(error, self.guessing):
+                unsure[str(error.origin)] = error
+            else:
+                refused.append(error)
+        return tuple(refused), unsure
+
+
 @contextlib.contextmanager
-def _opened(
-    settings: PipelineSettings, absent: Mapping[str, str]
-) -> "Iterator[tuple[LoadedSources, Survey, tuple[str, ...], Mapping[str, str]]]":
+def opened_project(
+    settings: PipelineSettings,
+    absent: Mapping[str, str],
+    evaluator: "Callable[..., Evaluator] | None" = None,
+) -> Iterator[OpenedProject]:
+    """Execute the sources of a project and analyse its flows, with assumptions.
+
+    Called on the main thread; changes the working directory to the project's root.
+
+    Args:
+        settings: Of the pipeline.
+        absent: Modules that are not here, with the files that import them.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
+
+    Raises:
+        SpecError: The source files cannot be found.
+        SetupError: No Java, no jars, no Spark.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="penstock-check-") as scratch,
         stand_ins(absent),
@@ -133,16 +189,21 @@ def _opened(
     ):
         from penstock._engine.analysis import survey
         from penstock._engine.assumptions import Assumptions
-        from penstock._engine.evaluation import OutsideReads
+        from penstock._engine.evaluation import Evaluator, OutsideReads
         from penstock._engine.redirection import redirected
 
         with contextlib.closing(Assumptions(spark)) as assumptions:
             around = surroundings(settings, spark, assumptions=assumptions)
-            with redirected(OutsideReads(spark, around)):
-                namespace = notebook_globals(spark, settings, map_path=around.map_path)
-                loaded = load_sources(settings, namespace=namespace)
-            index = build_index(loaded.definition, settings)
-            seen = survey(spark, index, around)
+            for _ in range(_MOST_ROUNDS):
+                reads = OutsideReads(spark, around)
+                with redirected(reads), missing_values_assumed(assumptions.setting):
+                    namespace = notebook_globals(spark, settings, map_path=around.map_path)
+                    loaded = load_sources(settings, namespace=namespace)
+                index = build_index(loaded.definition, settings)
+                seen = survey(spark, index, around, evaluator or Evaluator)
+                # What files read while they are loaded, no flow reads: learnt from here.
+                if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
+                    break
             notes = index.notes
             if seen.graph is not None:
                 try:
@@ -155,15 +216,43 @@ def _opened(
                     notes = plan.notes
                 except PenstockError as error:
                     seen = seen.with_error(error)
-            yield loaded, seen, notes, dict(assumptions.settings)
+            yield OpenedProject(
+                loaded=loaded,
+                index=index,
+                survey=seen,
+                notes=notes,
+                assumed_settings=dict(assumptions.settings),
+                guessing=frozenset(reads.guessing).union(absent.values()),
+            )
 
 
-def _excuse(error: PenstockError, files_with_stand_ins: set[str]) -> bool:
+def _learns(
+    assumptions: "Assumptions",
+    guessing: Mapping[str, Sequence[str]],
+    errors: Iterable[PenstockError],
+) -> bool:
+    """Whether a source that a file read was given what one of the errors misses."""
+    if not guessing:
+        return False
+    everything = [name for names in guessing.values() for name in names]
+    changed = False
+    for error in errors:
+        if error.__cause__ is None or error.origin is None:
+            continue
+        names = dict.fromkeys([*reversed(guessing.get(error.origin.file, ())), *everything])
+        where = f"{error.condition} {error.origin}"
+        changed |= assumptions.learn(where, error.__cause__, list(names)) is not None
+    return changed
+
+
+def _excuse(error: PenstockError, files_with_stand_ins: Set[str]) -> bool:
     """Whether what is missing may be the reason for an error."""
     origin: SourceLocation | None = error.origin
+    if getattr(error, "is_elsewhere", False):
+        return True
     if error.condition not in _RAISED:
         return False
-    if isinstance(error.__cause__, OSError):
+    if isinstance(error.__cause__, OSError | ModuleNotFoundError):
         return True
     return origin is not None and origin.file in files_with_stand_ins
 

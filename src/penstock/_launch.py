@@ -10,13 +10,14 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
+from penstock._graph.windows import with_windows
 from penstock._local.cds import is_training, java_options
 from penstock._local.jars import class_path
 from penstock._local.java import require_java
@@ -32,6 +33,7 @@ from penstock._observe.events import (
 )
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.status_file import StatusFile, status_path
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
@@ -69,7 +71,7 @@ __all__ = [
     "spark_log",
 ]
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
 
@@ -82,6 +84,7 @@ class UpdateOptions:
         full_refresh: Tables to empty and rebuild.
         full_refresh_all: Empty and rebuild everything that allows it.
         continuous: Run until stopped.
+        replace_where: Flow to the condition of the rows that it replaces in this update.
         stop_timeout_seconds: From the request to stop to the interrupt.
     """
 
@@ -89,6 +92,7 @@ class UpdateOptions:
     full_refresh: tuple[str, ...] = ()
     full_refresh_all: bool = False
     continuous: bool = False
+    replace_where: Mapping[str, str] = field(default_factory=dict)
     stop_timeout_seconds: float = 60.0
 
 
@@ -109,7 +113,9 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
         installed_modules(),
         project_imports(settings),
     ):
-        index, graph = _analyse(settings, spark, surroundings(settings, spark))
+        index, graph = _analyse(
+            settings, spark, surroundings(settings, spark), options.replace_where
+        )
         return graph, _plan(index, graph, settings, options)
 
 
@@ -144,6 +150,8 @@ def run_update(
         lease = leases.enter_context(Lease.acquire(place, holder=holder))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
+        status = StatusFile(status_path(settings))
+        bus.subscribe(status)
         hooks = EventHooks(bus, origin)
         bus.subscribe(hooks)
         try:
@@ -167,6 +175,7 @@ def run_update(
         finally:
             hooks.close()
             log.close()
+            status.close()
 
 
 def _run(
@@ -188,7 +197,7 @@ def _run(
 
     state = _state_store(settings, spark)
     around = surroundings(settings, spark, state=state)
-    index, graph = _analyse(settings, spark, around, on_hooks=hooks.start)
+    index, graph = _analyse(settings, spark, around, options.replace_where, on_hooks=hooks.start)
     plan = _plan(index, graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
@@ -243,6 +252,7 @@ def _analyse(
     settings: PipelineSettings,
     spark: "SparkSession",
     around: "Surroundings",
+    windows: Mapping[str, str],
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
@@ -254,7 +264,7 @@ def _analyse(
         declared = load_definitions(settings, namespace=namespace)
     if on_hooks is not None:
         on_hooks(declared.hooks)
-    index = build_index(declared, settings)
+    index = with_windows(build_index(declared, settings), windows)
     return index, analyse(spark, index, around)
 
 
@@ -468,6 +478,10 @@ def _create_update(
             "refresh_selection": list(options.refresh),
             "full_refresh_selection": list(options.full_refresh),
             "full_refresh": options.full_refresh_all,
+            "replace_where_overrides": [
+                {"flow_name": flow, "predicate_override": where}
+                for flow, where in options.replace_where.items()
+            ],
         },
     )
 
@@ -502,7 +516,6 @@ def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
         )
     for name, flow in graph.flows.items():
         is_sink = flow.target in graph.sinks
-        mode = flow.analysis.output_mode
         yield definition(
             "flow_definition",
             replace(origin, flow_name=name),
@@ -512,9 +525,9 @@ def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
                 "output_sink": flow.target if is_sink else "",
                 "input_datasets": sorted(flow.analysis.inputs),
                 "external_inputs": list(flow.analysis.external_inputs),
-                "flow_type": mode.value.upper() if mode is not None else "MATERIALIZED_VIEW",
+                "flow_type": flow.type_name(graph.datasets.get(flow.target)),
                 "once": flow.flow.once,
-                "language": "PYTHON",
+                "language": flow.flow.language,
                 "comment": flow.flow.comment,
             },
         )

@@ -39,7 +39,7 @@ PRELUDE = "import penstock as dp\nfrom pyspark.sql import functions as F\n"
 NEW_PIPELINE = "<!-- new pipeline -->"
 OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat"}
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--strict"}
+FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor"}
 
 
 @dataclass(frozen=True)

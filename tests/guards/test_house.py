@@ -18,6 +18,8 @@ DOORS = (
     "penstock",
     "penstock.errors",
     "penstock.connectors",
+    "penstock.monitoring",
+    "penstock.parsing",
     "penstock.quality",
     "penstock.timing",
 )
@@ -62,7 +64,9 @@ def _is_module(thing: object) -> bool:
     return type(thing).__name__ == "module"
 
 
-@pytest.mark.parametrize("room", ["_cli", "_project", "_local", "_observe", "_runtime", "_plan"])
+@pytest.mark.parametrize(
+    "room", ["_cli", "_project", "_local", "_observe", "_runtime", "_plan", "_ui"]
+)
 def test_importing_a_room_without_spark_does_not_import_spark(room):
     modules = [
         f"penstock.{room}.{module.name}"

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from update_project import Project
+from update_project import ContinuousRun, Project
 
 from penstock._runtime.update import UpdateState
+from penstock._tables import cdc_snapshot
 from penstock.errors import DefinitionErrors
 
 CUSTOMERS = """
@@ -90,7 +91,11 @@ def cities():
 
 def test_versions_are_kept_and_their_changes_can_be_streamed_when_the_type_is_2(project):
     project.source(
-        customers(scd="2")
+        customers(
+            scd="2",
+            table=", schema=\"id INT NOT NULL, name STRING, city STRING COMMENT 'c', "
+            '__START_AT INT, __END_AT INT"',
+        )
         + """
 @dp.table
 def audit():
@@ -142,11 +147,6 @@ flow("h", source="reserved")
 flow("i", source="chagnes")
 flow("j", stored_as_scd_type=2, schema="id INT, op STRING, seq INT, name STRING, "
      "tags MAP<STRING, STRING>, __START_AT INT, __END_AT TIMESTAMP")
-flow("k")
-
-@dp.table
-def streamed():
-    return spark.readStream.table("k")
 """
     )
     with pytest.raises(DefinitionErrors) as caught:
@@ -163,7 +163,6 @@ def streamed():
             "COLUMN_NAME_RESERVED",
             "DATASET_NOT_FOUND",
             "CDC_SCHEMA_INCOMPLETE",
-            "CDC_TARGET_STREAMED",
         ]
     )
     assert all(error.origin is not None for error in caught.value.errors)
@@ -181,10 +180,16 @@ def before():
 def changes():
     return spark.readStream.schema(EVENTS).json("data")
 
+@dp.table
+def loaded():
+    return spark.readStream.schema(EVENTS).json("before").withColumn("id", F.expr("id + 100"))
+
 dp.create_streaming_table("customers")
 shared = dict(target="customers", keys=["id"], except_column_list=["op", "seq"])
 dp.create_auto_cdc_flow(
     name="fill", source="before", sequence_by=F.lit(0), once=True, **shared)
+dp.create_auto_cdc_flow(
+    name="load", source="loaded", sequence_by="seq", once=True, where="id = 101", **shared)
 dp.create_auto_cdc_flow(
     name="follow", source="changes", sequence_by="seq", apply_as_deletes="op = 'D'", **shared)
 """
@@ -196,10 +201,11 @@ dp.create_auto_cdc_flow(
     )
     project.add("b.json", [event(2, "D", 3), event(1, "U", 2, "Isabel", "Lima")])
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    wanted = [(1, "Isabel", "Lima"), (101, "Isabel", "Oaxaca")]
+    assert rows(project, "customers") == wanted
     project.add("c.json", [event(9, "I", 0, "Late", "x")], folder="before")
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
+    assert rows(project, "customers") == wanted
 
 
 def test_a_named_source_is_compared_in_every_update(project):
@@ -243,9 +249,7 @@ dp.apply_changes_from_snapshot("newest", "people", ["id"])
     assert len(rows(project, "followed", "id")) == 4
 
 
-def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
-    project.source(
-        """
+FOLLOWING = """
 import json
 from pathlib import Path
 
@@ -258,9 +262,13 @@ def following(latest):
 
 dp.create_streaming_table("history")
 dp.create_auto_cdc_from_snapshot_flow(
-    target="history", snapshot_and_version=following, keys=["id"], stored_as_scd_type="2")
+    target="history", snapshot_and_version=following, keys=["id"], stored_as_scd_type="2",
+    spark_conf={"pipelines.maxFlowRetryAttempts": "0"})
 """
-    )
+
+
+def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
+    project.source(FOLLOWING)
     project.add("10.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
     project.add("20.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}])
     assert project.run().state is UpdateState.COMPLETED
@@ -280,3 +288,52 @@ dp.create_auto_cdc_from_snapshot_flow(
     states = list((project.root / ".penstock" / "state" / "flows").glob("*.json"))
     (state,) = [json.loads(file.read_text()) for file in states]
     assert state["snapshots"]["2"] == '["int", 30]'
+
+
+def test_each_snapshot_is_applied_once_when_the_process_dies_around_its_commit(
+    project, monkeypatch
+):
+    project.source(FOLLOWING)
+    project.add("10.json", [{"id": 1, "name": "a"}])
+    project.add("20.json", [{"id": 1, "name": "b"}])
+    project.add("30.json", [{"id": 2, "name": "c"}])
+    first, second = (1, "a", 10, None), [(1, "a", 10, 20), (1, "b", 20, None)]
+    for place, left in [
+        (("before_write", 1), [first]),
+        (("after_target_commit", 1), second),
+        (("before_write", 2), second),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(cdc_snapshot, "kill_point", _dies_at(*place))
+            assert project.run().state is UpdateState.FAILED
+        assert rows(project, "history") == left
+    assert project.run().state is UpdateState.COMPLETED
+    wanted = [(1, "a", 10, 20), (1, "b", 20, 30), (2, "c", 30, None)]
+    assert rows(project, "history") == wanted
+    commits = [file.read_text() for file in (project.path("history") / "_delta_log").glob("*.json")]
+    assert [text.count('"txn"') for text in commits].count(1) == 3
+
+
+def _dies_at(point: str, number: int) -> Any:
+    def die(here: str, flow: str, batch_id: int | None) -> None:
+        if (here, batch_id) == (point, number):
+            raise RuntimeError("as if the process had died here")
+
+    return die
+
+
+def test_events_are_applied_as_they_come_when_the_update_is_continuous(project):
+    project.source(customers(scd=2))
+    project.add("a.json", [event(1, "I", 1, "Raul", "Oaxaca"), event(2, "I", 1, "Ana", "Lima")])
+    columns = ("id", "name", "__START_AT", "__END_AT")
+    before = [(1, "Raul", 1, None), (2, "Ana", 1, None)]
+    after = [(1, "Raul", 1, 3), (1, "Rosa", 3, None), (2, "Ana", 1, 2)]
+    run = ContinuousRun(project)
+    try:
+        run.wait_until(lambda: rows(project, "customers", *columns) == before)
+        project.add("b.json", [event(2, "D", 2), event(1, "U", 3, "Rosa", "Oaxaca")])
+        run.wait_until(lambda: rows(project, "customers", *columns) == after)
+    finally:
+        result = run.stop()
+    assert not result.failures
+    assert rows(project, "customers", *columns) == after

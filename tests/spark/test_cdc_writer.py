@@ -119,6 +119,28 @@ def test_maps_are_equal_whatever_the_order_of_their_entries(
     assert target.rows("id", "__START_AT", "__END_AT") == [(1, 0, None)]
 
 
+@pytest.mark.parametrize(("scd_type", "rewrite"), [(1, True), (2, False)])
+def test_columns_may_have_the_names_that_the_writer_uses_itself(
+    spark: SparkSession, target: Target, scd_type: int, rewrite: bool
+) -> None:
+    names = "v,kind,hash,at,del,row,cols,alive,truncated,version,shown,life,start,next,last,skip"
+    values = ", ".join(f"{n} AS `{name}`" for n, name in enumerate(names.split(",")))
+    df = spark.sql(f"SELECT 1 AS k, 1 AS seq, 'U' AS op, {values}")
+    kept = {
+        "keys": ("k",),
+        "except_columns": None,
+        "ignore_null_updates": True,
+        "ignore_null_columns": ("del", "skip"),
+        "scd_type": ScdType(str(scd_type)),
+        "options": {"rewrite": rewrite},
+    }
+    target.write(df, 0, **kept)
+    target.write(
+        df.withColumn("seq", F.lit(2)).withColumn("del", F.expr("CAST(NULL AS INT)")), 1, **kept
+    )
+    assert target.rows("k", "seq", "op", "del", "skip")[-1] == (1, 2, "U", 4, 15)
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
     spark: SparkSession, target: Target, swapped: bool

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from update_project import Project
 
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import UpdateState
 from penstock._project.loader import load_definitions
 from penstock._project.notebook_globals import notebook_globals
 
@@ -63,3 +65,36 @@ def test_session_is_shared_when_a_notebook_builds_and_stops_one(spark, tmp_path)
     assert spark.conf.get("spark.test.mine") == "yes"
     assert spark.range(3).count() == 3
     assert not hasattr(type(spark.range(1)), "display")
+
+
+MUTATING = """
+from pyspark import pipelines as dp
+
+spark.conf.set("spark.test.changed", 42)
+spark.range(3).createOrReplaceTempView("seen_while_loading")
+spark.range(1).createOrReplaceGlobalTempView("everywhere")
+spark.udf.register("twice", lambda x: x * 2, "bigint")
+spark.sql("SET spark.test.by_sql = yes")
+spark.sql("CREATE DATABASE IF NOT EXISTS somewhere")
+spark.catalog.setCurrentDatabase("default")
+spark.catalog.dropGlobalTempView("everywhere")
+
+@dp.materialized_view
+def doubled():
+    assert spark.conf.get("spark.test.changed") == "42"
+    assert spark.conf.get("spark.test.by_sql") == "yes"
+    found = spark.sql("SELECT twice(id) AS n FROM seen_while_loading")
+    assert found.columns == ["n"] and found.count() == 3
+    spark.catalog.dropTempView("seen_while_loading")
+    spark.range(3).createOrReplaceTempView("seen_while_loading")
+    return found
+"""
+
+
+def test_the_session_may_be_changed_when_spark_itself_would_block_it(spark, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark)
+    (tmp_path / "pipeline.py").write_text(MUTATING)
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    assert project.rows("doubled") == [(0,), (2,), (4,)]

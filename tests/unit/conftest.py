@@ -114,6 +114,7 @@ class Draft:
         mode: OutputMode | None = None,
         external: tuple[str, ...] = (),
         spark_conf: dict[str, str] | None = None,
+        replace_where: str | None = None,
     ) -> Flow:
         flow = Flow(
             name=name,
@@ -122,6 +123,7 @@ class Draft:
             origin=self.here(),
             once=once,
             spark_conf=spark_conf or {},
+            replace_where=replace_where,
         )
         self.flows.append(flow)
         is_streaming = not once if streaming is None else streaming

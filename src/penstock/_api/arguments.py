@@ -278,6 +278,15 @@ class Arguments:
         )
         return None
 
+    def row_condition(self, parameter: str, value: object) -> "str | Column | None":
+        """A condition of rows: SQL text that is not blank, or a Column."""
+        if value is None or isinstance(value, str):
+            return self.text(parameter, value)
+        if is_a(value, "Column"):
+            return cast("Column", value)
+        self._reject_type(parameter, "a SQL text or a Column", value)
+        return None
+
     def unavailable(self, parameter: str, value: object) -> None:
         """Record that a parameter of the compatible surface has no effect here yet, if given."""
         if value is not None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 Expression = Union[str, "Column"]
 Columns = list[str] | list["Column"] | tuple[str, ...] | tuple["Column", ...]
-Snapshots = Callable[[Any], tuple["DataFrame", Any] | None]
+Snapshot = tuple["DataFrame", Any]
+Snapshots = Callable[[Any], Snapshot | None]
 
 _COLUMN_TEXT = re.compile(r"Column<'(.*)'>", re.DOTALL)
 _SCD_TYPE = re.compile(r"(?:scd\s*)?(?:type\s*)?([12])", re.IGNORECASE)
@@ -150,11 +151,11 @@ def create_auto_cdc_flow(
 @checked_call
 def create_auto_cdc_from_snapshot_flow(
     target: str,
-    source: "str | Snapshots | None" = None,
+    source: "str | Snapshots | Snapshot | None" = None,
     keys: Columns | None = None,
     stored_as_scd_type: int | str | None = None,
     *,
-    snapshot_and_version: "str | Snapshots | None" = None,
+    snapshot_and_version: "str | Snapshots | Snapshot | None" = None,
     track_history_column_list: Columns | None = None,
     track_history_except_column_list: Columns | None = None,
     name: str | None = None,
@@ -171,7 +172,7 @@ def create_auto_cdc_from_snapshot_flow(
         source: Name of a dataset or table, whose content is compared in every update; or a
             function that takes the version of the last snapshot (`None` at first) and returns the
             next one with its version, `(DataFrame, version)`, or `None` when there is none. It is
-            called until then. Versions ascend; a lower one is skipped.
+            called until then. Versions ascend; a lower one is skipped. Or one such pair.
         keys: Columns that identify a row of a snapshot.
         stored_as_scd_type: 1 keeps the newest row of a key, 2 every version of it.
         snapshot_and_version: Older spelling of `source`.
@@ -203,6 +204,8 @@ def create_auto_cdc_from_snapshot_flow(
     table = next_one = None
     if callable(given):
         next_one = given
+    elif isinstance(given, tuple):
+        next_one = _only(arguments, given)
     elif given is not None:
         table = arguments.dataset_name("source", given)
     if checked_target is None or not checked_keys or (table is None and next_one is None):
@@ -253,6 +256,15 @@ def _read_once(source: str) -> "DataFrame":
 
 def _snapshot(source: str) -> Callable[[], "DataFrame"]:
     return lambda: read(source)
+
+
+def _only(arguments: Arguments, snapshot: "Snapshot") -> "Snapshots | None":
+    """A function that gives one snapshot, unless it or a newer one was the last."""
+    if len(snapshot) != 2:
+        arguments.reject("source", "as a tuple it must be (DataFrame, version)")
+        return None
+    version = snapshot[1]
+    return lambda latest: snapshot if latest is None or latest < version else None
 
 
 def _no_query() -> None:

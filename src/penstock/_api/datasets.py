@@ -12,6 +12,7 @@ from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
 
@@ -33,7 +34,7 @@ def table(
     row_filter: str | None = None,
     private: bool | None = None,
     temporary: bool | None = None,
-    replace_where: object = None,
+    replace_where: "str | Column | None" = None,
     format: str | None = None,
     output_mode: str | None = None,
     quarantine: bool | None = None,
@@ -56,7 +57,7 @@ def table(
     row_filter: str | None = None,
     private: bool | None = None,
     temporary: bool | None = None,
-    replace_where: object = None,
+    replace_where: "str | Column | None" = None,
     format: str | None = None,
     output_mode: str | None = None,
     quarantine: bool | None = None,
@@ -83,7 +84,8 @@ def table(
         row_filter: Accepted for compatibility.
         private: Keep the table inside of the pipeline.
         temporary: Older spelling of `private`.
-        replace_where: Not available yet.
+        replace_where: Condition of rows: in every update, the rows of the table that fulfil it are
+            replaced by those that the query, which must be a batch query, gives for it now.
         format: Only `delta` is written.
         output_mode: `append`, `complete` or `update`; chosen by the query if not given.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
@@ -96,7 +98,6 @@ def table(
         The function itself, or a decorator that returns it.
     """
     arguments = Arguments("table")
-    arguments.unavailable("replace_where", replace_where)
     mode = arguments.choice("output_mode", output_mode, list(OutputMode))
     template = DatasetTemplate.parse(
         arguments,
@@ -118,6 +119,7 @@ def table(
         late_rows=late_rows,
         deduplicate_by=deduplicate_by,
         output_mode=OutputMode(mode) if mode else None,
+        replace_where=replace_where,
     )
     return decorator(arguments, query_function, template.declare)
 
@@ -342,6 +344,5 @@ def create_streaming_table(
 
 view = temporary_view
 create_view = temporary_view
-create_table = table
 create_target_table = create_streaming_table
 create_streaming_live_table = create_streaming_table

@@ -28,6 +28,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._datasets: list[Dataset] = []
+        self._provisional: list[Dataset] = []
         self._sinks: list[Sink] = []
         self._flows: list[Flow] = []
         self._hooks: list[EventHook] = []
@@ -55,6 +56,15 @@ class Registry:
             self._history(function).add_dataset(len(self._datasets) - 1, dataset.origin)
         if flow is not None:
             self._flows.append(flow)
+
+    def add_unless(self, dataset: Dataset) -> Callable[[], None]:
+        """Add a dataset behind all others, unless the function that comes back is called."""
+        self._provisional.append(dataset)
+
+        def withdraw() -> None:
+            self._provisional[:] = [one for one in self._provisional if one is not dataset]
+
+        return withdraw
 
     def add_flow(self, flow: Flow) -> None:
         """Add a flow that was declared by itself."""
@@ -89,7 +99,7 @@ class Registry:
     @property
     def is_empty(self) -> bool:
         """Whether nothing at all was declared."""
-        return not (self._datasets or self._sinks or self._flows)
+        return not (self._datasets or self._provisional or self._sinks or self._flows)
 
     @property
     def errors(self) -> tuple[PenstockError, ...]:
@@ -132,7 +142,7 @@ class Registry:
                 datasets[index] = replace(own, expectations=(*own.expectations, *rules))
             if left_over and not history.excused:
                 orphans.append(_orphan(history, left_over))
-        return datasets, orphans
+        return [*datasets, *self._provisional], orphans
 
 
 def _orphan(history: FunctionHistory, rules: Sequence[Expectation]) -> DefinitionError:

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock._api.arguments import Arguments
 from penstock._api.query import is_query_function
 from penstock._model.dataset import Dataset, DatasetKind, LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 _REFRESH_POLICIES = ("auto", "incremental", "incremental_strict", "full")
 
@@ -21,11 +24,13 @@ class DatasetTemplate:
         name: As given; `None` takes the function's.
         properties: Fields of `Dataset`, checked.
         output_mode: Of the implicit flow.
+        replace_where: Of the implicit flow.
     """
 
     name: str | None
     properties: dict[str, Any]
     output_mode: OutputMode | None
+    replace_where: "str | Column | None" = None
 
     @classmethod
     def parse(
@@ -51,6 +56,7 @@ class DatasetTemplate:
         late_rows: object = None,
         deduplicate_by: object = None,
         output_mode: OutputMode | None = None,
+        replace_where: object = None,
     ) -> "DatasetTemplate":
         """Check the arguments of a dataset; what is wrong is recorded."""
         partitions = arguments.columns("partition_cols", partition_cols)
@@ -62,6 +68,18 @@ class DatasetTemplate:
                     f"`{arguments.function}`: `partition_cols` and `cluster_by` exclude each other",
                     origin=arguments.origin,
                     hint="keep one of the two",
+                )
+            )
+        window = arguments.row_condition("replace_where", replace_where)
+        if window is not None:
+            kind = DatasetKind.STREAMING_TABLE  # whose rows stay, though the query is a batch query
+        if window is not None and output_mode is not None:
+            arguments.registry.record(
+                DefinitionError(
+                    "CONFLICTING_PARAMETERS",
+                    f"`{arguments.function}`: `replace_where` and `output_mode` exclude each other",
+                    origin=arguments.origin,
+                    hint="an output mode belongs to a stream; keep `replace_where` alone",
                 )
             )
         hidden = [
@@ -92,6 +110,7 @@ class DatasetTemplate:
             name=arguments.dataset_name("name", name),
             properties=properties,
             output_mode=output_mode,
+            replace_where=window,
         )
 
     def declare(self, arguments: Arguments, function: Callable[..., Any]) -> None:
@@ -112,6 +131,7 @@ class DatasetTemplate:
             function=function,
             origin=arguments.origin,
             output_mode=self.output_mode,
+            replace_where=self.replace_where,
             spark_conf=dataset.spark_conf,
             comment=dataset.comment,
             implicit=True,

@@ -38,12 +38,15 @@ def check(
     are assumed as the code uses them. Exit code 0 if nothing is refused.
     """
     from penstock._check import check_project
+    from penstock._model.missing import missing_values_assumed, plausible_value
 
-    settings = options.settings_of(
-        path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-    )
+    assumed: dict[str, str] = {}
+    with missing_values_assumed(lambda key: assumed.setdefault(key, plausible_value(key))):
+        settings = options.settings_of(
+            path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
+        )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        found = check_project(settings)
+        found = check_project(settings, assumed)
     if output is OutputFormat.JSON:
         print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
     else:
@@ -110,6 +113,11 @@ def _needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
     for module in needs.imports:
         if not module.is_optional:
             yield "package", module.module, str(module.origin)
+    listed = {module.module for module in needs.imports}
+    for error in found.unsure.values():
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and cause.name not in listed:
+            yield "package", cause.name, str(error.origin)
     for package in needs.packages:
         if not package.is_installed:
             yield "package", package.name, str(package.origin)

@@ -7,6 +7,7 @@ from penstock._cli.terminal import Output
 from penstock._cli.text import error_line, seconds
 from penstock._observe.events import Event, FlowStatus, Level
 from penstock._observe.log import encode, event_json
+from penstock._observe.snapshot import short_names
 
 _PROGRESS_SECONDS = 10.0
 _BEGUN = (FlowStatus.STARTING, FlowStatus.RUNNING)
@@ -52,6 +53,7 @@ class LinePrinter:
         self._quiet = quiet
         self._flows: dict[str, _Flow] = {}
         self._kinds: dict[str, str] = {}
+        self._short: dict[str, str] = {}
         self._notes: dict[str, str] = {}
 
     def __call__(self, event: Event) -> None:
@@ -154,10 +156,12 @@ class LinePrinter:
         origin = event.origin
         target = origin.dataset_name or origin.sink_name
         kind = "sink" if origin.sink_name else self._kinds.get(target, "")
-        short = target.rpartition(".")[2]
-        label = f"{kind} {short}".strip()
-        flow = origin.flow_name.rpartition(".")[2]
-        return label if flow.lower() == short.lower() else f"{label} (flow {flow})"
+        if len(self._short) != len(self._kinds):
+            self._short = short_names(list(self._kinds))
+        label = f"{kind} {self._short.get(target, target.rpartition('.')[2])}".strip()
+        flow = origin.flow_name
+        is_its_own = f".{target}".lower().endswith(f".{flow}".lower())
+        return label if is_its_own else f"{label} (flow {flow.rpartition('.')[2]})"
 
     def _print(self, event: Event, text: str, *, is_error: bool = False) -> None:
         if self._quiet and not is_error:

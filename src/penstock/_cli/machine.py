@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._cli import exit_codes, options
+from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
 from penstock._cli.terminal import Output
@@ -199,6 +200,7 @@ def demo(
     storage: Annotated[
         Path, typer.Option("--storage", help="Folder of everything that it makes.", metavar="DIR")
     ] = Path("demo"),
+    ui: WithDashboard = False,
 ) -> int:
     """Watch made-up orders flow from a real Kafka through bronze, silver and gold.
 
@@ -218,7 +220,8 @@ def demo(
     ) -> "UpdateResult":
         nonlocal was_interrupted
         options = UpdateOptions(continuous=continuous)
-        watched = watch_update(settings, options, on_running=on_running)
+        with dashboard_beside(settings, wanted=ui):
+            watched = watch_update(settings, options, on_running=on_running)
         show_failures(watched.result)
         was_interrupted = watched.was_interrupted
         return watched.result

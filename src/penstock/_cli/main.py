@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from penstock._cli import check, exit_codes, inspection, machine, scaffold, state, update
+from penstock._cli import (
+    check,
+    dashboard,
+    exit_codes,
+    inspection,
+    lint,
+    machine,
+    scaffold,
+    state,
+    status,
+    update,
+)
 from penstock._cli.failure import report
 
 app = typer.Typer(
@@ -49,10 +60,13 @@ def _root(
 
 update.register(app)
 check.register(app)
+lint.register(app)
 scaffold.register(app)
 inspection.register(app)
 state.register(app)
+status.register(app)
 machine.register(app)
+dashboard.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -58,6 +58,14 @@ FullRefresh = Annotated[
 FullRefreshAll = Annotated[
     bool, typer.Option("--full-refresh-all", help="Empty all tables and start over.")
 ]
+ReplaceWhere = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replace-where",
+        help="Other rows for a flow to replace, this time only; may be repeated.",
+        metavar="FLOW=CONDITION",
+    ),
+]
 Continuous = Annotated[
     bool | None,
     typer.Option(

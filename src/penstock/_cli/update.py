@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock._cli import exit_codes, options
+from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.options import LogFormat, OutputFormat
 from penstock._cli.terminal import Output
 
@@ -42,6 +43,7 @@ def run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
+    replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
     trigger: options.TriggerText = None,
     storage: options.Storage = None,
@@ -53,6 +55,7 @@ def run(
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
+    ui: WithDashboard = False,
 ) -> int:
     """Run the pipeline: everything that is available, or --continuous until stopped."""
     from penstock._launch import UpdateOptions
@@ -73,10 +76,12 @@ def run(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
+        replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
-    watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
+    with dashboard_beside(settings, wanted=ui):
+        watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
     if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
         show_failures(watched.result)
     return watched.exit_code
@@ -88,6 +93,7 @@ def dry_run(
     refresh: options.Refresh = None,
     full_refresh: options.FullRefresh = None,
     full_refresh_all: options.FullRefreshAll = False,
+    replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
     trigger: options.TriggerText = None,
     storage: options.Storage = None,
@@ -118,6 +124,7 @@ def dry_run(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
         full_refresh_all=full_refresh_all,
+        replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints

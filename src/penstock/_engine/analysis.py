@@ -1,6 +1,6 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
@@ -16,12 +16,14 @@ from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snaps
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
 from penstock._engine.late_rows import check_late_rows
 from penstock._engine.output_modes import choose_output_mode
+from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
 from penstock._engine.table_columns import check_columns
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
@@ -82,17 +84,23 @@ def analyse(
         source.close()
 
 
-def survey(spark: SparkSession, index: DefinitionIndex, around: Surroundings) -> Survey:
+def survey(
+    spark: SparkSession,
+    index: DefinitionIndex,
+    around: Surroundings,
+    evaluator: Callable[..., Evaluator] = Evaluator,
+) -> Survey:
     """Analyse every flow of a pipeline, with assumptions about what is not here. Never raises.
 
     Args:
         spark: Classic session.
         index: The declarations.
         around: With assumptions.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around)
+        analysis = _Analysis(spark, index, source, around, evaluator)
         # What a flow learns about a source makes flows stale that were analysed before.
         while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
             analysis.everything()
@@ -128,6 +136,7 @@ class _Analysis:
         index: DefinitionIndex,
         source: CdcAwareSource,
         around: Surroundings,
+        evaluator: Callable[..., Evaluator] = Evaluator,
     ) -> None:
         self.index = index
         self.found: dict[str, FlowAnalysis] = {}
@@ -135,7 +144,7 @@ class _Analysis:
         self._source = source
         self._spark = spark
         self._assumptions = around.assumptions
-        self._evaluator = Evaluator(spark, index, source, around)
+        self._evaluator = evaluator(spark, index, source, around)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
 
@@ -186,7 +195,9 @@ class _Analysis:
     def _analyse(
         self, flow: Flow, properties: Mapping[str, str], dataset: DeclaredDataset | None
     ) -> None:
+        self._source.take_streamed()
         df, evaluation = self._evaluate(flow)
+        changing = self._source.take_streamed()
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df)
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
@@ -194,7 +205,7 @@ class _Analysis:
             self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             found, schema = self._as_cdc(found, df, flow, dataset)
-        self.found[flow.name] = found
+        self.found[flow.name] = replace(found, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
             known = self._source.schemas.get(dataset.name.key)
@@ -346,6 +357,8 @@ class _Analysis:
             check_columns(df, flow, mode, dataset.declared)
         if dataset is not None and dataset.declared.expectations:
             self._check_rules(df, dataset)
+        if replaces_rows(flow) and not df.isStreaming:
+            window_of(df, flow)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self._depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),

@@ -17,34 +17,32 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     DataType,
+    DoubleType,
+    LongType,
     MapType,
     NullType,
     StringType,
     TimestampType,
 )
 
+from penstock._model.missing import plausible_value
+
 _FIXED: Mapping[str, str] = {
     "text": "value STRING",
     "binaryfile": "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY",
 }
 _PLACE = "penstock_assumed"
-_VALUES = (
-    (r"path|dir|folder|location|volume|root|landing", "/penstock/assumed"),
-    (r"server|host|broker|endpoint|url", "localhost:9092"),
-    (r"date|since|until", "2026-01-01"),
-    (r"enable|flag|^is_|debug|^use_|full_?refresh", "false"),
-    (
-        r"num|count|size|days?$|hours?$|minutes?$|seconds?$|max|min|limit|threshold|port"
-        r"|retries|interval|batch|partitions",
-        "1",
-    ),
-)
 _REQUIRED: tuple[tuple[str, DataType], ...] = (
     ("TIMESTAMP", TimestampType()),
     ("ARRAY", ArrayType(NullType())),
     ("MAP", MapType(StringType(), NullType())),
     ("STRUCT", MapType(StringType(), NullType())),
+    ("BOOLEAN", BooleanType()),
+    ("NUMERIC", DoubleType()),
+    ("DOUBLE", DoubleType()),
+    ("INTEGRAL", LongType()),
     ("STRING", StringType()),
 )
 _BASE = re.compile(r'"?`?(\w+)`?"?(?:\[|\.|"|$)')
@@ -130,10 +128,7 @@ class Assumptions:
 
     def setting(self, key: str) -> str:
         """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""
-        word = re.split(r"[.:/]", key)[-1].lower()
-        fitting = [value for sound, value in _VALUES if re.search(sound, word)]
-        value = fitting[0] if fitting else re.sub(r"\W", "_", word) or "value"
-        return self.settings.setdefault(key, value)
+        return self.settings.setdefault(key, plausible_value(key))
 
     def learn(self, flow: str, error: BaseException, candidates: Sequence[str]) -> str | None:
         """Change a source so that a query may get further.
@@ -237,11 +232,34 @@ def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | No
     if condition == "INVALID_EXTRACT_BASE_FIELD_TYPE":
         # One level of maps per step: `a.b.c` needs a map of maps.
         return _set_type(parameters.get("base", ""), None, sources)
-    if "DATATYPE_MISMATCH" in condition:
-        wanted = parameters.get("requiredType", "")
-        for word, kind in _REQUIRED:
-            if word in wanted:
-                return _set_type(parameters.get("inputSql", ""), kind, sources)
+    if "DATATYPE_MISMATCH" not in condition:
+        return None
+    # Of an operator, what it wants is the type of both sides.
+    is_operator = condition.endswith("BINARY_OP_WRONG_TYPE")
+    wanted = parameters.get("inputType" if is_operator else "requiredType", "")
+    for word, kind in _REQUIRED:
+        if word in wanted:
+            if is_operator:
+                return _set_void_types(parameters.get("sqlExpr", ""), kind, sources)
+            return _set_type(parameters.get("inputSql", ""), kind, sources)
+    return None
+
+
+def _set_void_types(
+    expression: str, kind: DataType, sources: Sequence[AssumedSource]
+) -> str | None:
+    """Give the columns of an expression a type that have none yet; one source per step."""
+    words = {word.lower() for word in re.findall(r"\w+", expression)}
+    for source in sources:
+        found = [
+            name
+            for name, present in source.columns.items()
+            if name.lower() in words and isinstance(present, NullType)
+        ]
+        for name in found:
+            source.columns[name] = kind
+        if found:
+            return source.name
     return None
 
 

@@ -72,6 +72,16 @@ def query_error(
 ) -> PenstockError:
     """The error to show for an exception out of a query function."""
     condition = _spark_condition(error)
+    parameters = _parameters(error)
+    function = parameters.get("routineName") or parameters.get("identifier")
+    if condition in ("UNRESOLVED_ROUTINE", "REQUIRES_SINGLE_PART_NAMESPACE") and function:
+        return DefinitionError(
+            "FUNCTION_NOT_FOUND",
+            f"{flow!r} calls the function {function.replace('`', '')!r}, which Spark does not have",
+            origin=origin,
+            hint="functions of a workspace are not here: compute it in the query, or register a "
+            "function of one part with spark.udf.register in a source file",
+        )
     if condition in (
         "TABLE_OR_VIEW_NOT_FOUND",
         "REQUIRES_SINGLE_PART_NAMESPACE",

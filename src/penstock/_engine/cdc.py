@@ -11,6 +11,7 @@ from penstock._engine.table_sources import SchemaSource
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex
+from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -108,23 +109,32 @@ class CdcAwareSource(SchemaSource):
     def __init__(self, index: DefinitionIndex) -> None:
         super().__init__()
         self._index = index
+        self._streamed: dict[str, None] = {}
+
+    def take_streamed(self) -> tuple[str, ...]:
+        """Tables with auto CDC that were read as a plain stream since the last call."""
+        taken = tuple(self._streamed)
+        self._streamed.clear()
+        return taken
 
     def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
         """See `TableSource.stream`.
 
         Raises:
-            DefinitionError: `CDC_TARGET_STREAMED`.
+            DefinitionError: `REPLACE_WHERE_TARGET_STREAMED`.
         """
         dataset = self._index.datasets[key]
         options = {name.lower(): value for name, value in reader_options(reader).items()}
-        allowed = any(options.get(name, "").lower() == "true" for name in _READS_CHANGES)
-        if any(is_cdc(flow) for flow in dataset.flows) and not allowed:
-            shown = self._index.display(key)
-            raise DefinitionError(
-                "CDC_TARGET_STREAMED",
-                f"{shown!r} is read as a stream, but auto CDC changes its rows in place",
-                hint='read its change feed: spark.readStream.option("readChangeFeed", "true")'
-                f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
-                '"skipChangeCommits"',
-            )
+        if not any(options.get(name, "").lower() == "true" for name in _READS_CHANGES):
+            if any(replaces_rows(flow) for flow in dataset.flows):
+                shown = self._index.display(key)
+                raise DefinitionError(
+                    "REPLACE_WHERE_TARGET_STREAMED",
+                    f"{shown!r} is read as a stream, but its flow replaces rows of it",
+                    hint='read its change feed: spark.readStream.option("readChangeFeed", "true")'
+                    f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
+                    '"skipChangeCommits"',
+                )
+            if any(is_cdc(flow) for flow in dataset.flows):
+                self._streamed[key] = None
         return super().stream(key, reader)

@@ -19,6 +19,12 @@ from penstock._api.reading import DatasetReader, reading
 from penstock._engine.assumptions import Assumptions
 from penstock._engine.autoloader.opening import OpenedFiles, collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
+from penstock._engine.kafka_source import (
+    KafkaRead,
+    collecting_kafka,
+    note_kafka,
+    read_event_hub,
+)
 from penstock._engine.outside import OutsideTables
 from penstock._engine.redirection import (
     Reader,
@@ -67,12 +73,14 @@ class Evaluation:
         inputs: Keys of the pipeline's datasets.
         external: Sources from outside, in words.
         files: Sources that Auto Loader opened for the flow and the views that it reads.
+        kafka: Streams from Kafka, likewise.
         assumed: Names of the sources that are not here and were stood in for.
     """
 
     inputs: set[str] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
     files: list[OpenedFiles] = field(default_factory=list)
+    kafka: list[KafkaRead] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
 
@@ -130,9 +138,13 @@ class OutsideReads:
     Args:
         spark: Classic session of the pipeline.
         around: See `Surroundings`.
+
+    Attributes:
+        guessing: Names of the sources that were stood in for, by the file that reads them.
     """
 
     def __init__(self, spark: SparkSession, around: Surroundings) -> None:
+        self.guessing: dict[str, list[str]] = {}
         self._spark = spark
         self._around = around
         self._functions = FunctionReaders(
@@ -164,6 +176,8 @@ class OutsideReads:
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
+        if reader_format(reader).lower() == "eventhubs":
+            return self._event_hub(reader)
         if reader_format(reader).lower() != "cloudfiles":
             return None
         return self._files(
@@ -172,6 +186,12 @@ class OutsideReads:
             reader_schema(reader),
             isinstance(reader, DataStreamReader),
         )
+
+    def _event_hub(self, reader: Reader) -> DataFrame:
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        with own_read():
+            return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
 
     def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         """See `Redirect.missing`."""
@@ -201,14 +221,17 @@ class OutsideReads:
 
     def assumed(self, what: str) -> None:
         """Remember that a source was stood in for."""
+        self.guessing.setdefault(capture_origin().file, []).append(what)
 
     def prepare_options(self, reader: Reader) -> None:
         """See `Redirect.prepare_options`."""
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
-        for key, value in prepare_reader_options(
-            reader_format(reader), resolved, streaming=isinstance(reader, DataStreamReader)
-        ).items():
+        streaming = isinstance(reader, DataStreamReader)
+        prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
+        if streaming and reader_format(reader).lower() == "kafka":
+            note_kafka(prepared)
+        for key, value in prepared.items():
             if given.get(key) != value:
                 reader._jreader = reader._jreader.option(key, value)
 
@@ -412,7 +435,7 @@ class Evaluator(OutsideReads, DatasetReader):
         if len(self._stack.get()) > 1:
             yield
             return
-        with collecting() as evaluation.files:
+        with collecting() as evaluation.files, collecting_kafka() as evaluation.kafka:
             yield
 
     # -- the declarative API's own readers -----------------------------------------------------

@@ -33,6 +33,8 @@ _DETERMINISTIC = re.compile(
     r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
 )
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
+# Raised in Spark's Python workers; only the text comes back.
+_REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 _SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
 
 
@@ -65,6 +67,7 @@ def flow_error(
     raised: type[FlowError] = FlowError
     hint: str | None = None
     violation = parse_failure(text)
+    registry = _REGISTRY.search(text)
     if violation is not None:
         raised, condition = ExpectationFailedError, "EXPECTATION_VIOLATED"
         rules = ", ".join(violation.rules)
@@ -72,6 +75,13 @@ def flow_error(
         hint = (
             "nothing of the batch was written; correct the source, or make the rule drop rows "
             "(expect_or_drop puts them in quarantine)"
+        )
+    elif registry is not None:
+        condition, message = registry[1], f"it failed{batch}: {redact(registry[2])}"
+        hint = (
+            "nothing of the batch was written; check url and auth of the registry"
+            if condition == "SCHEMA_REGISTRY_REFUSED"
+            else "nothing of the batch was written; it is read again when the registry answers"
         )
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
@@ -96,7 +106,8 @@ def flow_error(
         flow=flow.name,
         batch_id=batch_id,
         query_id=query_id,
-        retryable=condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text),
+        retryable=condition == "SCHEMA_REGISTRY_UNREACHABLE"
+        or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
         origin=flow.origin,
         hint=hint,
     )

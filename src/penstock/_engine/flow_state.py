@@ -32,6 +32,7 @@ class FlowState:
             appends. It must be the same when that batch is planned again.
         snapshots: Of a snapshot flow: the versions of the last one that is known to be in and of
             the one that was begun after it, by number; the table knows which number it has.
+        topics: Kafka's ids of the topics that the checkpoint has read, by name.
     """
 
     epoch: str
@@ -42,6 +43,7 @@ class FlowState:
     reset_pending: bool = False
     starts: Mapping[str, int] = field(default_factory=dict)
     snapshots: Mapping[str, str] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,23 +21,24 @@ from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
+from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
+from penstock._engine.sinks.writers import SinkWriters
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
-from penstock._model.name import resolve_name
 from penstock._model.trigger import TriggerKind
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._tables.files import StorageFiles
 from penstock._tables.schema import with_types
-from penstock.connectors.options import prepare_writer_options
 from penstock.errors import FlowError, PenstockError
 
 
@@ -92,6 +93,9 @@ class SparkEngine:
         self._tables = tables
         self._state = state
         self._context = context
+        self._sinks = SinkWriters(
+            spark, evaluator, tables.layout, context.pipeline, context.resolve_secrets
+        )
         self._listener = ProgressListener()
         self._running: list[RunningQuery] = []
         # Flows whose query has other columns than the analysis saw.
@@ -155,10 +159,13 @@ class SparkEngine:
             with self._source.starting(starts):
                 df, files = self._evaluate(node)
             node = self._adopt(node, df)
-            state = self._flow_state(node, df, step, replace(state, starts=starts.chosen))
+            kafka = self._evaluator.evaluations[step.flow].kafka
+            topics = check_topics(self._spark, kafka, state.topics, node.flow, self._display(node))
+            state = replace(state, starts=starts.chosen, topics=topics)
+            state = self._flow_state(node, df, step, state)
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
             writer = (
-                self._sink_writer(node, df)
+                self._sinks.writer(self._graph.sinks[node.target], node, df, state.epoch, running)
                 if step.target in self._graph.sinks
                 else self._table_writer(node, df, state, step, running)
             )
@@ -168,6 +175,8 @@ class SparkEngine:
                     partial(self._check_files, files, checkpoint),
                     partial(recover, sources=files, flow=node.flow),
                 )
+            if watch := LossWatch(self._spark, kafka):
+                running.watches_losses(watch.lost)
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = step.trigger is None
@@ -208,28 +217,6 @@ class SparkEngine:
         return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
             running.on_batch
         )
-
-    def _sink_writer(self, node: FlowNode, df: DataFrame) -> Any:
-        sink = self._graph.sinks[node.target]
-        mode = node.analysis.output_mode or OutputMode.APPEND
-        if sink.write_batch is not None:
-            write = self._evaluator.redirecting(sink.write_batch)
-            return df.writeStream.outputMode(mode.value).foreachBatch(write)
-        options = prepare_writer_options(
-            sink.format,
-            {key: self._context.resolve_secrets(value) for key, value in sink.options.items()},
-        )
-        table = options.pop("tableName", None) if sink.format.lower() == "delta" else None
-        if "path" in options:
-            options["path"] = self._evaluator.map_path(options["path"])
-        writer = df.writeStream.format(sink.format).outputMode(mode.value).options(**options)
-        return writer if table is None else writer.option("path", self._table_location(table))
-
-    def _table_location(self, name: str) -> str:
-        """Where a Delta sink's `tableName` lies: below the storage root, as a dataset would."""
-        index = self._evaluator.index
-        resolved = resolve_name(name, catalog=index.catalog, schema=index.schema)
-        return self._tables.layout.table_path(resolved)
 
     def _flow_state(
         self, node: FlowNode, df: DataFrame, step: StartFlow, state: FlowState
@@ -318,17 +305,23 @@ class SparkEngine:
             df, opened = self._evaluate(node)
             files += opened
             node = self._adopt(node, df)
+            where = None
             sources = plans.batch_sources(df)
+            if replaces_rows(node.flow):
+                window = self._tables.window(dataset, node, df)
+                df, where = window.df, window.where
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
             version = self._tables.version(dataset)
             reason = _why_recompute(step, before, sources, fingerprint, version)
+            if where is not None and reason == _QUERY_CHANGED:
+                reason = "its window moved, or the query changed"
             origin = self._origin(node)
             if reason is None:
                 self._context.emit(planning_information(origin, "NO_OP", "no source changed"))
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(planning_information(origin, "COMPLETE_RECOMPUTE", reason))
-            result = self._tables.replace(dataset, node, df, fingerprint)
+            result = self._tables.replace(dataset, node, df, fingerprint, where=where)
             made = ViewState(
                 fingerprint=fingerprint,
                 sources=sources.versions,
@@ -502,6 +495,9 @@ class SparkEngine:
         )
 
 
+_QUERY_CHANGED = "the query changed"
+
+
 def _triggered(writer: Any, step: StartFlow) -> Any:
     if step.interval_seconds is None:
         return writer.trigger(availableNow=True)
@@ -532,7 +528,7 @@ def _why_recompute(
     if before is None or version is None:
         return "first refresh"
     if before.fingerprint != fingerprint:
-        return "the query changed"
+        return _QUERY_CHANGED
     if version != before.table_version:
         return "the table was changed by someone else"
     if sources.unversioned is not None:

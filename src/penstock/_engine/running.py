@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine.failures import flow_error, full_text
+from penstock._engine.kafka_source import LostRange, describe_loss
 from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records
 from penstock._model.flow import Flow
@@ -17,6 +18,7 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     flow_progress,
+    source_rows_lost,
     stream_progress,
 )
 from penstock._runtime.ports import FlowEnded
@@ -59,6 +61,7 @@ class RunningQuery(QueryWatcher):
         self._recover: Callable[[str], PenstockError | None] | None = None
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._target = ""
+        self._lost: Callable[[Mapping[str, Any]], list[LostRange]] | None = None
         self.has_batches = True
         """Whether there is a pause between micro-batches in which the query can be stopped."""
         self._query: StreamingQuery | None = None
@@ -83,6 +86,10 @@ class RunningQuery(QueryWatcher):
             recover: Acts on the text of a failure; gives the error to report if it was theirs.
         """
         self._check, self._recover = check, recover
+
+    def watches_losses(self, lost: Callable[[Mapping[str, Any]], list[LostRange]]) -> None:
+        """Set the function that finds out of a progress report what a source no longer had."""
+        self._lost = lost
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the Spark query, once it has started."""
@@ -145,6 +152,13 @@ class RunningQuery(QueryWatcher):
         with self._changed:
             self._reported = max(self._reported, batch_id)
             self._changed.notify_all()
+        self._report_losses(origin, progress)
+
+    def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
+        ranges = self._lost(progress) if self._lost is not None else []
+        if ranges:
+            body = [asdict(lost) for lost in ranges]
+            self._emit(source_rows_lost(origin, describe_loss(ranges), body))
 
     def terminated(self, error: str | None) -> None:
         """The query ended: tell the runtime, once."""

@@ -25,6 +25,7 @@ _NAMES = {
     *("read_files", "cloud_files", "read_kafka", "event_log", "table_changes", "read_stream"),
     *_REFUSED,
 }
+_SECRET = re.compile(r"\b(?:try_)?secret\('([^'\\]+)', *'([^'\\]+)'\)", re.IGNORECASE)
 _EVENT_COLUMNS = (
     "id STRING, sequence STRING, origin STRING, timestamp TIMESTAMP, message STRING, level STRING, "
     "maturity_level STRING, error STRING, details STRING, event_type STRING"
@@ -155,7 +156,8 @@ def _arguments(spark: SparkSession, call: FunctionCall) -> tuple[list[Any], dict
 
 def _constant(spark: SparkSession, call: FunctionCall, expression: Any) -> Any:
     """The value of an argument: a literal, or any expression without columns."""
-    text = str(expression.sql())
+    # Whoever uses the option looks the secret up, so that it stays out of plans.
+    text = _SECRET.sub(r"'${secret:\1/\2}'", str(expression.sql()))
     if match := re.fullmatch(r"'([^'\\]*)'", text):
         return match.group(1)
     try:

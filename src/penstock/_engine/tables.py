@@ -12,8 +12,10 @@ from pyspark.sql.types import StructType
 from penstock._engine.cdc import event_shape, tombstone_seconds
 from penstock._engine.flow_state import FlowState
 from penstock._engine.plans import has_state
+from penstock._engine.replacing import Window, window_of
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind, LateRows
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
@@ -304,10 +306,28 @@ class PipelineTables:
 
         return BatchWriter(df if split is None else split.df, write)
 
+    def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
+        """The rows of a query that fulfil the condition of the rows that its flow replaces."""
+        return window_of(self._conformed(dataset, df), node.flow)
+
     def replace(
-        self, dataset: DatasetNode, node: FlowNode, df: DataFrame, fingerprint: str
+        self,
+        dataset: DatasetNode,
+        node: FlowNode,
+        df: DataFrame,
+        fingerprint: str,
+        *,
+        where: str | None = None,
     ) -> Commit:
-        """Replace the contents of a materialized view in one commit."""
+        """Replace the contents of a table in one commit.
+
+        Args:
+            dataset: A materialized view; or a streaming table, with `where`.
+            node: Its flow.
+            df: The rows.
+            fingerprint: Of the query, for the commit.
+            where: Replace only the rows that fulfil this; `df` has no others.
+        """
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         writer = FlowWriter(
@@ -319,11 +339,14 @@ class PipelineTables:
             quarantine=self._quarantine(dataset)
             if split is not None and split.quarantine
             else None,
-            mode=WriteMode.COMPLETE,
+            mode=WriteMode.COMPLETE if where is None else WriteMode.WINDOW,
+            where=where,
+            allow_missing=where is not None and self._allows_missing(dataset),
             row_rules=[rule for rule in dataset.declared.expectations if rule.rows is not None],
         )
         rows = df if split is None else split.df
-        return Commit(writer.write_batch(rows, fingerprint=fingerprint), dataset.key)
+        result = writer.write_batch(rows, fingerprint=fingerprint)
+        return Commit(result, dataset.key, deletes=where is not None)
 
     def unreported(
         self,
@@ -397,7 +420,8 @@ class PipelineTables:
         """Declared properties; a table that is changed in place and streamed has a change feed."""
         declared = node.declared.table_properties
         known = {key.lower() for key in declared}
-        if _CHANGE_FEED.lower() in known or not any(is_cdc(flow.flow) for flow in flows):
+        changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
+        if _CHANGE_FEED.lower() in known or not changes:
             return declared
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from penstock._graph.cdc import check_sequences
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._graph.replacing import check_window, replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
@@ -109,6 +110,8 @@ def _check_kind(
             )
         elif flow.snapshot is not None:
             continue  # a batch query into a streaming table, by nature
+        elif replaces_rows(flow):
+            yield from check_window(shown, flow, analysis)
         elif kind is DatasetKind.STREAMING_TABLE and flow.once and analysis.is_streaming:
             if flow.cdc is None:  # events may come from a streaming view also for the one time
                 yield _once_reads_stream(flow)

@@ -22,6 +22,23 @@ class FlowNode:
     target: str
     upstream: frozenset[str]
 
+    def type_name(self, target: "DatasetNode | None") -> str:
+        """What kind of flow it is, as the event log says it.
+
+        Args:
+            target: The dataset that it writes to; `None` = a sink.
+        """
+        if self.flow.cdc is not None:
+            return "CHANGE"
+        if self.flow.snapshot is not None:
+            return "SNAPSHOT_CHANGE"
+        if self.flow.replace_where is not None:
+            return "REPLACE_WHERE"
+        if target is not None and target.kind is not DatasetKind.STREAMING_TABLE:
+            return target.kind.value.upper().replace(" ", "_").removeprefix("TEMPORARY_")
+        mode = self.analysis.output_mode
+        return "APPEND" if mode is None else mode.value.upper()
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetNode:

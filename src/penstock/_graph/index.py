@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from penstock._graph.cdc import check_target, is_cdc
+from penstock._graph.replacing import check_alone, replaces_rows
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name
@@ -134,7 +135,8 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
             )
             continue
         attempted.add(target)
-        if is_cdc(flow) and target in sinks and target not in names:
+        changes = is_cdc(flow) or replaces_rows(flow)
+        if changes and target in sinks and target not in names:
             errors.append(
                 DefinitionError(
                     "FLOW_TARGET_NOT_STREAMING",
@@ -298,6 +300,7 @@ def _check_flows(
             )
         else:
             yield from check_target(name, declared, dataset.flows)
+            yield from check_alone(name, dataset.flows)
         if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
             yield DefinitionError(
                 "PARTITION_AND_CLUSTER",

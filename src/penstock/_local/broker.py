@@ -20,6 +20,7 @@ from penstock._local import process
 from penstock._local.broker_files import (
     LOG_FILE,
     BrokerState,
+    configuration,
     is_formatted,
     new_state,
     read_log,
@@ -28,6 +29,7 @@ from penstock._local.broker_files import (
     write_configuration,
     write_state,
 )
+from penstock._local.broker_security import SecureListener
 from penstock._local.jars import class_path
 from penstock._local.java import Java, require_java
 from penstock._local.topics import admin_client, answers, ensure_topic, import_admin
@@ -36,6 +38,7 @@ from penstock.errors import SetupError
 __all__ = [
     "BrokerHandle",
     "BrokerStatus",
+    "SecureListener",
     "broker_status",
     "ensure_topic",
     "start_broker",
@@ -96,6 +99,7 @@ def start_broker(
     jars: Sequence[Path] | None = None,
     java: Java | None = None,
     properties: Mapping[str, str] | None = None,
+    secure: SecureListener | None = None,
     own_group: bool = True,
     timeout_seconds: float = _START_SECONDS,
 ) -> BrokerHandle:
@@ -107,6 +111,7 @@ def start_broker(
         jars: Instead of the jar set `kafka-broker`.
         java: Instead of the Java that is found.
         properties: Kafka's broker properties, over the defaults; for a new start only.
+        secure: A listener with TLS and user names, beside the plain one; for a new start only.
         own_group: Put the broker into a session of its own, so that Ctrl-C and the end of the
             caller do not touch it; otherwise it shares the caller's process group.
         timeout_seconds: Until it must answer.
@@ -127,7 +132,7 @@ def start_broker(
                 _wait_ready(directory, state, offset=0, deadline=deadline)
                 return _handle(directory, state)
             command = _java_command(directory, jars, java)
-            return _start(directory, command, properties, own_group, deadline)
+            return _start(directory, command, properties, secure, own_group, deadline)
     except OSError as error:
         raise SetupError(
             "BROKER_DIRECTORY_UNUSABLE",
@@ -174,13 +179,17 @@ def _start(
     directory: Path,
     command: list[str],
     properties: Mapping[str, str] | None,
+    secure: SecureListener | None,
     own_group: bool,
     deadline: float,
 ) -> BrokerHandle:
     earlier = read_state(directory)
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         state = new_state(directory, earlier, keep_ports=attempt == 1)
-        write_configuration(directory, state, properties)
+        settings = configuration(state)
+        if secure is not None:
+            settings = secure.add_to(settings)
+        write_configuration(directory, {**settings, **(properties or {})})
         write_state(directory, state)
         offset = trim_log(directory)
         if not is_formatted(directory):

@@ -123,17 +123,18 @@ def is_formatted(directory: Path) -> bool:
     return _formatted_cluster_id(directory) is not None
 
 
-def write_configuration(
-    directory: Path, state: BrokerState, properties: Mapping[str, str] | None
-) -> None:
-    """Write `server.properties` and `log4j2.properties`."""
-    settings = {
+def configuration(state: BrokerState) -> dict[str, str]:
+    """The broker's properties."""
+    return {
         **_PROPERTIES,
         "controller.quorum.voters": f"1@{_HOST}:{state.controller_port}",
         "listeners": f"PLAIN://{_HOST}:{state.port},CONTROLLER://{_HOST}:{state.controller_port}",
         "advertised.listeners": f"PLAIN://{_HOST}:{state.port}",
-        **(properties or {}),
     }
+
+
+def write_configuration(directory: Path, settings: Mapping[str, str]) -> None:
+    """Write `server.properties` and `log4j2.properties`."""
     text = "".join(f"{key}={value}\n" for key, value in settings.items())
     _replace(directory / "server.properties", text)
     _replace(directory / "log4j2.properties", _LOG4J)

@@ -20,7 +20,7 @@ from penstock.errors import SetupError
 
 _MINIMUM_PYTHON = (3, 11)
 _PINNED = ("pyspark", "delta-spark", "pandas")
-_OPTIONAL_JAR_SETS = frozenset({"postgresql"})
+_OPTIONAL_JAR_SETS = frozenset({"postgresql-server"})
 _LOW_DISK_BYTES = 2 * 1024**3
 _LOW_MEMORY_BYTES = 3 * 1024**3
 _CLOCK_SLACK_SECONDS = 24 * 3600

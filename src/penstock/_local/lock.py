@@ -21,7 +21,8 @@ class Jar:
     """One jar of the lock.
 
     Attributes:
-        coordinate: `group:artifact:version`.
+        coordinate: `group:artifact:version`; a file that is no plain jar has `:classifier@ending`
+            behind it.
         size: In bytes.
         sha256: Hex digits, lower case.
         folder: Folder below the cache in which the jar is kept.
@@ -34,14 +35,17 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """`artifact-version.jar`."""
-        _, artifact, version = self.coordinate.split(":")
+        """`artifact-version.jar`, or with classifier and ending."""
+        _, artifact, version, *rest = self.coordinate.split(":")
+        if rest:
+            classifier, _, ending = rest[0].partition("@")
+            return f"{artifact}-{version}-{classifier}.{ending or 'jar'}"
         return f"{artifact}-{version}.jar"
 
     @property
     def repository_path(self) -> str:
         """Path of the jar below the root of a Maven repository."""
-        group, artifact, version = self.coordinate.split(":")
+        group, artifact, version = self.coordinate.split(":")[:3]
         return f"{group.replace('.', '/')}/{artifact}/{version}/{self.file_name}"
 
     def path(self, cache_root: Path) -> Path:

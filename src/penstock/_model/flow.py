@@ -80,6 +80,8 @@ class FlowAnalysis:
             expression ids: equal lines mean that the state can be read again.
         growing_state: One sentence for each stateful operation whose state grows for ever.
         sequence_type: Of an auto CDC flow: the type that orders its events.
+        changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
+            plain stream: it ends at the first change.
     """
 
     inputs: frozenset[str]
@@ -91,3 +93,4 @@ class FlowAnalysis:
     stateful_operators: tuple[str, ...] = ()
     growing_state: tuple[str, ...] = ()
     sequence_type: str | None = None
+    changing_inputs: tuple[str, ...] = ()

@@ -56,6 +56,7 @@ class PipelineSettings:
             or URIs. `penstock._model.paths.PathMap` applies them.
         tables: Tables that the pipeline reads but does not make, by the name that it uses.
         notes: One sentence for each thing that was read but has no effect here.
+        lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
     """
 
     name: str
@@ -75,6 +76,7 @@ class PipelineSettings:
     paths: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _NO_TABLES)
     notes: tuple[str, ...] = ()
+    lint_ignore: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,6 +250,26 @@ def hook_progress(
     )
 
 
+def source_rows_lost(
+    origin: EventOrigin, message: str, ranges: Sequence[Mapping[str, Any]]
+) -> Event:
+    """A source no longer had rows that were to be read, and the flow went on without them.
+
+    Args:
+        origin: Of the micro-batch.
+        message: One line.
+        ranges: `topic`, `partition`, `first` and `end` of each range of offsets; `end` is the one
+            after the last, `None` if nobody knows.
+    """
+    return Event(
+        event_type="source_rows_lost",
+        message=message,
+        origin=origin,
+        details={"source_rows_lost": {"ranges": [dict(lost) for lost in ranges]}},
+        level=Level.WARN,
+    )
+
+
 def stream_progress(origin: EventOrigin, progress_json: Details) -> Event:
     """Spark's own StreamingQueryProgress of one micro-batch."""
     return Event(

@@ -1,7 +1,7 @@
 """The state of an update, folded from its events: what a terminal or a dashboard shows."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -338,12 +338,14 @@ def _fold_metrics(flow: _Flow, event: Event, metrics: Mapping[str, Any]) -> None
     written = metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0)
     flow.rows += written
     # Its writer and Spark's progress tell about a micro-batch in separate events.
-    if event.origin.batch_id is None or event.origin.batch_id != flow.batch_id:
+    # Those of the next one may come in between.
+    batch_id, newest = event.origin.batch_id, flow.batch_id
+    if batch_id is None or newest is None or batch_id > newest:
         flow.batches += 1
     flow.last_batch_at = event.timestamp
     flow.lag = metrics.get("backlog_records", flow.lag)
-    if event.origin.batch_id is not None:
-        flow.batch_id = event.origin.batch_id
+    if batch_id is not None:
+        flow.batch_id = batch_id if newest is None else max(batch_id, newest)
     if "batch_duration_ms" in metrics:
         rows_in = metrics.get("num_input_rows", written)
         flow.recent.append((rows_in, metrics["batch_duration_ms"]))
@@ -383,14 +385,15 @@ def _dataset_view(dataset: _Dataset, display: str, now: datetime) -> DatasetView
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """For each dotted name its shortest ending that no other name shares."""
-    shown = {}
-    for name in names:
-        parts = name.split(".")
-        for size in range(1, len(parts) + 1):
-            ending = ".".join(parts[-size:])
-            rivals = [other for other in names if f".{other}".endswith(f".{ending}")]
-            if len(rivals) == 1 or size == len(parts):
-                shown[name] = ending
-                break
-    return shown
+    """For each dotted name its shortest ending that no other name shares, whatever its case."""
+    shared = Counter(ending for name in names for ending in _endings(name.lower()))
+    return {
+        name: next((ending for ending in _endings(name) if shared[ending.lower()] == 1), name)
+        for name in names
+    }
+
+
+def _endings(name: str) -> list[str]:
+    """The last part of a dotted name, its last two parts, and so on."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock._graph.cdc import cdc_text, is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
+from penstock._graph.replacing import replaces_rows, window_text
 from penstock._model.flow import Flow
 from penstock._model.trigger import Trigger
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
@@ -76,6 +77,8 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
     flow = graph.flows[name].flow
     if is_cdc(flow):
         return f"flow {name}: {cdc_text(flow)}, {_when(flow, step)}"
+    if replaces_rows(flow):
+        return f"flow {name}: replaces rows where {window_text(flow)}, {_looking(step)}"
     match step:
         case StartFlow(interval_seconds=None):
             return f"flow {name}: {step.output_mode.value}, everything available"
@@ -89,6 +92,12 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
             return "refresh: " + ("recompute" if step.full else "recompute if a source changed")
         case RefreshView():
             return f"refresh: if a source changed, looked at every {step.interval_seconds:g} s"
+
+
+def _looking(step: RunStep) -> str:
+    if isinstance(step, RefreshView) and step.interval_seconds is not None:
+        return f"looked at every {step.interval_seconds:g} s"
+    return "all anew" if isinstance(step, RefreshView) and step.full else "if a source changed"
 
 
 def _when(flow: Flow, step: RunStep) -> str:
@@ -159,6 +168,8 @@ def _step_json(graph: DataflowGraph, step: RunStep) -> dict[str, Any]:
     flow = graph.flows[step.flow].flow
     if is_cdc(flow):
         body["cdc"] = cdc_text(flow)
+    if replaces_rows(flow):
+        body["replace_where"] = window_text(flow)
     if isinstance(step, StartFlow):
         body["output_mode"] = step.output_mode.value
     if not isinstance(step, RunOnceFlow):

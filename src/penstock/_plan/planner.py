@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import nearest_name
+from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
-from penstock._model.flow import OutputMode
+from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import Trigger, TriggerKind
 from penstock._plan.steps import (
     Plan,
@@ -26,6 +27,12 @@ VIEW_INTERVAL_SECONDS = 10.0
 """Default pause between two looks at a materialized view's sources in a continuous update."""
 GROWING_STATE = "penstock.growingState"
 """Setting: what to do about a query whose state grows for ever: `allow`, `warn` or `error`."""
+
+FLOW_RETRIES = ("pipelines.maxFlowRetryAttempts", "spark.sql.pipelines.maxFlowRetryAttempts")
+"""How often a flow that failed with an error that may pass is started again: Databricks' name and
+that of Spark's own engine."""
+UPDATE_RETRIES = "pipelines.numUpdateRetryAttempts"
+"""The same for an update before its flows start. After that only flows are tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +80,7 @@ def make_plan(
             hint="leave one of them out",
         )
     _check_datasets(graph)
-    told = [*notes, *_other_formats(graph)]
+    told = [*notes, *_other_formats(graph), *_streamed_changes(graph)]
     refreshed = _select(graph, wishes.refresh)
     reset = _select(graph, wishes.full_refresh)
     _refuse_sinks(graph, wishes.full_refresh)
@@ -119,6 +126,7 @@ def make_plan(
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
         ),
+        setup_retries=_retries([conf], [UPDATE_RETRIES]),
     )
 
 
@@ -201,6 +209,16 @@ def _other_formats(graph: DataflowGraph) -> Iterator[str]:
             yield f"{node.display} asks for format {wanted} and is written as Delta"
 
 
+def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:
+    changing = {key: None for flow in graph.flows.values() for key in flow.analysis.changing_inputs}
+    for key in changing:
+        yield (
+            f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
+            "place: that stream ends with an error at the first change after its start; the reader "
+            "options `readChangeFeed` and `skipChangeCommits` let it go on"
+        )
+
+
 def _run_step(
     graph: DataflowGraph,
     flow: FlowNode,
@@ -213,17 +231,21 @@ def _run_step(
     node = graph.datasets.get(flow.target)
     trigger = _trigger(graph, flow, conf) if continuous else None
     interval = None if trigger is None else trigger.seconds
+    retries = _retries(_levels(flow, node, conf), FLOW_RETRIES)
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
-    if node is not None and (is_view or flow.flow.snapshot is not None):
+    if node is not None and (is_view or _looks(flow.flow)):
         return RefreshView(
             dataset=node.key,
             flow=flow.flow.name,
             interval_seconds=interval,
             upstream=upstream,
             full=node.key in reset,
+            max_retries=retries,
         )
     if flow.flow.once:
-        return RunOnceFlow(flow=flow.flow.name, target=flow.target, upstream=upstream)
+        return RunOnceFlow(
+            flow=flow.flow.name, target=flow.target, upstream=upstream, max_retries=retries
+        )
     return StartFlow(
         flow=flow.flow.name,
         target=flow.target,
@@ -231,6 +253,7 @@ def _run_step(
         interval_seconds=interval,
         trigger=_special(trigger),
         upstream=upstream,
+        max_retries=retries,
     )
 
 
@@ -272,7 +295,7 @@ def _trigger(graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]) -> T
     trigger = declared_trigger(graph, flow, conf)
     node = graph.datasets.get(flow.target)
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
-    looks = is_view or flow.flow.snapshot is not None
+    looks = is_view or _looks(flow.flow)
     if trigger is None:
         seconds = VIEW_INTERVAL_SECONDS if looks else STREAM_INTERVAL_SECONDS
         return Trigger(TriggerKind.PROCESSING_TIME, seconds)
@@ -309,6 +332,44 @@ def _triggers_of_a_triggered_update(
             f"{', '.join(special)}: a triggered update takes everything that is available; the "
             "trigger counts with --continuous"
         )
+
+
+def _levels(
+    flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str]
+) -> list[Mapping[str, str]]:
+    """Where a flow's `pipelines.*` settings may stand; the first that has one wins."""
+    if node is None:
+        return [flow.flow.spark_conf, conf]
+    declared = node.declared
+    return [flow.flow.spark_conf, declared.spark_conf, declared.table_properties, conf]
+
+
+def _retries(levels: Iterable[Mapping[str, str]], keys: Sequence[str]) -> int | None:
+    """How often to try again, by the first of `keys` on the first level that has one."""
+    for level in levels:
+        for key in keys:
+            if key in level:
+                return _count(key, level[key])
+    return None
+
+
+def _count(key: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise SpecError(
+            "INVALID_RETRY_ATTEMPTS",
+            f"{key} is {text!r}",
+            hint="a whole number: 0 gives up at the first failure",
+        )
+    return number
+
+
+def _looks(flow: Flow) -> bool:
+    """Whether a flow of a streaming table is a batch query that is repeated, as a view's is."""
+    return flow.snapshot is not None or replaces_rows(flow)
 
 
 def _views_last(runs: list[RunStep]) -> list[RunStep]:

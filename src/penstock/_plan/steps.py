@@ -36,6 +36,7 @@ class StartFlow:
         trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
         upstream: Datasets (keys) of this plan that must be done first when `interval_seconds` is
             `None`.
+        max_retries: Retries in a row before the flow is given up; `None` = as the update has it.
     """
 
     flow: str
@@ -44,27 +45,40 @@ class StartFlow:
     interval_seconds: float | None = None
     trigger: Trigger | None = None
     upstream: tuple[str, ...] = ()
+    max_retries: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOnceFlow:
-    """Run a batch flow into a streaming table, unless it already ran since the last reset."""
+    """Run a batch flow into a streaming table, unless it already ran since the last reset.
+
+    Attributes:
+        flow: Name of the flow.
+        target: Key of the table.
+        upstream: Datasets (keys) of this plan that must be done first.
+        max_retries: As of `StartFlow`.
+    """
 
     flow: str
     target: str
     upstream: tuple[str, ...] = ()
+    max_retries: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshView:
-    """Recompute a materialized view when a source or its query changed, or apply new snapshots.
+    """Repeat a batch query when one of its sources or the query changed.
+
+    It makes all rows of a materialized view, or those of a window of a streaming table; or it gives
+    new snapshots, which are applied.
 
     Attributes:
-        dataset: Key of the view, or of the table that follows snapshots.
+        dataset: Key of the view or the table.
         flow: Name of its one flow.
         interval_seconds: How often a continuous update looks again; `None` = one time.
         upstream: Datasets (keys) of this plan that must be done first.
         full: Recompute even if nothing changed.
+        max_retries: As of `StartFlow`.
     """
 
     dataset: str
@@ -72,6 +86,7 @@ class RefreshView:
     interval_seconds: float | None = None
     upstream: tuple[str, ...] = ()
     full: bool = False
+    max_retries: int | None = None
 
 
 RunStep = StartFlow | RunOnceFlow | RefreshView
@@ -90,6 +105,8 @@ class Plan:
         continuous: All flows run until stopped.
         notes: What the user should know before it starts, one sentence each.
         warnings: What will hurt later; `run` shows them, too.
+        setup_retries: How often resetting or preparing a table is tried again before its flows are
+            given up; `None` = as the update has it.
     """
 
     resets: tuple[ResetTable, ...] = ()
@@ -99,3 +116,4 @@ class Plan:
     continuous: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    setup_retries: int | None = None

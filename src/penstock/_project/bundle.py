@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock._api.arguments import nearest
+from penstock._model.missing import assumed_value
 from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.lakeflow import is_ingestion, read_lakeflow
@@ -55,6 +56,10 @@ class Choice:
     target: str | None
     source: Path | None
     environ: Mapping[str, str]
+
+    def names_sources_in(self, root: Path) -> bool:
+        """Whether other sources are meant than those that the settings of a project list."""
+        return self.source is not None and self.source != root
 
     @property
     def wanted_pipeline(self) -> str | None:
@@ -124,8 +129,12 @@ def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
     files = WorkspaceFiles(root)
     bundle = _Bundle(main, pipelines, substitution, files)
     key = bundle.chosen(choice, None if only is None else only.file)
+    if key is None:
+        return None
     substitution.notes.clear()  # of pipelines that were looked at only
-    settings = read_lakeflow(bundle.filled(key), files)
+    settings = read_lakeflow(
+        bundle.filled(key), files, without_sources=choice.names_sources_in(root)
+    )
     mode = text_of(over.get("mode") or tree.get("bundle", "mode"), "mode")
     return replace(
         settings,
@@ -195,6 +204,10 @@ def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
     if wanted is None:
         if len(defaults) == 1 or len(names) == 1:
             wanted = (defaults or names)[0]
+        elif len(developed := _development(declared)) == 1:
+            wanted = developed[0]
+        elif names and assumed_value("bundle.target") is not None:
+            wanted = names[0]
         elif names:
             raise SpecError(
                 "TARGET_AMBIGUOUS",
@@ -218,6 +231,13 @@ def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
     target = declared.get(wanted) or nothing
     over = {key: part for key, part in target.items() if key in _OVERRIDABLE}
     return Node(over, target.file, target.line).over(tree), wanted, target
+
+
+def _development(targets: Node) -> list[str]:
+    """Targets that developers try a bundle with: no other can be meant on this machine."""
+    return [
+        name for name, part in targets.items() if text_of(part.get("mode"), "mode") == "development"
+    ]
 
 
 def _overrides(root: Path, target: str) -> Node | None:
@@ -267,8 +287,8 @@ class _Bundle:
             return Node(None, part.file, part.line)
         return Node(None, part.file, part.line) if isinstance(filled.value, str) else filled
 
-    def chosen(self, choice: Choice, only: Path | None) -> str:
-        """Key of the pipeline that is meant."""
+    def chosen(self, choice: Choice, only: Path | None) -> str | None:
+        """Key of the pipeline that is meant; `None` if the source is of none of several."""
         keys = list(self.pipelines)
         wanted = choice.wanted_pipeline
         if wanted is not None:
@@ -287,6 +307,8 @@ class _Bundle:
                 return narrowed[0]
             if narrowed:
                 keys = narrowed
+            elif choice.names_sources_in(self.files.root) and len(keys) > 1:
+                return None
         raise SpecError(
             "PIPELINE_AMBIGUOUS",
             f"{self.main.origin.file} has several pipelines: "

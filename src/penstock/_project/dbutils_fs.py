@@ -138,6 +138,7 @@ class FileSystem(Part):
             raise UnavailableError(
                 f"dbutils.fs on `{text}`, which is no file of this machine,",
                 "map the path to a local folder, or read it with spark",
+                is_elsewhere=True,
             )
         return Path(os.path.normpath(self._root / mapped))
 

@@ -7,9 +7,14 @@ from penstock.errors import DefinitionError
 
 
 class UnavailableError(DefinitionError, AttributeError):
-    """Something that `dbutils` does not have or cannot do here."""
+    """Something that `dbutils` does not have or cannot do here.
 
-    def __init__(self, what: str, hint: str) -> None:
+    Attributes:
+        is_elsewhere: Whether it would be possible with the data on this machine.
+    """
+
+    def __init__(self, what: str, hint: str, *, is_elsewhere: bool = False) -> None:
+        self.is_elsewhere = is_elsewhere
         super().__init__(
             "DBUTILS_NOT_AVAILABLE",
             f"{what} is not available",

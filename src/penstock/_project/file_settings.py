@@ -32,6 +32,7 @@ class FileSettings:
         paths: Prefixes and the absolute places that stand for them.
         tables: Tables that are read but not made.
         notes: What has no effect.
+        lint_ignore: Rules of `penstock lint` that are accepted.
     """
 
     root: Path
@@ -51,6 +52,7 @@ class FileSettings:
     paths: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, ExternalTable] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lint_ignore: tuple[str, ...] = ()
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Lay these settings over others: what they say wins, mappings are merged key by key."""
@@ -75,6 +77,7 @@ class FileSettings:
             paths=merged_paths(base.paths, self.paths),
             tables=_merged_tables(base.tables, self.tables),
             notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
+            lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 
 

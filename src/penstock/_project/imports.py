@@ -23,6 +23,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks_modules import databricks_modules
 from penstock._project.display import displayable_frames
 from penstock._project.execution import SourceExecutor
+from penstock._project.module_search import folder_around
 from penstock._project.sources import find_sources
 
 # What the project's own files may not hide, even if one of them has such a name.
@@ -46,9 +47,11 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
         yield _open[-1]
         return
     imports = ProjectImports(settings, find_sources(settings))
+    around = _AroundProject(imports)
     paths = list(sys.path)
     importlib.invalidate_caches()
     sys.meta_path.insert(0, imports)
+    sys.meta_path.append(around)
     sys.path.extend(folder for folder in imports.folders if folder not in paths)
     _open.append(imports)
     try:
@@ -57,6 +60,7 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
     finally:
         _open.remove(imports)
         sys.meta_path.remove(imports)
+        sys.meta_path.remove(around)
         for folder in imports.folders:
             if folder not in paths and folder in sys.path:
                 sys.path.remove(folder)
@@ -70,7 +74,8 @@ class ProjectImports(MetaPathFinder):
         root: Folder of the project.
         sources: Its source files.
         folders: Where modules are searched: the root and its `src`, the folders of the source
-            files, those between them and the root, and those that the settings name.
+            files, those between them and the root, and those that the settings name. What is in
+            none of them, and is not installed, may lie a few folders above the root.
         namespace: Globals that source files find.
         executor: What executes them.
     """
@@ -139,6 +144,12 @@ class ProjectImports(MetaPathFinder):
             if fullname in _PROTECTED:
                 return None
             search = self._search
+        return self.found(fullname, search, target)
+
+    def found(
+        self, fullname: str, search: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module in some folders; it belongs to the project then."""
         spec = PathFinder.find_spec(fullname, search, target)
         if spec is None:
             return None
@@ -192,6 +203,22 @@ class ProjectImports(MetaPathFinder):
         while name in sys.modules:
             name, number = f"{stem}_{number}", number + 1
         return name
+
+
+class _AroundProject(MetaPathFinder):
+    """Finds what nobody else does above the project's folder: it may be a part of a project."""
+
+    def __init__(self, imports: ProjectImports) -> None:
+        self._imports = imports
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        folder = None if path is not None else folder_around(Path(self._imports.root), fullname)
+        return None if folder is None else self._imports.found(fullname, [str(folder)], target)
 
 
 class _Loader(SourceFileLoader):

@@ -79,6 +79,7 @@ FOREIGN_KEYS = frozenset(
 _CLUSTER_ONLY = {"spark.master", "spark.databricks.cluster.profile"}
 _SECRET = re.compile(r"\{\{\s*secrets/([\w.\-]+)/([\w.\-]+)\s*\}\}")
 _EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/.*)")
+_WORKSPACE_PATH = re.compile(r"/(?:Workspace|Repos|Users|Shared)/", re.IGNORECASE)
 _LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\.\.?/.*)")
 
 
@@ -100,12 +101,15 @@ def is_ingestion(pipeline: Node) -> bool:
     return any(pipeline.get(key) is not None for key in _REFUSED)
 
 
-def read_lakeflow(pipeline: Node, files: WorkspaceFiles) -> FileSettings:
+def read_lakeflow(
+    pipeline: Node, files: WorkspaceFiles, *, without_sources: bool = False
+) -> FileSettings:
     """Read the settings of one pipeline.
 
     Args:
         pipeline: Its mapping; references of a bundle are filled in.
         files: Finds the source files.
+        without_sources: Others are meant than those that it lists, which may be nowhere.
 
     Raises:
         SpecError: A value is of the wrong type, a source file is nowhere, or it is a pipeline
@@ -113,7 +117,8 @@ def read_lakeflow(pipeline: Node, files: WorkspaceFiles) -> FileSettings:
     """
     refuse_ingestion(pipeline)
     catalog, schema = _default_names(pipeline)
-    libraries = _Libraries.read(list_of(pipeline.get("libraries"), "libraries"), files)
+    listed = [] if without_sources else list_of(pipeline.get("libraries"), "libraries")
+    libraries = _Libraries.read(listed, files)
     notes = [*foreign_notes(pipeline), *_unknown_notes(pipeline), *libraries.notes]
     if storage := text_of(pipeline.get("storage"), "storage"):
         notes.append(
@@ -266,21 +271,41 @@ class _Libraries:
         sources: list[SourcePattern] = []
         dependencies: list[str] = []
         ignored: set[str] = set()
+        elsewhere: list[SpecError] = []
         for entry in entries:
             if not isinstance(entry.value, dict):
                 raise entry.error("an entry of `libraries` must be a mapping such as `file: {...}`")
             for key, part in entry.items():
-                if key in ("file", "notebook"):
-                    named, path = _required(part, key, "path")
-                    sources.append(files.file(named, path, key))
-                elif key == "glob":
-                    sources.append(files.pattern(*_required(part, key, "include")))
-                elif key == "pypi":
-                    dependencies.append(_required(part, key, "package")[1])
-                else:
-                    ignored.add(key)
+                try:
+                    if key in ("file", "notebook"):
+                        named, path = _required(part, key, "path")
+                        sources.append(files.file(named, path, key))
+                    elif key == "glob":
+                        sources.append(files.pattern(*_required(part, key, "include")))
+                    elif key == "pypi":
+                        dependencies.append(_required(part, key, "package")[1])
+                    else:
+                        ignored.add(key)
+                except SpecError as error:
+                    if error.condition != "SOURCE_NOT_FOUND" or not _is_of_workspace(part):
+                        raise
+                    elsewhere.append(error)
+        if elsewhere and sources:
+            raise elsewhere[0]
         notes = library_notes(ignored)
+        if elsewhere:
+            notes = (
+                *notes,
+                f"{elsewhere[0].message}: instead of what `libraries` lists, the files are taken "
+                "that declare something",
+            )
         return cls(tuple(dict.fromkeys(sources)), tuple(dependencies), notes)
+
+
+def _is_of_workspace(part: Node) -> bool:
+    """Whether a library is named by its place in a workspace."""
+    named = part.get("path") or part.get("include")
+    return named is not None and _WORKSPACE_PATH.match(str(named.value)) is not None
 
 
 def library_notes(keys: set[str]) -> tuple[str, ...]:

@@ -12,11 +12,34 @@ _PROVIDED = {
 }
 
 
+# A folder of transformations lies in a pipeline's folder, and that in a repository's.
+_MOST_ABOVE = 3
+
+
+def folder_around(root: Path, module: str) -> Path | None:
+    """Return the nearest folder above a project's that has a module or package of that name.
+
+    A pipeline's root may be a part of a project: `transformations`, with `utilities` beside it.
+    Nothing is searched above a Git repository.
+    """
+    here = root
+    for folder in list(root.parents)[:_MOST_ABOVE]:
+        if (here / ".git").exists():
+            return None
+        package = folder / module
+        if (folder / f"{module}.py").is_file() or any(
+            next(package.glob(pattern), None) for pattern in ("*.py", "*/*.py")
+        ):
+            return folder
+        here = folder
+    return None
+
+
 class ModuleSearch:
     """Searches modules as sources find them.
 
     Args:
-        folders: Of the project, in order.
+        folders: Of the project, in order; the first is its root.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
@@ -31,9 +54,11 @@ class ModuleSearch:
                for folder in self._folders):  # fmt: skip
             return True
         try:
-            return find_spec(top) is not None
+            if find_spec(top) is not None:
+                return True
         except (ImportError, ValueError):
-            return False
+            pass
+        return folder_around(self._folders[0], top) is not None
 
     def file_of(self, module: str, importer: Path) -> Path | None:
         """Return the file of the project that a dotted name means; `None` = it is no file of it.
@@ -45,6 +70,8 @@ class ModuleSearch:
         name = module.lstrip(".")
         dots = len(module) - len(name)
         folders = [importer, *self._folders]
+        if around := folder_around(self._folders[0], name.partition(".")[0]):
+            folders.append(around)
         if dots:
             folders = [importer, *importer.parents][dots - 1 : dots]
         elif name.partition(".")[0] in sys.stdlib_module_names:

@@ -174,12 +174,26 @@ def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = Non
     )
 
 
+def project_cells(settings: PipelineSettings) -> tuple[Cell, ...]:
+    """Return the text of the sources of a pipeline, and of what they import and run.
+
+    Raises:
+        SpecError: The source files cannot be found.
+    """
+    sources = find_sources(settings)
+    reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
+    for source in sources:
+        reader.read(source)
+    return tuple(reader.cells)
+
+
 class _Reader:
     """Reads files, and those of the project that they import or run, each once."""
 
     def __init__(self, settings: PipelineSettings, modules: ModuleSearch) -> None:
         self.modules = modules
         self.problems: list[PenstockError] = []
+        self.cells: list[Cell] = []
         self._found: dict[Finding, None] = {}
         self._root = Path(settings.root)
         self._read: set[Path] = set()
@@ -203,6 +217,7 @@ class _Reader:
             except (SyntaxError, ValueError, OSError) as error:
                 self.problems.append(user_code_error(error, path, str(self._root)))
                 continue
+            self.cells += cells
             for cell in cells:
                 waiting += self._read_cell(cell, path)
 

@@ -178,7 +178,8 @@ def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings |
         return read_bundle(document, choice)
     if _is_lakeflow(content):
         _refuse_choice(document, choice)
-        return read_lakeflow(content, WorkspaceFiles(path.parent.resolve()))
+        files = WorkspaceFiles(path.parent.resolve())
+        return read_lakeflow(content, files, without_sources=choice.names_sources_in(files.root))
     spec = spec_of(document)
     settings = spec_settings(spec, document)
     if spec.extends is None:

@@ -14,7 +14,7 @@ from penstock._project.notebook import (
     find_notebook_of_workspace,
     read_cells,
 )
-from penstock._project.spec import nearest_file
+from penstock._project.places import nearest_file
 from penstock.errors import PenstockError, SpecError
 
 OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
@@ -62,6 +62,12 @@ def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     for pattern in settings.source_patterns:
         found.update(dict.fromkeys(_matches(root, pattern)))
     return tuple(found)
+
+
+def declaring_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files below a folder that declare something."""
+    found = files_below(folder, most_folders=_MOST_FOLDERS)
+    return tuple(path for path in found if _declares(path))
 
 
 def imports_api(text: str) -> bool:

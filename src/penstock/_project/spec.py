@@ -39,6 +39,7 @@ from penstock._project.bundle import Choice
 from penstock._project.file_settings import FileSettings, merged_paths
 from penstock._project.places import absolute_place, nearest_file, storage_uri
 from penstock._project.settings_file import SUFFIXES, existing_spec, find_spec, read_settings
+from penstock._project.sources import declaring_files
 from penstock._project.workspace_files import SourcePattern
 from penstock.errors import SpecError
 
@@ -130,6 +131,7 @@ def load_settings(
         paths=MappingProxyType(merged),
         tables=MappingProxyType(dict(read.tables)),
         notes=read.notes,
+        lint_ignore=read.lint_ignore,
     )
 
 
@@ -138,7 +140,10 @@ def _read(folder: Path, spec: Path | None, choice: Choice) -> FileSettings:
     read = None if found is None else read_settings(found, choice, explicit=spec is not None)
     if read is not None:
         return read
-    notes = () if found is None else (f"{found} declares no pipeline, so nothing is read from it",)
+    notes: tuple[str, ...] = ()
+    if found is not None:
+        which = f" with {choice.source}" if choice.names_sources_in(found.parent) else ""
+        notes = (f"{found} declares no pipeline{which}, so nothing is read from it",)
     return FileSettings(root=folder, notes=notes)
 
 
@@ -197,12 +202,19 @@ def _first_truth(
     return default if from_files is None else from_files
 
 
+def _shown(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
 def _patterns(
     source: Path | None, sources: tuple[SourcePattern, ...], root: Path
 ) -> tuple[str, ...]:
     if source is not None and source != root:
-        shown = str(source.relative_to(root)) if source.is_relative_to(root) else str(source)
-        return (shown if source.is_file() else f"{shown}/**",)
+        if source.is_file():
+            return (_shown(source, root),)
+        # What lies beside the pipeline's sources, such as maintenance, is none of them.
+        declaring = tuple(_shown(path, root) for path in declaring_files(source))
+        return declaring or (f"{_shown(source, root)}/**",)
     return tuple(
         text if folder == root else os.path.normpath(os.path.relpath(folder / text, root))
         for folder, text in sources

@@ -106,6 +106,14 @@ class Extends(_Part):
     target: str | None = Field(default=None, description="Target of a bundle.")
 
 
+class LintSpec(_Part):
+    """`lint: {ignore: [...]}`."""
+
+    ignore: list[str] = Field(
+        default_factory=list, description="Ids of rules that are accepted everywhere."
+    )
+
+
 class PipelineSpec(_Part):
     """All keys of a spec file. Every one may be left out."""
 
@@ -155,6 +163,7 @@ class PipelineSpec(_Part):
         default_factory=dict,
         description="Tables that the pipeline reads but does not make: a path, or a mapping.",
     )
+    lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
 
     @field_validator("paths")
     @classmethod
@@ -260,6 +269,8 @@ def _suggestion(path: KeyPath) -> str:
             model = EnvironmentSpec
         case ("extends", _, *_):
             model = Extends
+        case ("lint", _, *_):
+            model = LintSpec
     known = keys_of(model)
     close = nearest(str(path[-1]), known)
     return f"; did you mean `{close}`?" if close else f"; the keys are {', '.join(known)}"

@@ -54,6 +54,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         dependencies=required,
         paths={prefix: _place(document, root, "paths", prefix) for prefix in spec.paths},
         tables={name: _table(spec, document, root, name) for name in spec.tables},
+        lint_ignore=tuple(spec.lint.ignore),
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),
     )
 

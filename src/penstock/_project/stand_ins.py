@@ -14,6 +14,9 @@ from typing import Any
 
 from penstock._project.secrets import missing_secrets_allowed
 
+# With it, Spark takes something for one of its own functions, and looks deeper into it.
+_MARK_OF_UDFS = "asNondeterministic"
+
 
 @contextmanager
 def stand_ins(modules: Iterable[str]) -> Iterator[None]:
@@ -59,10 +62,28 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class _AbsentModule(ModuleType):
+    def __reduce__(self) -> Any:
+        return _AbsentModule, (self.__name__,)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Absent(f"{self.__name__}.{name}")
+
+
+class _AbsentBase:
+    """What a class inherits from a class that is not there: whatever it asks for."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        pass
+
+    def __init_subclass__(cls, **_options: Any) -> None:
+        super().__init_subclass__()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{type(self).__name__}.{name}")
 
 
 class _Absent:
@@ -75,15 +96,21 @@ class _Absent:
         # As a decorator it must not swallow the function below it.
         if len(arguments) == 1 and callable(arguments[0]):
             return arguments[0]
+        for given in arguments:
+            kind = type(given)
+            if kind.__module__.startswith("pyspark.") and kind.__name__.endswith("DataFrame"):
+                return given
+            if kind.__module__.startswith("pyspark.") and kind.__name__.endswith("Column"):
+                return given.cast("string")
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == _MARK_OF_UDFS:
             raise AttributeError(name)
         return _Absent(f"{self._name}.{name}")
 
     def __mro_entries__(self, bases: tuple[type, ...]) -> tuple[type, ...]:
-        return ()
+        return (_AbsentBase,)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock._api.arguments import nearest
+from penstock._model.missing import assumed_value
 from penstock._project.documents import Node, text_of
 from penstock.errors import SpecError
 
@@ -22,6 +23,7 @@ _REFERENCE = re.compile(
 _FILES = re.compile(r"(?:/Workspace/?)?\$\{workspace\.root_path\}/files\b")
 _WORKSPACE = re.compile(r"/Workspace/?(?=\$\{workspace\.(?:file|root|resource)_path\})")
 _STEP = re.compile(r"[^.\[\]]+")
+_NESTED = re.compile(r"\$\{[^{}]*\$\{")
 _DEEPEST = 30
 
 
@@ -70,7 +72,10 @@ class Substitution:
             value = text if found is None else found.value
             return Node(value, part.file, part.line)
         filled_text = _REFERENCE.sub(lambda match: self._text(match, part, _open), text)
-        return Node(filled_text, part.file, part.line)
+        result = Node(filled_text, part.file, part.line)
+        # `${var.${bundle.target}_catalog}`: the inner reference makes the name of the outer one.
+        is_nested = _NESTED.search(part.value) is not None and filled_text != text
+        return self.fill(result, _open) if is_nested else result
 
     def _text(self, match: re.Match[str], part: Node, opened: tuple[str, ...]) -> str:
         found = self._value(match.group(1), part, opened)
@@ -133,6 +138,9 @@ class Substitution:
                 return value
         if is_looked_up:
             return None
+        assumed = assumed_value(f"var.{name}")
+        if assumed is not None:
+            return Node(assumed, part.file, part.line)
         raise _variable_error(
             part,
             f"the variable `{name}` has no value for target `{self.target}`",

@@ -148,6 +148,25 @@ class Lease:
         self.release()
 
 
+def living_holder(path: Path, processes: ProcessTable | None = None) -> Mapping[str, Any] | None:
+    """Who holds a lease, as far as the file tells; takes no lock, so it disturbs nobody.
+
+    Args:
+        path: The file.
+        processes: The process table of this machine by default.
+
+    Returns:
+        What the holder wrote (`pid`, `host`, `since`, ...); `None` if there is none that lives.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    return record if _holder_lives(record, processes or SystemProcesses()) else None
+
+
 # The file
 
 

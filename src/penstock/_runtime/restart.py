@@ -1,7 +1,7 @@
 """Restart policy: whether a flow that failed runs again, and when. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import CheckpointError, ExpectationFailedError, FlowError, PenstockError
 
@@ -76,6 +76,10 @@ class RestartPolicy:
     max_backoff_seconds: float = 300.0
     jitter: float = 0.2
     healthy_after_seconds: float | None = None
+
+    def allowing(self, max_retries: int | None) -> "RestartPolicy":
+        """The policy with another number of retries; `None` leaves it as it is."""
+        return self if max_retries is None else replace(self, max_retries=max_retries)
 
     def decide(
         self,

@@ -40,6 +40,7 @@ class TableSetup:
 
     def __init__(self, plan: Plan, owner: SetupOwner, services: Services) -> None:
         self._left: deque[SetupStep] = deque((*plan.resets, *plan.tables))
+        self._max_retries = plan.setup_retries
         self._owner = owner
         self._services = services
         self._broken: set[str] = set()
@@ -90,7 +91,8 @@ class TableSetup:
             return
         services = self._services
         now = services.clock.monotonic()
-        decision = services.policy.decide(error, self._history, now, services.jitter)
+        policy = services.policy.allowing(self._max_retries)
+        decision = policy.decide(error, self._history, now, services.jitter)
         if isinstance(decision, RestartAfter):
             self._left.appendleft(step)
             self._paused = True

@@ -217,9 +217,8 @@ class Supervisor:
                 return
             reason = "another try cannot help"
         else:
-            decision = self._services.policy.decide(
-                error, task.history, self._now(), self._services.jitter
-            )
+            policy = self._services.policy.allowing(task.step.max_retries)
+            decision = policy.decide(error, task.history, self._now(), self._services.jitter)
             if isinstance(decision, RestartAfter):
                 task.history = replace(task.history, retries=decision.retry)
                 self._pause(task, self._now() + decision.seconds)

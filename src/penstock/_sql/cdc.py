@@ -8,7 +8,7 @@ from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName, parse_columns, parse_name
-from penstock._sql.syntax import CdcSource, FlowBody
+from penstock._sql.syntax import CdcSource, FlowBody, Query
 from penstock._sql.tokens import TokenKind
 from penstock.errors import DefinitionError
 
@@ -45,7 +45,7 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
     for key, clause in (("keys", "KEYS (...)"), ("sequence_by", "SEQUENCE BY")):
         if key not in clauses:
             raise cursor.error(f"`{what}` needs `{clause}`", at=first)
-    spec = CdcSpec(source=source.name.text, **clauses)
+    spec = CdcSpec(source="a query" if source.name is None else source.name.text, **clauses)
     _check(cursor, spec)
     return FlowBody(cdc=spec, source=source, once=once)
 
@@ -69,6 +69,11 @@ def _check(cursor: Cursor, spec: CdcSpec) -> None:
 
 def _parse_source(cursor: Cursor) -> CdcSource:
     cursor.expect("FROM")
+    if cursor.at("(", "SELECT") or cursor.at("(", "WITH"):
+        first = cursor.ahead(1)
+        place = cursor.source.line(first.start), cursor.source.column(first.start)
+        query = Query(text=cursor.group(), line=place[0], column=place[1])
+        return CdcSource(name=None, is_stream=True, query=query)
     if cursor.at("(") or cursor.at("SELECT"):
         raise _not_a_name(cursor)
     # A dataset may have the name `stream`.

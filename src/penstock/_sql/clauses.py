@@ -27,6 +27,8 @@ def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
     clauses = TableClauses()
     given: set[str] = set()
     while not cursor.is_done and cursor.current.word not in ends:
+        if cursor.at("SELECT") and cursor.ahead(-1).word != "AS":
+            break  # `AS` may be left out, as in Spark's `CREATE TABLE`
         first = cursor.current
         parse = next((parse for words, parse in _CLAUSES if cursor.at(*words)), None)
         if parse is None:

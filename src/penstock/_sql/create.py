@@ -150,7 +150,7 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDatase
 
 
 def _parse_query(cursor: Cursor) -> FlowBody:
-    if not cursor.accept("AS"):
+    if not cursor.accept("AS") and not cursor.at("SELECT"):
         raise cursor.unexpected("`AS` and a query", ("AS",))
     return FlowBody(query=take_query(cursor, "AS"))
 

@@ -196,14 +196,17 @@ class _Declarer:
 
     def _with_body(self, flow: Flow, body: FlowBody) -> Flow:
         cdc = body.cdc
-        if cdc is not None and body.source is not None:
+        if cdc is not None and body.source is not None and body.source.name is not None:
             cdc = replace(cdc, source=self._context.qualified(body.source.name).text)
         return replace(flow, once=body.once, replace_where=body.replace_where, cdc=cdc)
 
     def _function(
         self, name: str, body: FlowBody, columns: tuple[ColumnName, ...], origin: SourceLocation
     ) -> "Callable[[], DataFrame]":
-        if body.source is not None:
+        query = body.query
+        if body.source is not None and body.source.name is None:
+            query = body.source.query
+        elif body.source is not None and body.source.name is not None:
             return ChangeEvents(
                 name=name,
                 source=self._context.qualified(body.source.name).text,
@@ -211,10 +214,10 @@ class _Declarer:
                 is_stream=body.source.is_stream or not body.once,
                 origin=origin,
             )
-        assert body.query is not None  # a body has events or a query
+        assert query is not None  # a body has events or a query
         return SqlQuery(
             name=name,
-            query=body.query,
+            query=query,
             catalog=self._context.catalog,
             schema=self._context.schema,
             columns=columns,

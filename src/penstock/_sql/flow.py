@@ -116,13 +116,21 @@ def _refuse_column_list(cursor: Cursor) -> None:
 
 def _parse_insert(cursor: Cursor, *, once: bool) -> FlowBody:
     replace_where: str | None = None
+    by_name = cursor.accept("BY", "NAME")  # on either side of the condition
+    first = cursor.current
     if cursor.accept("REPLACE", "WHERE"):
+        if once:
+            raise cursor.error(
+                "a flow that replaces rows runs in every update, not once",
+                at=first,
+                hint="take `ONCE` away",
+            )
         start = cursor.position
         cursor.skip_while(lambda: not (cursor.at("BY", "NAME") or _at_plain_query(cursor)))
         replace_where = cursor.between(start)
         if not replace_where:
             raise cursor.unexpected("a condition behind `REPLACE WHERE`")
-    by_name = cursor.accept("BY", "NAME")
+        by_name = cursor.accept("BY", "NAME") or by_name
     query = take_query(cursor, "BY NAME" if by_name else "INSERT INTO")
     return FlowBody(query=query, once=once, replace_where=replace_where)
 

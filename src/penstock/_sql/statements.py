@@ -17,6 +17,7 @@ _MAGIC = re.compile(r"[\s\ufeff]*%(\w+)[^\S\r\n]*")
 _QUOTES = "'\""
 _QUERIES = {"SELECT", "WITH", "FROM", "VALUES", "TABLE", "("}
 _SHOWN_ONLY = {"SHOW", "DESCRIBE", "DESC", "EXPLAIN", "LIST"}
+_SET_WITHOUT_EQUALS = {"CATALOG", "TIME", "ROLE", "RECIPIENT", "VARIABLE", "VAR"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Statement:
         words = [token.word for token in self.tokens if token.kind is not TokenKind.COMMENT]
         if not words or words[0] in _SHOWN_ONLY:
             return True
+        if words[0] == "SET" and "=" not in words:  # `SET key` shows a value
+            return not {*words[1:2]} & _SET_WITHOUT_EQUALS
         return words[0] in _QUERIES and "INSERT" not in words
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from penstock._api.arguments import nearest
+from penstock._model.missing import assumed_value
 from penstock._sql.source import Edit, SqlSource
 from penstock._sql.tokens import Token, TokenKind, text_literal
 from penstock.errors import DefinitionError
@@ -51,9 +52,12 @@ def substitute_variables(
         key = _SCOPE.sub("", match.group(1).strip(), count=1)
         if key.lower().startswith(_LOOKED_UP_LATER):
             continue
-        if key not in variables:
+        value = variables.get(key)
+        if value is None and key:
+            value = assumed_value(key)
+        if value is None:
             raise _unknown_variable(key, source, match.start(), variables)
-        edits.append(Edit(match.start(), match.end(), variables[key]))
+        edits.append(Edit(match.start(), match.end(), value))
     return source.replaced(edits)
 
 
@@ -94,10 +98,10 @@ def substitute_parameters(
     for colon, name in _markers(tokens):
         value = parameters.get(name.text)
         if value is None:
-            known = {key.lower(): key for key in parameters}.get(name.text.lower())
-            if known is None:
-                raise _unknown_parameter(name, source, parameters)
-            value = parameters[known]
+            known = {key.lower(): key for key in parameters}.get(name.text.lower(), "")
+            value = parameters.get(known) or assumed_value(name.text)
+        if value is None:
+            raise _unknown_parameter(name, source, parameters)
         edits.append(Edit(colon.start, name.end, text_literal(value)))
     return source.replaced(edits)
 

@@ -73,10 +73,17 @@ class TableClauses:
 
 @dataclass(frozen=True, kw_only=True)
 class CdcSource:
-    """Where a flow reads change events: a name, and whether as a stream."""
+    """Where a flow reads change events.
 
-    name: SqlName
+    Attributes:
+        name: Of a dataset; `None` for a query.
+        is_stream: Whether the dataset is read as a stream.
+        query: In parentheses in the place of a name.
+    """
+
+    name: SqlName | None
     is_stream: bool
+    query: "Query | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

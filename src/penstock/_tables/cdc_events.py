@@ -325,10 +325,10 @@ def resolve(
             `CDC_EXPRESSION_INVALID` or `COLUMN_NAME_RESERVED`.
     """
     check = _Check(df.schema, flow, origin)
-    check.reserved()
     for parameter, names in _lists(spec).items():
         check.columns(parameter, names)
     columns = check.selected(spec)
+    check.reserved(columns)
     for key in spec.keys:
         check.key(key, columns)
     sequence = check.expression(df, "sequence_by", spec.sequence_by)
@@ -372,13 +372,13 @@ class _Check:
     def field(self, name: str) -> StructField:
         return self._fields[name.lower()]
 
-    def reserved(self) -> None:
-        for name in (START_AT, END_AT):
-            if name.lower() in self._fields:
+    def reserved(self, columns: Sequence[StructField]) -> None:
+        for field in columns:
+            if field.name.lower() in (START_AT.lower(), END_AT.lower()):
                 raise self._error(
                     "COLUMN_NAME_RESERVED",
-                    f"its source has a column {name!r}, which auto CDC needs itself",
-                    "rename the column in a view, and let the flow read that",
+                    f"its source has a column {field.name!r}, which auto CDC needs itself",
+                    "name it in `except_column_list`, or rename it in a view and read that",
                 )
 
     def columns(self, parameter: str, names: Sequence[str]) -> None:

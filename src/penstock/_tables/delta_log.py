@@ -80,6 +80,8 @@ class DeltaJvm:
         self._modes = jvm.org.apache.spark.sql.streaming.OutputMode
         self._save_mode = jvm.org.apache.spark.sql.SaveMode
         self._json = delta.util.JsonUtils
+        sources = jvm.org.apache.spark.sql.execution.datasources
+        self._logical_relation = getattr(getattr(sources, "LogicalRelation$"), "MODULE$")
 
     def log(self, path: str) -> Any:
         """Delta's `DeltaLog` of a table, cached by Delta."""
@@ -134,13 +136,14 @@ class DeltaJvm:
         mode = self._modes.Complete() if complete else self._modes.Append()
         return self._streaming_update(mode, app_id, batch_id, self._option.apply(user_metadata))
 
-    def write_operation(self, user_metadata: str, *, overwrite: bool) -> Any:
+    def write_operation(
+        self, user_metadata: str, *, overwrite: bool, where: str | None = None
+    ) -> Any:
         """What the history shows for a batch query."""
         none = self.none
         mode = self._save_mode.Overwrite if overwrite else self._save_mode.Append
-        return self._write(
-            mode, none, none, self._option.apply(user_metadata), none, none, none, none, none
-        )
+        record, predicate = self._option.apply(user_metadata), self.option(where)
+        return self._write(mode, none, predicate, record, none, none, none, none, none)
 
     def create_operation(self, metadata: Any) -> Any:
         """What the history shows for a new table."""
@@ -156,6 +159,41 @@ class DeltaJvm:
         return self._write(
             self._save_mode.Overwrite, none, none, none, none, self.option(True), none, none, none
         )
+
+    def deletions(self, transaction: Any, condition: str) -> tuple[list[Any], int]:
+        """What Delta's DELETE would do in a transaction: its actions, and the number of rows.
+
+        Of a table with a change feed its readers see the changes as those of whole files: the
+        rows of a file that is written anew as deleted and inserted.
+
+        Args:
+            transaction: Nothing is committed.
+            condition: SQL text over the columns of the table; without subqueries.
+        """
+        session = self.spark._jsparkSession
+        log = transaction.deltaLog()
+        relation = log.createRelation(
+            self.seq([]), self.option(transaction.snapshot()), self.none, False
+        )
+        plans = self.jvm.org.apache.spark.sql.catalyst.plans.logical
+        delete = plans.DeleteFromTable(
+            self._logical_relation.apply(relation, False),
+            session.sessionState().sqlParser().parseExpression(condition),
+        )
+        analyzer = session.sessionState().analyzer()
+        analyzed = analyzer.execute(delete)
+        analyzer.checkAnalysis(analyzed)
+        # As a command of its own it would be optimized: Delta cannot evaluate a BETWEEN as it is.
+        command = session.sessionState().optimizer().execute(analyzed)
+        found = command.performDelete(session, log, transaction)
+        deleted = command.metrics().apply("numDeletedRows").value()
+        # Change files of the deletion alone would hide the rows that the commit adds.
+        actions = [
+            action
+            for action in self.items(found._1())
+            if action.getClass().getSimpleName() != "AddCDCFile"
+        ]
+        return actions, int(deleted)
 
     def validated_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Properties with `delta.*` keys in Delta's own spelling.

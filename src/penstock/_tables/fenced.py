@@ -138,6 +138,13 @@ class FencedTable:
         files = begun.transaction.filterFiles()
         return [file.remove() for file in self._delta.items(files)]
 
+    def removals_where(self, begun: Begun, condition: str) -> tuple[list[Any], int]:
+        """Actions that remove the rows that fulfil a condition, and how many these are.
+
+        Files of which other rows stay are written anew without them, or get a deletion vector.
+        """
+        return self._delta.deletions(begun.transaction, condition)
+
     def commit(
         self,
         begun: Begun,
@@ -146,11 +153,21 @@ class FencedTable:
         result: CommitResult,
         *,
         complete: bool,
+        where: str | None = None,
     ) -> int:
-        """Commit with the fence and the record of the batch; returns the version made."""
+        """Commit with the fence and the record of the batch; returns the version made.
+
+        Args:
+            begun: From `begin`.
+            actions: What is added and removed.
+            batch_id: `None` for a write without a fence.
+            result: The record.
+            complete: Rows that were there are replaced, says the history.
+            where: Only those that fulfil this, it says.
+        """
         record = result.to_metadata()
         if batch_id is None:
-            operation = self._delta.write_operation(record, overwrite=complete)
+            operation = self._delta.write_operation(record, overwrite=complete, where=where)
         else:
             now = int(time.time() * 1000)
             actions = [self._delta.set_transaction(self._app_id, batch_id, now), *actions]

@@ -2,6 +2,9 @@
 
 `PENSTOCK_KILL_AT=<point>:<flow>:<batch_id>` is read once, when this module is imported. `2+` as the
 batch means 2 or, where that one is only replayed, a later one.
+
+`PENSTOCK_TEST_WITHOUT=<defence>` switches a defence off, so that a test can show that it would be
+missed.
 """
 
 import os
@@ -14,8 +17,8 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
     """Die here if the environment says so.
 
     Args:
-        point: `before_write`, `after_quarantine_commit`, `after_state_commit` (CDC flows) or
-            `after_target_commit`.
+        point: `before_write`, `after_quarantine_commit`, `after_state_commit` (CDC flows),
+            `after_staging` and `before_target_commit` (JDBC sinks) or `after_target_commit`.
         flow: Name of the flow.
         batch_id: Micro-batch.
     """
@@ -28,3 +31,8 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
         is_met = wanted == str(batch_id)
     if is_met:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_switched_off(defence: str) -> bool:
+    """Whether a test wants to see what happens without a defence: `sink-fence`."""
+    return os.environ.get("PENSTOCK_TEST_WITHOUT") == defence

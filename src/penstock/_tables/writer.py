@@ -52,6 +52,8 @@ class WriteMode(StrEnum):
 
     APPEND = "append"
     COMPLETE = "complete"
+    WINDOW = "window"
+    """Those that fulfil a condition are replaced."""
 
 
 class Strategy(StrEnum):
@@ -96,7 +98,8 @@ class FlowWriter:
         target: The table; must exist (`prepare.prepare_table`).
         split: What `quality.split_rows` made of the query; `None` without expectations.
         quarantine: Where rows that break a drop rule go; must exist if the split keeps them.
-        mode: Append, or replace the contents with every batch.
+        mode: Append, or replace the contents, or those of a window, with every batch.
+        where: Condition of the rows in the window, SQL text. The caller gives no other rows.
         allow_missing: Columns of the table that the query lacks become NULL.
         strategy: Force one; by default the table decides.
         row_rules: Expectations about the number of rows, in complete mode.
@@ -116,6 +119,7 @@ class FlowWriter:
         split: RowSplit | None = None,
         quarantine: TableRef | None = None,
         mode: WriteMode = WriteMode.APPEND,
+        where: str | None = None,
         allow_missing: bool = False,
         strategy: Strategy | None = None,
         row_rules: Sequence[Expectation] = (),
@@ -133,7 +137,10 @@ class FlowWriter:
         self._quarantine = (
             FencedTable(self._delta, quarantine, app_id) if keeps and quarantine else None
         )
+        if (mode is WriteMode.WINDOW) is not (where is not None):
+            raise InternalError("WRITER_MISUSED", f"the window of {flow!r} needs a condition")
         self._replaces = mode is WriteMode.COMPLETE
+        self._where = where
         self._allow_missing = allow_missing
         self._strategy = strategy
         self._row_rules = row_rules
@@ -165,7 +172,7 @@ class FlowWriter:
         """Write the result of a batch query in one commit, without a fence.
 
         In complete mode the table's contents are replaced: readers see the old or the new rows,
-        never none. Its schema follows the query.
+        never none. Its schema follows the query. With a window, so are the rows of the window.
 
         Args:
             df: With the split's helper columns if there is a split.
@@ -208,14 +215,15 @@ class FlowWriter:
             rules=counts.rules,
             fingerprint=fingerprint,
         )
-        moves = written.counts.bad or written.bad or self._replaces
+        removes = self._replaces or self._where is not None
+        moves = written.counts.bad or written.bad or removes
         if self._quarantine is not None and moves:
             version = self._commit_quarantine(self._quarantine, written, schema, result)
             result = replace(result, quarantine_version=version)
         kill_point("after_quarantine_commit", self._flow, batch_id)
         # A batch without rows leaves no commit: running it again finds no rows again.
         counted = late.rows or late.kept or written.duplicates
-        if self._last_rows or counted or self._replaces:
+        if self._last_rows or counted or removes:
             result = self._commit_target(df, begun, written, result)
         kill_point("after_target_commit", self._flow, batch_id)
         if to_drop:
@@ -356,15 +364,26 @@ class FlowWriter:
     def _commit_target(
         self, df: DataFrame, begun: Begun, written: Written, result: CommitResult
     ) -> CommitResult:
-        removed = self._target.removals(begun) if self._replaces else []
+        removed, rows = self._removals(self._target, begun)
+        actions = [*removed, *written.actions]
+        result = replace(result, rows_deleted=rows)
+        if self._where is not None and not actions:
+            return result  # an empty window stays one
         version = self._target.commit(
             begun,
-            [*removed, *written.actions],
+            actions,
             result.batch_id,
             result,
-            complete=self._replaces,
+            complete=bool(self._replaces or self._where),
+            where=self._where,
         )
         return replace(result, version=version)
+
+    def _removals(self, table: FencedTable, begun: Begun) -> tuple[list[Any], int]:
+        """Actions that take away what the batch replaces, and the rows of a window as a number."""
+        if self._where is not None:
+            return table.removals_where(begun, self._where)
+        return table.removals(begun) if self._replaces else [], 0
 
     def _commit_quarantine(
         self, table: FencedTable, written: Written, schema: StructType, result: CommitResult
@@ -383,7 +402,7 @@ class FlowWriter:
             replaces=self._replaces,
         )
         move_files(self._delta, paths, self._target.ref.path, table.ref.path)
-        removed = table.removals(begun) if self._replaces else []
+        removed, rows = self._removals(table, begun)
         actions = [*removed, *self._delta.add_files(written.counts.bad), *written.bad]
         if not actions and evolved == begun.metadata.schema:
             return None
@@ -391,10 +410,18 @@ class FlowWriter:
             result,
             rows_written=result.rows_quarantined,
             rows_quarantined=0,
+            rows_deleted=rows,
             rules={},
             fingerprint=None,
         )
-        return table.commit(begun, actions, result.batch_id, record, complete=self._replaces)
+        return table.commit(
+            begun,
+            actions,
+            result.batch_id,
+            record,
+            complete=bool(self._replaces or self._where),
+            where=self._where,
+        )
 
 
 def data_columns(split: RowSplit) -> list[Column]:

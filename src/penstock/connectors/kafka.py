@@ -87,6 +87,8 @@ _REFUSED_SINK = {
     "checkpointlocation": "remove it; each flow has a checkpoint that Penstock manages",
 }
 
+# As Spark reads it; without a unit it would be milliseconds.
+_DURATION = re.compile(r"\d+\s*(us|ms|s|m|min|h|d)?")
 _HANDLER_OPTION = re.compile(r"(.*\.)?sasl\.(login|client|server)?[a-z.]*class")
 _KNOWN_HANDLERS = frozenset(
     {
@@ -156,6 +158,13 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
             raise ConnectorError(
                 "KAFKA_OPTION_INVALID", f"option `{name}` is a whole number above zero"
             )
+    least, most = given.get("minoffsetspertrigger"), given.get("maxoffsetspertrigger")
+    if least is not None and most is not None and int(least) > int(most):
+        raise ConnectorError(
+            "KAFKA_OPTION_INVALID",
+            "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`",
+        )
+    _check_delay(given.get("maxtriggerdelay"))
     prepared = _made_safe(options)
     if "failondataloss" not in given:
         prepared["failOnDataLoss"] = "true"
@@ -182,6 +191,14 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     _refuse(given, _REFUSED_SINK)
     _require_servers(given)
     return _made_safe(options)
+
+
+def _check_delay(value: str | None) -> None:
+    if value is not None and not _DURATION.fullmatch(value.strip().lower()):
+        raise ConnectorError(
+            "KAFKA_OPTION_INVALID",
+            "option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`",
+        )
 
 
 def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:

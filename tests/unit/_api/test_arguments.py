@@ -309,10 +309,22 @@ WRONG = [
         "`expect_all`",
     ),
     (
-        "replace_where",
-        lambda: dp.table(replace_where="a > 1")(_query),
-        "FEATURE_NOT_AVAILABLE",
-        "`replace_where`",
+        "replace_where is blank",
+        lambda: dp.table(replace_where=" ")(_query),
+        "INVALID_PARAMETER",
+        "`replace_where` is blank",
+    ),
+    (
+        "replace_where is a list",
+        lambda: dp.table(replace_where=["a > 1"])(_query),
+        "INVALID_PARAMETER",
+        "`replace_where` must be a SQL text or a Column, not list",
+    ),
+    (
+        "replace_where with an output mode",
+        lambda: dp.table(replace_where="a > 1", output_mode="append")(_query),
+        "CONFLICTING_PARAMETERS",
+        "`replace_where` and `output_mode`",
     ),
 ]
 

@@ -212,6 +212,11 @@ def test_snapshots_come_from_a_function_or_a_name():
     assert by_function.snapshot.next_one is next_one
     assert by_function.snapshot.source is None
     assert by_function.snapshot.scd_type is ScdType.TWO
+    by_pair = _flow(
+        lambda: dp.apply_changes_from_snapshot("t", snapshot_and_version=("df", 5), keys=["id"])
+    )
+    given = [by_pair.snapshot.next_one(latest) for latest in (None, 4, 5, 6)]
+    assert given == [("df", 5), ("df", 5), None, None]
     by_name = _flow(
         lambda: dp.create_auto_cdc_from_snapshot_flow("t", "s", [Column("id")], once=True)
     )
@@ -221,6 +226,10 @@ def test_snapshots_come_from_a_function_or_a_name():
 SNAPSHOT_WRONG = {
     "no source": ({"target": "t", "keys": ["id"]}, "INVALID_PARAMETER"),
     "number as source": ({"target": "t", "source": 3, "keys": ["id"]}, "INVALID_PARAMETER"),
+    "three in a tuple": (
+        {"target": "t", "source": ("df", 1, 2), "keys": ["id"]},
+        "INVALID_PARAMETER",
+    ),
     "no keys": ({"target": "t", "source": "s"}, "INVALID_PARAMETER"),
     "both sources": (
         {"target": "t", "source": "s", "snapshot_and_version": "u", "keys": ["id"]},

@@ -89,6 +89,46 @@ def test_order_is_kept_when_kinds_of_declarations_mix():
     assert definition.flows[1].function is y
 
 
+def test_create_table_makes_an_empty_table_when_it_is_put_on_no_function():
+    registry = Registry()
+    with registration(registry):
+        dp.create_table("first", comment="c", expect_all={"known": "a > 0"})
+        dp.create_table(name="last", private=True)
+        old = dp.create_table(name="query", comment="q")
+
+        @old
+        def anything(): ...
+
+        @dp.create_table
+        def bare(): ...
+
+        dp.create_table(name="ruled", expect_all_or_drop={"known": "a > 0"})
+    found = {dataset.name: dataset for dataset in registry.build().datasets}
+    assert list(found) == ["first", "query", "bare", "ruled", "last"]
+    assert [d.kind for d in found.values()].count(DatasetKind.STREAMING_TABLE) == 3
+    assert (found["query"].kind, found["query"].comment) == (None, "q")
+    assert [rule.name for rule in found["first"].expectations] == ["known"]
+    assert [flow.name for flow in registry.build().flows] == ["query", "bare"]
+    assert found["last"].private
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"query_function": "a", "name": "b"}, "`name` is given twice"),
+        ({"query_function": "a", "replace_where": "x > 1"}, "`replace_where` belongs to a query"),
+        ({"expect_all": {"r": "x > 1"}}, "`name` must be given"),
+        ({"query_function": "a..b"}, "`name`"),
+    ],
+)
+def test_create_table_is_refused_when_its_arguments_do_not_fit(given, told):
+    registry = Registry()
+    with registration(registry):
+        dp.create_table(**given)
+    (error,) = registry.errors
+    assert told in error.message
+
+
 def test_both_are_kept_when_two_datasets_have_one_name():
     registry = Registry()
     with registration(registry):

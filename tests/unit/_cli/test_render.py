@@ -1,6 +1,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from penstock._observe.bus import EventBus
 from penstock._observe.events import (
     ErrorInfo,
     Event,
+    EventOrigin,
     FlowMetrics,
     FlowStatus,
     definition,
@@ -77,6 +79,19 @@ def test_lines_tell_each_start_and_end_when_an_update_is_printed(recording: list
         "3 of 5 OK materialized view revenue_per_product_and_day unchanged (no source changed)",
         "ERROR 1 flow(s) failed; the others finished",
     ]
+
+
+def test_schemas_are_shown_when_two_tables_have_one_name(recorder) -> None:
+    names = ["main.bronze.orders", "main.silver.Orders", "main.silver.customers"]
+    origins = [EventOrigin(dataset_name=name, flow_name=name[5:]) for name in names]
+    origins.append(replace(origins[0], flow_name="late"))
+    for origin in origins[:3]:
+        recorder.add(definition("dataset_definition", origin, "", {}))
+    for origin in origins:
+        recorder.add(flow_progress(origin, FlowStatus.STARTING, ""))
+    shown = "bronze.orders", "silver.Orders", "customers", "bronze.orders (flow late)"
+    labels = [line.partition(" START ")[2] for line in printed(recorder.events)]
+    assert labels == list(shown)
 
 
 def test_only_errors_are_printed_when_quiet(recording: list[Event]) -> None:

@@ -5,6 +5,7 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 
 from penstock._engine.autoloader.batch_log import batch_files
 from penstock._engine.autoloader.columnar_rows import misfit
+from penstock._engine.autoloader.inference import sample_size
 from penstock._engine.autoloader.listing import file_name, file_name_of_uri, readable
 from penstock._engine.autoloader.merging import (
     add_fields,
@@ -146,3 +147,11 @@ def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(t
     assert batch_files(files, str(tmp_path), 0) == ["file:/in/a"]
     assert batch_files(files, str(tmp_path), 1) == ["file:/in/b", "file:/in/c"]
     assert batch_files(files, str(tmp_path), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("100", 100), ("1k", 1024), ("2 KB", 2048), ("1.5mb", 1572864), ("10b", 10), ("1G", 2**30)],
+)
+def test_size_of_the_sample_is_understood_when_it_has_a_unit(text, size):
+    assert sample_size(text) == size

@@ -287,3 +287,31 @@ def test_the_graph_cannot_be_changed_when_it_is_built(draft):
     graph = draft.graph()
     with pytest.raises(TypeError):
         graph.datasets["x"] = None
+
+
+def test_flows_have_the_types_of_the_event_log_when_they_are_of_every_kind(draft):
+    draft.table("appends")
+    draft.table("completes", mode=OutputMode.COMPLETE)
+    draft.materialized_view("shown")
+    draft.view("looked", streaming=False)
+    for name in ("changed", "followed", "replaced", "filled"):
+        draft.empty_table(name)
+    draft.cdc_flow("c", "changed")
+    draft.snapshot_flow("s", "followed")
+    draft.append_flow("r", "replaced", streaming=False, replace_where="id > 1")
+    draft.append_flow("o", "filled", once=True)
+    draft.sink("out")
+    draft.append_flow("p", "out")
+    graph = draft.graph()
+    found = {n: f.type_name(graph.datasets.get(f.target)) for n, f in graph.flows.items()}
+    assert found == {
+        "appends": "APPEND",
+        "completes": "COMPLETE",
+        "shown": "MATERIALIZED_VIEW",
+        "looked": "VIEW",
+        "c": "CHANGE",
+        "s": "SNAPSHOT_CHANGE",
+        "r": "REPLACE_WHERE",
+        "o": "APPEND",
+        "p": "APPEND",
+    }

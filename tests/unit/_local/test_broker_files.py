@@ -55,7 +55,8 @@ def test_cluster_id_is_that_of_the_data_when_the_record_is_lost(tmp_path: Path) 
 
 def test_properties_of_the_caller_win_when_they_are_given(tmp_path: Path) -> None:
     state = BrokerState(cluster_id="c", port=11, controller_port=12)
-    broker_files.write_configuration(tmp_path, state, {"num.partitions": "7"})
+    settings = {**broker_files.configuration(state), "num.partitions": "7"}
+    broker_files.write_configuration(tmp_path, settings)
     lines = (tmp_path / "server.properties").read_text().splitlines()
     assert "num.partitions=7" in lines
     assert "num.partitions=1" not in lines

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from penstock._model.duration import parse_seconds
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import Trigger, TriggerKind, parse_trigger
+from penstock._plan.explain import explain_json, explain_text
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock.errors import PlanError, SpecError
@@ -283,6 +286,48 @@ def test_the_nearest_interval_wins_when_several_are_set(draft):
     }
 
 
+def test_the_nearest_number_of_retries_wins_when_several_are_set(draft):
+    def retries(number, key="pipelines.maxFlowRetryAttempts"):
+        return {key: number}
+
+    draft.empty_table("a", spark_conf=retries("2"), table_properties=retries("3"))
+    draft.append_flow("of_its_own", "a", spark_conf=retries("0"))
+    draft.append_flow("of_the_dataset", "a", once=True)
+    draft.table("of_the_table", table_properties=retries("3"))
+    draft.materialized_view("of_the_pipeline")
+    of_spark = retries("4", "spark.sql.pipelines.maxFlowRetryAttempts")
+    conf = {**of_spark, "pipelines.numUpdateRetryAttempts": "5"}
+    plan = plan_of(draft, configuration=conf)
+    assert {step.flow: step.max_retries for step in plan.runs} == {
+        "of_its_own": 0,
+        "of_the_dataset": 2,
+        "of_the_table": 3,
+        "of_the_pipeline": 4,
+    }
+    assert plan.setup_retries == 5
+    assert plan_of(draft).setup_retries is None
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
+def test_retries_are_refused_when_they_are_no_number(draft, text):
+    draft.table("a")
+    with pytest.raises(SpecError, match=r"\[INVALID_RETRY_ATTEMPTS\].*maxFlowRetryAttempts"):
+        plan_of(draft, configuration={"pipelines.maxFlowRetryAttempts": text})
+
+
+def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
+    draft.empty_table("t")
+    draft.append_flow("f", "t", streaming=False, replace_where="day  >=\n 1")
+    plan = plan_of(draft, continuous=True)
+    step = RefreshView(dataset=key("t"), flow="f", interval_seconds=10.0)
+    assert plan.runs == (step,)
+    text = "\n".join(explain_text(draft.graph(), plan))
+    assert "replaces rows where day >= 1, looked at every 10 s" in text
+    reset = plan_of(draft, full_refresh=("t",))
+    assert reset.runs[0].full
+    assert explain_json(draft.graph(), reset)["steps"][0]["replace_where"] == "day >= 1"
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -393,3 +438,12 @@ def test_a_table_is_delta_when_it_asks_for_another_format(draft, written, notes)
     plan = plan_of(draft)
     assert len(plan.runs) == 1
     assert plan.notes == notes
+
+
+def test_readers_are_warned_when_they_stream_rows_that_auto_cdc_changes(draft):
+    draft.table("people")
+    draft.table("audit", "people")
+    seen = draft.analyses["audit"]
+    draft.analyses["audit"] = replace(seen, changing_inputs=(key("people"),))
+    (note,) = plan_of(draft).notes
+    assert note.startswith("people is read as a stream, and auto CDC changes its rows in place")

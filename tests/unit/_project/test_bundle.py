@@ -1,5 +1,6 @@
 import pytest
 
+from penstock._model.missing import missing_values_assumed, plausible_value
 from penstock._project.spec import load_settings
 from penstock.errors import SpecError
 
@@ -307,10 +308,13 @@ def test_pipeline_that_lists_a_source_is_meant_when_the_source_is_named(
     assert (settings.name, settings.source_patterns) == (key, patterns)
 
 
-def test_source_is_ambiguous_when_no_pipeline_lists_it(several):
+def test_source_is_of_no_pipeline_when_none_of_several_lists_it(several):
     several.write("scratch.py")
-    assert _error(several.root, source=several.root / "scratch.py").condition == (
-        "PIPELINE_AMBIGUOUS"
+    settings = _load(several.root, source=several.root / "scratch.py")
+    assert settings.source_patterns == ("scratch.py",)
+    assert settings.schema == "default"
+    assert settings.notes[0].endswith(
+        "with " + str(several.root / "scratch.py") + ", so nothing is read from it"
     )
 
 
@@ -532,3 +536,54 @@ def test_bundle_without_pipelines_is_left_alone_when_no_target_is_the_default(pr
     )
     assert _load(project.root).name == "orders"
     assert _load(project.root, target="b").name == "p"
+
+
+def test_inner_references_make_the_name_of_the_outer_one_when_they_are_nested(project):
+    project.write(
+        "databricks.yml",
+        """
+bundle: {name: b}
+variables:
+  dev_catalog: {default: "${bundle.name}_dev"}
+  where: {default: dev}
+targets: {dev: {default: true}}
+resources:
+  pipelines:
+    p:
+      catalog: ${var.${bundle.target}_catalog}
+      schema: s_${var.${var.where}_catalog}
+      configuration: {host: "x${workspace.host}"}
+""",
+    )
+    settings = _load(project.root)
+    assert (settings.catalog, settings.schema) == ("b_dev", "s_b_dev")
+    assert settings.configuration == {"host": "x${workspace.host}"}
+
+
+NO_DEFAULT = """
+bundle: {name: b}
+variables:
+  catalog: {description: nobody gives it}
+targets:
+  prod: {mode: production}
+  test: {mode: %s}
+resources: {pipelines: {p: {catalog: "${var.catalog}", libraries: []}}}
+"""
+
+
+def test_development_target_is_meant_when_it_is_the_only_one_and_none_is_the_default(project):
+    project.write("databricks.yml", NO_DEFAULT % "development")
+    settings = _load(project.root, environ={**USER, "BUNDLE_VAR_catalog": "c"})
+    assert settings.development
+    assert _error(project.root, environ=USER).condition == "BUNDLE_VARIABLE_INVALID"
+    project.write("databricks.yml", NO_DEFAULT % "production")
+    assert _error(project.root, environ=USER).condition == "TARGET_AMBIGUOUS"
+
+
+def test_target_and_variables_have_assumed_values_when_that_is_allowed(project):
+    project.write("databricks.yml", NO_DEFAULT % "production")
+    asked = []
+    with missing_values_assumed(lambda key: asked.append(key) or plausible_value(key)):
+        settings = _load(project.root, environ=USER)
+    assert settings.catalog == "catalog"
+    assert sorted(asked) == ["bundle.target", "var.catalog"]

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from penstock._project.sources import find_sources
 from penstock._project.spec import load_settings
 from penstock.errors import SpecError
 
@@ -310,3 +311,20 @@ def test_root_path_is_a_folder_to_import_from_when_it_is_here(project):
     settings = _load(project.root)
     assert settings.import_roots == (str(project.root / "app"),)
     assert settings.notes == ()
+
+
+def test_files_that_declare_something_are_taken_when_the_workspace_had_others(project):
+    project.write("notebooks/a.py", "import dlt\n@dlt.table\ndef a(): ...\n")
+    project.write("notebooks/helper.py", "X = 1\n")
+    listed = [{"glob": {"include": "/Workspace/Users/me@example.com/etl/transformations/**"}}]
+    project.write("pipeline.json", json.dumps({"id": "1", "name": "p", "libraries": listed}))
+    settings = _load(project.root)
+    assert settings.source_patterns == ()
+    assert [path.name for path in find_sources(settings)] == ["a.py"]
+    assert "instead of what `libraries` lists" in settings.notes[-1]
+    project.write("silver.sql")
+    listed.append({"file": {"path": "/Workspace/Users/me@example.com/etl/silver.sql"}})
+    project.write("pipeline.json", json.dumps({"id": "1", "name": "p", "libraries": listed}))
+    assert _error(project.root).condition == "SOURCE_NOT_FOUND"
+    named = _load(project.root, source=project.root / "notebooks")
+    assert (named.name, named.source_patterns) == ("p", ("notebooks/a.py",))

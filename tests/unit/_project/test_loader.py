@@ -291,3 +291,19 @@ def test_modules_are_found_when_they_are_in_src_or_above_the_source(project):
         + TABLE.format("a", "RULES, SHARED"),
     )
     assert _load(project, "t/deep/**").flows[0].function() == ("src", "above")
+
+
+def test_modules_are_found_above_the_root_when_nobody_else_has_them(project):
+    project.write("utilities/rules.py", "from utilities.names import NAME\nRULES = NAME\n")
+    project.write("utilities/names.py", "NAME = 'beside'\n")
+    project.write("json/__init__.py", "raise RuntimeError('hides the standard library')\n")
+    project.write(
+        "etl/transformations/a.py",
+        "import json\nfrom utilities.rules import RULES\n" + TABLE.format("a", "RULES"),
+    )
+    inner = type(project)(project.root / "etl/transformations")
+    assert _load(inner).flows[0].function() == "beside"
+    assert "utilities" not in sys.modules
+    (project.root / "etl/.git").mkdir()  # the top of a repository: what is above is not its own
+    (error,) = _errors(inner)
+    assert "No module named 'utilities'" in error.message

@@ -245,7 +245,8 @@ def test_settings_of_the_project_apply_when_one_of_its_files_is_the_source(proje
     project.write("t/my.py", API)
     settings = _load(project.root.parent, source=Path("orders/t/my.py"))
     assert (settings.name, settings.source_patterns) == ("shop", ("t/my.py",))
-    assert _load(project.root, source=Path("t")).source_patterns == ("t/**",)
+    project.write("t/maintenance.sql", "OPTIMIZE orders")
+    assert _load(project.root, source=Path("t")).source_patterns == ("t/my.py",)
 
 
 def test_folder_is_that_project_when_the_source_has_a_spec_file(project):

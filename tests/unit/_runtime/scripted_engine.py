@@ -220,6 +220,7 @@ class Harness:
         excluded: tuple[str, ...] = (),
         continuous: bool = False,
         stops: Sequence[float] = (),
+        setup_retries: int | None = None,
         **options: object,
     ) -> None:
         self.time = VirtualTime()
@@ -233,6 +234,7 @@ class Harness:
             runs=tuple(runs),
             excluded=excluded,
             continuous=continuous,
+            setup_retries=setup_retries,
         )
         self.update = Update(
             self.plan,

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import pytest
 from scripted_engine import FOREVER, Harness, Run, fatal, once, stream, transient, view
@@ -133,6 +134,13 @@ def test_flow_is_given_up_after_three_runs_when_it_keeps_failing(step):
     assert "gave up after 3 runs" in harness.last("a").message
 
 
+def test_a_flow_is_tried_as_often_as_it_says_when_it_keeps_failing():
+    runs = [replace(stream("a"), max_retries=0), replace(once("b"), max_retries=1), view("c")]
+    harness = Harness(runs, {name: [Run(error=transient(name))] for name in "abc"})
+    harness.run()
+    assert [len(harness.engine.times("start", name)) for name in "abc"] == [1, 2, 3]
+
+
 def test_start_is_retried_when_starting_itself_fails():
     harness = Harness([stream("a")], {"a": [Run(start_error=transient("a")), Run()]})
     assert harness.run().state is UpdateState.COMPLETED
@@ -239,6 +247,9 @@ def test_setup_is_given_up_after_three_tries_when_its_error_stays():
     assert harness.engine.times("prepare", "a") == [0.0, 5.0, 15.0]
     assert len(result.failures) == 1
     assert harness.engine.times("prepare", "b") == [15.0]
+    harness = Harness([stream("a")], tables="a", setups={"a": [transient()]}, setup_retries=1)
+    assert len(harness.run().failures) == 1
+    assert harness.engine.times("prepare", "a") == [0.0, 5.0]
 
 
 def test_skipped_flow_stays_skipped_when_the_setup_of_its_table_is_retried():

@@ -381,3 +381,15 @@ def test_a_remembered_secret_is_not_shown_when_it_stands_where_it_should_not(sql
         assert "hunter2" not in str(error)
     finally:
         forget_secrets()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE LIVE TABLE t COMMENT 'c' SELECT 1 AS a",
+        "CREATE OR REFRESH STREAMING TABLE t (CONSTRAINT r EXPECT (a > 0)) SELECT 1 AS a",
+        "CREATE TEMPORARY VIEW t SELECT 1 AS a",
+    ],
+)
+def test_as_may_be_left_out_when_the_query_begins_with_select(sql, text):
+    assert sql(text).query == "SELECT 1 AS a"

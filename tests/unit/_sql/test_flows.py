@@ -22,6 +22,7 @@ from penstock._model.dataset import DatasetKind
          "day >= '2020' AND k IN (SELECT 1)"),
         ("INSERT INTO t REPLACE WHERE a IS DISTINCT FROM b SELECT 1", False,
          "a IS DISTINCT FROM b"),
+        ("INSERT INTO t BY NAME REPLACE WHERE a > 1 SELECT 1", False, "a > 1"),
     ],
 )  # fmt: skip
 def test_an_append_flow_is_declared_when_it_inserts(sql, text, once, where):
@@ -182,6 +183,7 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         ("CREATE FLOW f AS INSERT INTO t", "a query behind `INSERT INTO`", None),
         ("CREATE FLOW f AS INSERT INTO t BY NAME", "a query behind `BY NAME`", None),
         ("CREATE FLOW f AS INSERT INTO t REPLACE WHERE BY NAME SELECT 1", "a condition", None),
+        ("CREATE FLOW f AS INSERT INTO ONCE t REPLACE WHERE a > 1 SELECT 1", "not once", "`ONCE`"),
         ("CREATE STREAMING TABLE t FLOW MERGE INTO x", "behind `FLOW`", None),
         (f"APPLY CHANGES INTO t {REST}", "expected `FROM STREAM(source)`", None),
         ("APPLY CHANGES INTO t FROM STREAM(s) SEQUENCE BY ts", "needs `KEYS (...)`", None),
@@ -197,7 +199,7 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST} STORD AS SCD TYPE 2", "`STORD`", "`STORED`"),
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST}\nTRAK HISTORY ON (a)", "`TRAK`", "`TRACK`"),
         (f"APPLY CHANGES INTO t FROM STREAM(SELECT 1) {REST}", "a query cannot", "TEMPORARY VIEW"),
-        (f"APPLY CHANGES INTO t FROM (SELECT 1) {REST}", "a query cannot", "TEMPORARY VIEW"),
+        (f"APPLY CHANGES INTO t FROM SELECT 1 {REST}", "a query cannot", "TEMPORARY VIEW"),
         (f"APPLY CHANGES INTO t FROM STREAM read_files('x') {REST}", "`read_files`", "VIEW"),
         (f"APPLY CHANGES t FROM STREAM(s) {REST}", "expected `INTO`", None),
         (f"APPLY CHANGES INTO t FROM STREAM(s {REST}", "expected `)`", None),
@@ -231,3 +233,13 @@ def test_an_error_names_the_clause_when_a_flow_is_wrong(sql, text, message, hint
 )  # fmt: skip
 def test_a_flow_is_refused_when_it_asks_for_what_is_not_there(sql, text, condition):
     assert sql(text).error.condition == condition
+
+
+def test_events_come_from_a_query_when_it_stands_in_parentheses(sql):
+    declared = sql(
+        "CREATE STREAMING TABLE t;\nAPPLY CHANGES INTO t FROM (\n  SELECT a, (b) FROM STREAM(s)\n) "
+        "KEYS (a) SEQUENCE BY b"
+    )
+    assert declared.errors == ()
+    assert declared.flow.function.text.strip() == "SELECT a, (b) FROM STREAM(s)"
+    assert (declared.flow.cdc.source, declared.flow.cdc.keys) == ("a query", ("a",))

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._api.registry import Registry, registration
+from penstock._model.missing import missing_values_assumed
 from penstock._sql.declare import SqlContext, declare_sql
 
 # -- ${key} -------------------------------------------------------------------------------------
@@ -166,9 +167,15 @@ def test_set_wins_over_the_configuration_and_may_use_it_when_it_names_a_key_agai
     assert declared.flow.spark_conf == {"root": "/r/x/y"}
 
 
-@pytest.mark.parametrize("text", ["SET", "SET a", "SET = 1"])
-def test_set_is_refused_when_it_has_no_key_or_no_value(sql, text):
-    assert sql(text).error.condition == "SQL_SYNTAX"
+def test_set_is_refused_when_it_has_no_key(sql):
+    assert sql("SET = 1").error.condition == "SQL_SYNTAX"
+
+
+@pytest.mark.parametrize("text", ["SET", "SET a", "SET shop.source"])
+def test_set_declares_nothing_when_it_only_shows_a_value(sql, text):
+    declared = sql(f"{text}; CREATE VIEW v AS SELECT 1")
+    assert declared.query == "SELECT 1"
+    assert declared.flow.spark_conf == {}
 
 
 @pytest.mark.parametrize("text", ["SET VARIABLE x = 1", "SET VAR x = 1", "SET TIME ZONE 'UTC'"])
@@ -280,3 +287,9 @@ def test_a_huge_file_is_cut_in_time_when_it_has_many_statements(sql):
     declared = sql("".join(text % (number, values) for number in range(500)))
     assert len(declared.datasets) == 500
     assert declared.datasets[-1].origin.line == 500
+
+
+def test_values_are_assumed_when_nobody_gave_them_and_that_is_allowed(sql):
+    with missing_values_assumed(lambda key: f"some_{key}"):
+        declared = sql("SET a = 1; CREATE VIEW v AS SELECT '${a}', '${b}', :c")
+    assert declared.query == "SELECT '1', 'some_b', 'some_c'"

@@ -250,3 +250,15 @@ def test_a_sink_option_is_refused_when_it_is_not_the_users_to_set(name: str) -> 
 def test_sink_options_pass_unchanged_when_they_are_sound() -> None:
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.acks": "all"}
     assert prepare_sink_options(options) == options
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-5s", "5 weeks"])
+def test_a_delay_is_refused_when_it_is_no_duration(value: str) -> None:
+    error = refused({**MINIMAL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": value})
+    assert error.condition == "KAFKA_OPTION_INVALID"
+    prepare_source_options({**MINIMAL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "5m"})
+
+
+def test_limits_are_refused_when_the_least_is_above_the_most() -> None:
+    error = refused({**MINIMAL, "minOffsetsPerTrigger": "50", "maxOffsetsPerTrigger": "5"})
+    assert "above" in error.message

@@ -47,7 +47,7 @@ _COMPRESSED = ("gz", "gzip", "bz2", "zst", "zstd", "lz4", "snappy", "deflate", "
 def sample(spark: SparkSession, files: Sequence[FoundFile]) -> list[FoundFile]:
     """The first files, up to a number and a size that session confs set."""
     most_files = int(str(spark.conf.get(_SAMPLE + "numFiles", "1000")))
-    most_bytes = _size(str(spark.conf.get(_SAMPLE + "numBytes", "50gb")))
+    most_bytes = sample_size(str(spark.conf.get(_SAMPLE + "numBytes", "50gb")))
     chosen: list[FoundFile] = []
     total = 0
     for file in files:
@@ -190,9 +190,10 @@ def _strings(names: Sequence[str]) -> StructType:
     return StructType([StructField(name, StringType(), True) for name in names])
 
 
-def _size(text: str) -> int:
-    folded = text.strip().lower()
-    for unit, factor in (("tb", 2**40), ("gb", 2**30), ("mb", 2**20), ("kb", 2**10), ("b", 1)):
-        if folded.endswith(unit):
-            return int(float(folded.removesuffix(unit)) * factor)
-    return int(folded)
+def sample_size(text: str) -> int:
+    """Bytes of a size such as `10gb`, `500g` or `1048576`."""
+    number = text.strip().lower().removesuffix("b").rstrip()
+    for unit, factor in (("t", 2**40), ("g", 2**30), ("m", 2**20), ("k", 2**10)):
+        if number.endswith(unit):
+            return int(float(number.removesuffix(unit)) * factor)
+    return int(number)

@@ -1,0 +1,161 @@
+"""`ui`, and the dashboard beside `run` and `demo`."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock._cli import options
+
+if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
+    from penstock._ui.serving import WatchedLog
+
+_STOP_SECONDS = 3.0
+_NICENESS = 10
+
+WithDashboard = Annotated[
+    bool, typer.Option("--ui", help="Serve the dashboard as long as it runs.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("ui")(ui)
+
+
+def ui(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Project folders, or folders of event logs; the current folder by default.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; any but loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")
+    ] = 7070,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="PENSTOCK_UI_TOKEN",
+            help="What a visitor must know; made up where one is needed and none is given.",
+            show_envvar=True,
+        ),
+    ] = None,
+    storage: options.Storage = None,
+    spec: options.Spec = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    event_log: Annotated[
+        list[str] | None, typer.Option("--event-log", hidden=True, metavar="NAME=DIR")
+    ] = None,
+    listening: Annotated[int | None, typer.Option("--listening", hidden=True)] = None,
+) -> None:
+    """Show pipelines in the browser, live and long after; needs no Spark and no Java."""
+    from penstock._ui import serving
+    from penstock._ui.guard import is_loopback
+
+    serving.require_extra()
+    if listening is not None:
+        logs = [
+            serving.WatchedLog(label=name, directory=Path(place))
+            for name, place in options.assignments(event_log, "--event-log").items()
+        ]
+        os.nice(_NICENESS)
+        with socket.socket(fileno=listening) as inherited:
+            serving.serve(logs, inherited, until=sys.stdin.buffer)
+        return
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise typer.BadParameter(
+            f"it has fewer than {_SHORTEST_TOKEN} characters", param_hint="--token"
+        )
+    if token is None and not is_loopback(host):
+        token = serving.new_token()
+    wanted: list[Path | None] = [*paths] if paths else [None]
+    logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
+    with serving.listen(host, port) as found:
+        address = serving.address_of(found, host, token)
+
+        def ready() -> None:
+            for log in logs:
+                print(f"{log.label}: events of {log.directory}")
+            print(f"dashboard at {address} (Ctrl-C ends it)", flush=True)
+
+        with suppress(KeyboardInterrupt):
+            serving.serve(logs, found, host=host, token=token, ready=ready)
+
+
+_SHORTEST_TOKEN = 12
+
+
+def _log_of(
+    path: Path | None,
+    spec: Path | None,
+    storage: str | None,
+    pipeline: str | None,
+    target: str | None,
+) -> "WatchedLog":
+    """The event log at a path: of a project, or a folder of recorded events of any origin."""
+    from penstock._observe.log import event_directory, updates
+    from penstock._ui.serving import WatchedLog
+
+    if path is not None and path.is_dir():
+        folder = path.resolve()
+        for directory in (folder, folder / "events"):
+            if directory.is_dir() and updates(directory):
+                named = directory.parent if directory.name == "events" else directory
+                return WatchedLog(label=named.name or "pipeline", directory=directory)
+    settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
+    return WatchedLog(label=settings.name, directory=event_directory(settings))
+
+
+@contextmanager
+def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[None]:
+    """Serve the dashboard of a pipeline from a process of its own while the body runs.
+
+    A process, so that watching costs the driver nothing but the events it writes anyway. It hears
+    no signal of the terminal, and ends when its standard input does: also after a `kill -9`.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    if not wanted:
+        yield
+        return
+    from penstock._observe.log import event_directory
+    from penstock._ui import serving
+
+    serving.require_extra()
+    log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
+    with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as found:
+        address = serving.address_of(found, serving.DEFAULT_HOST, None)
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            serving.companion_command(log, found.fileno()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(found.fileno(),),
+            start_new_session=True,
+        )
+    print(f"dashboard at {address}", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

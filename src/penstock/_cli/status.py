@@ -1,0 +1,222 @@
+"""`status`: what a pipeline does now, from another process."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Annotated, Any
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.inspection import print_table
+from penstock._cli.options import OutputFormat
+from penstock._cli.text import plural, seconds
+
+_WATCH_SECONDS = 1.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command(
+        "status",
+        epilog="Examples: penstock status | penstock status shop --watch | "
+        "penstock status --output json | jq '.flows[] | {flow, state, lag: .lag.records}'",
+    )(status)
+
+
+def status(
+    path: options.ProjectPath = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    update: Annotated[
+        str, typer.Option("--update", help="`latest`, or an id or its beginning.")
+    ] = "latest",
+    flow: Annotated[
+        str | None, typer.Option("--flow", help="Everything about this flow.", metavar="NAME")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Again each second, until the update has ended.")
+    ] = False,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Say what a pipeline does now, or how its last update ended: flows, lag, state, errors.
+
+    Reads what the pipeline writes beside its tables: no Spark, no lease, also while it runs. Exit
+    code 0 if the update runs or has completed, 1 if it or one of its flows failed or its process
+    is gone.
+    """
+    from penstock.monitoring import status_of
+
+    settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
+    pause = threading.Event()
+    last = ""
+    while True:
+        found = status_of(settings, update=update)
+        if found is None:
+            raise _nothing(settings.name, update)
+        _check_flow(found, flow)
+        text = _rendered(found, flow, output, one_line=watch)
+        if not watch:
+            print(text)
+        elif sys.stdout.isatty() and output is OutputFormat.TEXT:
+            print(f"{_CLEAR}{text}", flush=True)
+        elif text != last:
+            print(text, flush=True)
+            last = text
+        if not (watch and found["is_alive"]):
+            return exit_codes.UPDATE_FAILED if _is_bad(found) else exit_codes.OK
+        pause.wait(_WATCH_SECONDS)
+
+
+def _nothing(name: str, update: str) -> Exception:
+    from penstock.errors import SpecError
+
+    if update == "latest":
+        return SpecError(
+            "UNKNOWN_UPDATE",
+            f"pipeline {name!r} has no recorded update",
+            hint="`penstock run` records one; --storage says where, if it is not the default",
+        )
+    return SpecError(
+        "UNKNOWN_UPDATE",
+        f"no recorded update of pipeline {name!r} begins with {update!r}",
+        hint="`penstock events --update all` shows them",
+    )
+
+
+def _check_flow(found: Mapping[str, Any], flow: str | None) -> None:
+    names = [one["flow"] for one in found["flows"]]
+    if flow is not None and flow not in names:
+        raise typer.BadParameter(
+            f"there is no flow {flow!r}; the flows are {', '.join(names) or '(none yet)'}",
+            param_hint="--flow",
+        )
+
+
+def _is_bad(found: Mapping[str, Any]) -> bool:
+    if found["state"] == "FAILED" or not (found["is_alive"] or found["has_ended"]):
+        return True
+    return any(flow["state"] == "FAILED" for flow in found["flows"])
+
+
+def _rendered(
+    found: Mapping[str, Any], flow: str | None, output: OutputFormat, *, one_line: bool
+) -> str:
+    shown = dict(found)
+    if flow is not None:
+        shown["flows"] = [one for one in found["flows"] if one["flow"] == flow]
+    if output is OutputFormat.JSON:
+        return json.dumps(shown, ensure_ascii=False, indent=None if one_line else 2)
+    if flow is not None:
+        return "\n".join(_details(shown["flows"][0]))
+    text = StringIO()
+    with redirect_stdout(text):
+        for line in _head(found):
+            print(line)
+        if found["flows"]:
+            print()
+            _print_flows(found["flows"])
+        for line in _errors(found):
+            print(line)
+    return text.getvalue().rstrip("\n")
+
+
+def _head(found: Mapping[str, Any]) -> Iterator[str]:
+    state = found["state"] or "STARTING"
+    if not (found["is_alive"] or found["has_ended"]):
+        state = f"{state}, but its process is gone"
+    mode = "continuous" if found["continuous"] else "triggered"
+    yield f"pipeline {found['pipeline']}: {state} since {found['since'] or '?'} ({mode})"
+    process = f", process {found['process_id']}" if found["process_id"] else ""
+    yield f"update {found['update_id']}, {seconds(found['seconds'])}{process}"
+
+
+def _print_flows(flows: list[dict[str, Any]]) -> None:
+    heads = ("flow", "state", "batch", "rows", "in/s", "done/s", "lag", "state rows", "quarantined")
+    rows = []
+    for flow in flows:
+        last, lag = flow["last_progress"] or {}, flow["lag"] or {}
+        store = flow["state_store"]
+        rows.append(
+            (
+                flow["flow"],
+                flow["state"],
+                _cell(flow["batch_id"]),
+                f"{flow['rows']:,}",
+                _cell(last.get("input_rows_per_second")),
+                _cell(last.get("processed_rows_per_second")),
+                _lag(lag),
+                "-" if store is None else f"{store['rows']:,}",
+                f"{flow['quarantined']:,}",
+            )
+        )
+    print_table(heads, rows, right=heads[2:])
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"
+
+
+def _lag(lag: Mapping[str, Any]) -> str:
+    if lag.get("records") is None:
+        return "-"
+    mark = " (falls behind)" if lag["falls_behind"] else ""
+    return f"{lag['records']:,}{mark}"
+
+
+def _errors(found: Mapping[str, Any]) -> Iterator[str]:
+    errors = [("update", found["error"])] if found["error"] else []
+    errors += [(flow["flow"], flow["exception"]) for flow in found["flows"] if flow["exception"]]
+    for name, error in errors:
+        yield ""
+        yield f"{name}: [{error['condition']}] {error['message']}"
+    for warning in found["warnings"][-3:]:
+        yield f"warning: {warning}"
+
+
+def _details(flow: Mapping[str, Any]) -> Iterator[str]:
+    yield f"flow {flow['flow']} into {flow['target']}: {flow['state']} since {flow['since'] or '?'}"
+    yield (
+        f"{flow['batches']:,} batches, {plural(flow['rows'], 'row')}, "
+        f"{flow['quarantined']:,} quarantined, {flow['dropped']:,} dropped, "
+        f"{flow['late_rows']:,} late"
+    )
+    for batch in flow["recent_progress"][-5:]:
+        yield (
+            f"  batch {batch['batch_id']} at {batch['ended']}: "
+            f"{plural(batch['input_rows'], 'row')} in {seconds(batch['seconds'])}, "
+            f"{_cell(batch['input_rows_per_second'])} rows/s in, "
+            f"{_cell(batch['processed_rows_per_second'])} rows/s done"
+        )
+    lag = flow["lag"]
+    if lag is not None:
+        behind = (
+            "" if lag["catch_up_seconds"] is None else f", {lag['catch_up_seconds']:g} s of work"
+        )
+        if lag["event_time_seconds"] is not None:
+            behind += f", newest row {lag['event_time_seconds']:g} s old"
+        yield f"lag: {_lag(lag)}{behind}"
+        for source in lag["sources"]:
+            yield f"  source {source['source']}"
+            for part in source["partitions"]:
+                yield (
+                    f"    {part['topic']}/{part['partition']}: at {part['offset']:,} of "
+                    f"{part['latest_offset']:,}, {part['records']:,} behind"
+                )
+    store, watermark = flow["state_store"], flow["watermark"]
+    if store is not None:
+        yield f"state: {plural(store['rows'], 'row')}, {store['bytes']:,} bytes"
+    if watermark is not None:
+        delay = watermark["delay_seconds"]
+        behind = "" if delay is None else f", {delay:g} s behind the batch"
+        yield f"watermark: {watermark['value'] or 'not yet'}{behind}"
+    for rule in flow["rules"]:
+        yield f"rule {rule['name']}: {rule['passed']:,} passed, {rule['failed']:,} failed"
+    if flow["exception"]:
+        yield f"exception: [{flow['exception']['condition']}] {flow['exception']['message']}"

@@ -1,0 +1,104 @@
+"""From a declared sink to a stream writer: one place that knows every kind."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock._engine.evaluation import Evaluator
+from penstock._engine.running import RunningQuery
+from penstock._engine.sinks.jdbc import JdbcSinkWriter
+from penstock._graph.dataflow import FlowNode
+from penstock._model.dataset import Sink
+from penstock._model.flow import OutputMode
+from penstock._model.name import resolve_name
+from penstock._model.redaction import remember_secret
+from penstock._tables.layout import StorageLayout
+from penstock.connectors.jdbc import jdbc_sink_options
+from penstock.connectors.options import prepare_writer_options
+from penstock.errors import ConnectorError
+
+
+class SinkWriters:
+    """Makes the writers of flows into sinks.
+
+    Args:
+        spark: The pipeline's session.
+        evaluator: For paths, and for functions of the user.
+        layout: Where Delta sinks with a `tableName` lie.
+        pipeline: Its name.
+        resolve_secrets: Fills `${secret:...}` in options.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        evaluator: Evaluator,
+        layout: StorageLayout,
+        pipeline: str,
+        resolve_secrets: Callable[[str], str],
+    ) -> None:
+        self._spark = spark
+        self._evaluator = evaluator
+        self._layout = layout
+        self._pipeline = pipeline
+        self._resolve_secrets = resolve_secrets
+
+    def writer(
+        self, sink: Sink, node: FlowNode, df: DataFrame, epoch: str, running: RunningQuery
+    ) -> Any:
+        """A stream writer for a flow, without name, checkpoint and trigger.
+
+        Args:
+            sink: Where it writes to.
+            node: The flow.
+            df: Its query.
+            epoch: Of its checkpoint.
+            running: Takes the batches of sinks that Penstock writes itself.
+
+        Raises:
+            ConnectorError: The sink cannot be written like this.
+        """
+        mode = node.analysis.output_mode or OutputMode.APPEND
+        stream = df.writeStream.outputMode(mode.value)
+        if sink.write_batch is not None:
+            return stream.foreachBatch(self._evaluator.redirecting(sink.write_batch))
+        try:
+            return self._system_writer(sink, node, df, epoch, running, stream)
+        except ConnectorError as error:
+            if error.origin is None:
+                error.origin = sink.origin
+            raise
+
+    def _system_writer(
+        self,
+        sink: Sink,
+        node: FlowNode,
+        df: DataFrame,
+        epoch: str,
+        running: RunningQuery,
+        stream: Any,
+    ) -> Any:
+        kind = sink.format.lower()
+        given = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
+        if kind == "jdbc":
+            options = jdbc_sink_options(given)
+            remember_secret(options.connection.get("password", ""))
+            writer = JdbcSinkWriter(
+                self._spark, options, pipeline=self._pipeline, flow=node.flow, epoch=epoch
+            )
+            writer.start(df.schema)
+            running.writes_batches(writer.write, sink.name)
+            return stream.foreachBatch(running.on_batch)
+        prepared = prepare_writer_options(sink.format, given)
+        table = prepared.pop("tableName", None) if kind == "delta" else None
+        if "path" in prepared:
+            prepared["path"] = self._evaluator.map_path(prepared["path"])
+        stream = stream.format(sink.format).options(**prepared)
+        return stream if table is None else stream.option("path", self._table_location(table))
+
+    def _table_location(self, name: str) -> str:
+        """Where a Delta sink's `tableName` lies: below the storage root, as a dataset would."""
+        index = self._evaluator.index
+        resolved = resolve_name(name, catalog=index.catalog, schema=index.schema)
+        return self._layout.table_path(resolved)

@@ -1,0 +1,46 @@
+"""Flows that replace the rows of a window of their table: what they may share it with."""
+
+from collections.abc import Iterator, Sequence
+
+from penstock._model.flow import Flow, FlowAnalysis
+from penstock.errors import DefinitionError, PenstockError
+
+
+def replaces_rows(flow: Flow) -> bool:
+    """Whether a flow replaces, in every update, the rows that fulfil a condition."""
+    return flow.replace_where is not None
+
+
+def window_text(flow: Flow) -> str:
+    """The condition of the rows that a flow replaces, as the user wrote it."""
+    where = flow.replace_where
+    if isinstance(where, str):
+        return " ".join(where.split())
+    return str(where).removeprefix("Column<'").removesuffix("'>")
+
+
+def check_alone(shown: str, flows: Sequence[Flow]) -> Iterator[PenstockError]:
+    """A flow that replaces rows must be the only one of its table."""
+    replacing = [flow for flow in flows if replaces_rows(flow)]
+    if not replacing or len(flows) == 1:
+        return
+    for flow in flows:
+        if flow is not replacing[0]:
+            yield DefinitionError(
+                "REPLACE_WHERE_TARGET_SHARED",
+                f"flow {replacing[0].name!r} replaces rows of {shown!r}, and flow {flow.name!r} "
+                "writes to it as well: its rows would be lost where they fulfil the condition",
+                origin=flow.origin,
+                hint="give one of the flows a table of its own",
+            )
+
+
+def check_window(shown: str, flow: Flow, analysis: FlowAnalysis) -> Iterator[PenstockError]:
+    """The query of a flow that replaces rows must be a batch query."""
+    if analysis.is_streaming:
+        yield DefinitionError(
+            "REPLACE_WHERE_READS_STREAM",
+            f"flow {flow.name!r} replaces rows of {shown!r}, but returns a streaming DataFrame",
+            origin=flow.origin,
+            hint="read its sources with spark.read; or remove `replace_where`",
+        )

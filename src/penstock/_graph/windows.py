@@ -1,0 +1,43 @@
+"""Other conditions, for one update, of the flows that replace rows."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from penstock._graph.index import DefinitionIndex, nearest_name
+from penstock._graph.replacing import replaces_rows
+from penstock.errors import SpecError
+
+
+def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> DefinitionIndex:
+    """The declarations with other rows to replace.
+
+    Args:
+        index: The declarations.
+        windows: Flow to condition.
+
+    Raises:
+        SpecError: `UNKNOWN_REPLACE_WHERE_FLOW`.
+    """
+    if not windows:
+        return index
+    flows = dict(index.flows)
+    replacing = {name.lower(): name for name, flow in flows.items() if replaces_rows(flow)}
+    for given, where in windows.items():
+        name = replacing.get(given.lower())
+        if name is None or not where.strip():
+            near = nearest_name(given, replacing.values())
+            listed = ", ".join(replacing.values()) or "none"
+            raise SpecError(
+                "UNKNOWN_REPLACE_WHERE_FLOW",
+                f"{given!r} is no flow that replaces rows"
+                if name is None
+                else f"the condition for flow {given!r} is empty",
+                hint=f"did you mean {near!r}?" if near and name is None else f"there are: {listed}",
+            )
+        flows[name] = replace(flows[name], replace_where=where)
+    datasets = {
+        key: replace(dataset, flows=tuple(flows[flow.name] for flow in dataset.flows))
+        for key, dataset in index.datasets.items()
+    }
+    return replace(index, flows=MappingProxyType(flows), datasets=MappingProxyType(datasets))

@@ -1,0 +1,151 @@
+"""Rules about queries: what their plans keep, read and compute."""
+
+import re
+from collections.abc import Iterator
+
+from penstock._lint.catalogue import RULES
+from penstock._lint.finding import Finding
+from penstock._model.origin import SourceLocation
+from penstock._model.query_facts import QueryFacts, ReadFacts, StateFacts, StateKind
+
+_FILES = {"json", "csv", "parquet", "orc", "text", "avro", "xml", "cloudfiles", "binaryfile"}
+_LIMITS = {
+    "kafka": ("maxoffsetspertrigger",),
+    "delta": ("maxfilespertrigger", "maxbytespertrigger"),
+    "cloudfiles": ("cloudfiles.maxfilespertrigger", "cloudfiles.maxbytespertrigger"),
+}
+_STARTS = ("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp")
+_LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$", re.I)
+
+
+def findings_of_query(
+    flow: str, declared: SourceLocation, facts: QueryFacts, *, is_sink: bool
+) -> Iterator[Finding]:
+    """What the plan of a flow shows.
+
+    Args:
+        flow: Its name.
+        declared: Where it was declared.
+        facts: Of its query.
+        is_sink: Whether it writes to a sink.
+    """
+
+    def found(rule: str, message: str) -> Finding:
+        return Finding(
+            rule=RULES[rule], origin=declared, message=message, flow=flow, declared=declared
+        )
+
+    for state in facts.state:
+        for rule, message in _of_state(state):
+            yield found(rule, message)
+        if state.chance_keys:
+            yield found("PSL401", f"{_a(state.kind)} by {_listed(state.chance_keys)}")
+    if facts.is_streaming:
+        for column, delay in facts.watermarks.items():
+            if delay == 0:
+                yield found("PSL105", f"the watermark on {column} has no delay")
+            if not facts.state:
+                yield found("PSL108", f"the watermark on {column} is used by nothing in this flow")
+    if facts.chance and not any(state.chance_keys for state in facts.state):
+        yield found("PSL402", f"the query uses {_listed(facts.chance)}")
+    if facts.clock and not facts.is_streaming and not is_sink:
+        yield found("PSL403", f"the query uses {_listed(facts.clock)}")
+    if facts.lost_coordinates and facts.is_streaming and not is_sink:
+        columns = " and ".join(facts.lost_coordinates)
+        yield found("PSL204", f"nothing of the result is made of {columns} of the Kafka source")
+
+
+def _of_state(state: StateFacts) -> Iterator[tuple[str, str]]:
+    keys = ", ".join(state.keys) or "nothing"
+    match state.kind:
+        case StateKind.AGGREGATE if not state.has_watermark:
+            yield "PSL101", f"the aggregation by {keys} has no watermark below it"
+        case StateKind.AGGREGATE if not state.is_bounded:
+            yield "PSL102", f"the aggregation by {keys} has no event time among its keys"
+        case StateKind.DEDUPLICATE if not state.is_bounded:
+            missing = "" if state.has_watermark else ", and there is no watermark"
+            yield "PSL103", f"dropDuplicates by {keys} keeps every key{missing}"
+        case StateKind.JOIN if not state.is_bounded:
+            yield "PSL104", f"the join of two streams on {keys} keeps all rows"
+        case StateKind.ARBITRARY if not state.is_bounded:
+            yield "PSL106", "the state function is called without a timeout"
+
+
+def findings_of_read(flow: str, declared: SourceLocation, read: ReadFacts) -> Iterator[Finding]:
+    """What is worth saying about a read of a source.
+
+    Args:
+        flow: Whose query function reads.
+        declared: Where it was declared; used for SQL, whose reads have no line of their own.
+        read: The read.
+    """
+    for rule, message in _of_read(read):
+        yield Finding(
+            rule=RULES[rule], origin=read.origin, message=message, flow=flow, declared=declared
+        )
+
+
+def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
+    options = read.options
+    if read.source == "kafka":
+        yield from _of_kafka(read)
+    if not read.is_streaming:
+        return
+    if options.get("startingversion", "").lower() == "latest":
+        yield "PSL201", "the stream begins at the newest version of the table"
+    if _is(options.get("failondataloss"), "false"):
+        yield "PSL202", "the stream goes on when rows were deleted before it read them"
+    if _is(options.get("ignorechanges"), "true"):
+        yield "PSL210", "the stream reads rewritten rows again"
+    if read.source in ("socket", "rate"):
+        yield "PSL206", f"the stream reads {_a(read.source)} source"
+    if read.source in _FILES:
+        if _is(options.get("latestfirst"), "true"):
+            yield "PSL207", "the stream reads new files before old ones"
+        if _is(_option(options, "cleansource"), "delete"):
+            yield "PSL208", "the stream deletes files that it has read"
+        if read.source != "cloudfiles" and not read.has_schema and _is_inferred(read):
+            yield "PSL203", f"the stream infers the schema of {read.source} files"
+    if not read.is_own and (read.source in _FILES or read.source in _LIMITS):
+        limits = _LIMITS.get(read.source, ("maxfilespertrigger", "maxbytespertrigger"))
+        if not any(limit in options for limit in limits):
+            yield "PSL205", f"the {read.source} stream has no limit per batch"
+
+
+def _of_kafka(read: ReadFacts) -> Iterator[tuple[str, str]]:
+    options = read.options
+    if read.is_streaming:
+        said = [options[key] for key in _STARTS if key in options]
+        if not said:
+            yield "PSL201", "no startingOffsets: the stream begins at the end of the topic"
+        elif options.get("startingoffsets", "").strip().lower() == "latest":
+            yield "PSL201", "the stream begins at the end of the topic"
+    if "kafka.group.id" in options:
+        yield "PSL209", "the source reads with a consumer group of its own"
+    servers = options.get("kafka.bootstrap.servers", "")
+    protocol = options.get("kafka.security.protocol", "PLAINTEXT").upper()
+    away = [one.strip() for one in servers.split(",") if not _LOOPBACK.match(one.strip())]
+    if away and protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
+        yield "PSL211", f"{away[0]} is read with {protocol}"
+
+
+def _is_inferred(read: ReadFacts) -> bool:
+    return read.source not in ("text", "binaryfile")
+
+
+def _option(options: "object", name: str) -> str | None:
+    assert hasattr(options, "get")
+    value = options.get(name) or options.get(f"cloudfiles.{name}")
+    return None if value is None else str(value)
+
+
+def _is(value: str | None, wanted: str) -> bool:
+    return value is not None and value.strip().lower() == wanted
+
+
+def _a(word: str) -> str:
+    return f"an {word}" if word[:1] in "aeio" else f"a {word}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(name if " " in name else f"{name}()" for name in names)

@@ -1,0 +1,214 @@
+"""Applies all rules to a project: to its text, and to its queries if Spark may be started."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock._check import OpenedProject, opened_project
+from penstock._lint.catalogue import RULES
+from penstock._lint.datasets import findings_of_dataset
+from penstock._lint.finding import Finding
+from penstock._lint.plans import findings_of_query, findings_of_read
+from penstock._lint.python_code import python_code_findings, setting_findings
+from penstock._lint.sql_code import setting_statements, sql_code_findings, statement_lines
+from penstock._lint.suppression import (
+    Suppression,
+    apply,
+    suppressions_in_python,
+    suppressions_in_sql,
+    unused,
+)
+from penstock._model.origin import SourceLocation, source_location
+from penstock._model.pipeline import PipelineSettings
+from penstock._model.query_facts import RuleFacts
+from penstock._project.magics import Cell, CellKind
+from penstock._project.needs import needs, project_cells
+from penstock.errors import PenstockError, SpecError
+
+if TYPE_CHECKING:
+    from penstock._engine.observing import Observations
+
+TEXT_RULES = frozenset(
+    f"PSL{number}" for number in (107, 203, 301, 302, 303, 304, 305, 306, 307, 308, 310, 601, 901)
+)
+"""Rules that (also) look at the text; all others need the analysis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintReport:
+    """What was found.
+
+    Attributes:
+        settings: Of the project.
+        findings: Those that count, by file and line.
+        accepted: Those that a comment or the settings accept.
+        refused: What is certainly wrong: the analysis stops there, so rules may have missed more.
+        unsure: Flow or place to why it could not be analysed.
+        is_complete: Whether queries were looked at, and not only the text.
+    """
+
+    settings: PipelineSettings
+    findings: tuple[Finding, ...]
+    accepted: tuple[Finding, ...]
+    refused: tuple[PenstockError, ...]
+    unsure: Mapping[str, PenstockError]
+    is_complete: bool
+
+
+def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> LintReport:
+    """Look at a project; nothing runs, no data is read.
+
+    Called on the main thread; changes the working directory to the project's root.
+
+    Args:
+        settings: Of the project.
+        text_only: Do not start Spark; rules that need the plans of queries are left out.
+
+    Raises:
+        SpecError: The source files cannot be found, or the settings ignore an unknown rule.
+        SetupError: No Java, no jars, no Spark.
+    """
+    for rule in settings.lint_ignore:
+        if rule.upper() not in RULES:
+            raise SpecError(
+                "LINT_RULE_UNKNOWN",
+                f"`lint.ignore` names {rule!r}, which is no rule",
+                hint=f"rules are {next(iter(RULES))} to {list(RULES)[-1]}: see docs/lint.md",
+            )
+    findings: list[Finding] = []
+    suppressions: list[Suppression] = []
+    checkpoints: dict[str, list[SourceLocation]] = {}
+    refused: tuple[PenstockError, ...] = ()
+    unsure: Mapping[str, PenstockError] = {}
+    if not text_only:
+        absent = {
+            need.module: need.origin.file
+            for need in needs(settings).imports
+            if not need.is_optional
+        }
+        from penstock._engine.observing import ObservingEvaluator
+
+        made: list[ObservingEvaluator] = []
+
+        def evaluator(*arguments: object) -> ObservingEvaluator:
+            made.append(ObservingEvaluator(*arguments))
+            return made[-1]
+
+        with opened_project(settings, absent, evaluator) as opened:
+            refused, unsure = opened.problems()
+            findings += _of_analysis(opened, made[-1].seen, settings)
+            made[-1].close()
+    os.chdir(settings.root)  # findings name files relative to it
+    for cell in project_cells(settings):
+        findings += _of_cell(cell, suppressions, checkpoints)
+    for place, origins in checkpoints.items():
+        for origin in origins if len(origins) > 1 else ():
+            message = f"{len(origins)} queries have the checkpoint {place}"
+            findings.append(Finding(rule=RULES["PSL301"], origin=origin, message=message))
+    findings += _of_settings(settings)
+    counted, accepted, without_effect = apply(
+        _distinct(findings), suppressions, settings.lint_ignore
+    )
+    # Of what was not analysed, nobody knows whether a rule of plans would find something.
+    is_analysed = not (text_only or refused or unsure)
+    counted += unused(without_effect, {one: is_analysed or one in TEXT_RULES for one in RULES})
+    counted.sort(key=lambda one: (one.origin.file, one.origin.line, one.rule.id))
+    return LintReport(
+        settings=settings,
+        findings=tuple(counted),
+        accepted=tuple(accepted),
+        refused=refused,
+        unsure=unsure,
+        is_complete=not text_only,
+    )
+
+
+# -- text ---------------------------------------------------------------------------------------
+
+
+def _of_cell(
+    cell: Cell, suppressions: list[Suppression], checkpoints: dict[str, list[SourceLocation]]
+) -> Iterator[Finding]:
+    at = partial(_at, cell)
+    file = source_location(cell.file, 1).file
+    if cell.kind is CellKind.SQL:
+        hits = list(sql_code_findings(cell.text))
+        for key, value, line in setting_statements(cell.text):
+            for rule, message in setting_findings(key, value):
+                yield Finding(rule=RULES[rule], origin=at(line), message=message)
+        lines = statement_lines(cell.text)
+        suppressions += suppressions_in_sql(cell.text, file, cell.line, lines)
+    elif cell.kind is CellKind.PYTHON:
+        code = python_code_findings(cell.text)
+        hits = code.hits
+        for place, line in code.checkpoints:
+            checkpoints.setdefault(place, []).append(at(line))
+        suppressions += suppressions_in_python(cell.text, file, cell.line, code.functions)
+    else:
+        return
+    for hit in hits:
+        yield Finding(rule=RULES[hit.rule], origin=at(hit.line), message=hit.message)
+
+
+def _at(cell: Cell, line: int) -> SourceLocation:
+    return source_location(cell.file, cell.line + line - 1)
+
+
+def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
+    for key, value in {**settings.parameters, **settings.configuration}.items():
+        for rule, message in setting_findings(key, value):
+            yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
+
+
+def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
+    """Where a settings file has a key; the project's folder if it comes from elsewhere."""
+    root = Path(settings.root)
+    for file in sorted(root.iterdir()):
+        if file.suffix.lower() in (".yml", ".yaml", ".json") and file.is_file():
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            for number, line in enumerate(lines, start=1):
+                if line.strip().strip("\"'").startswith(key):
+                    return source_location(str(file), number)
+    return source_location(str(root), 1)
+
+
+# -- analysis -----------------------------------------------------------------------------------
+
+
+def _of_analysis(
+    opened: OpenedProject, seen: "Observations", settings: PipelineSettings
+) -> Iterator[Finding]:
+    index = opened.index
+    for name, flow in index.flows.items():
+        facts = seen.queries.get(name)
+        if facts is not None:
+            is_sink = index.flow_targets[name] in index.sinks
+            yield from findings_of_query(name, flow.origin, facts, is_sink=is_sink)
+        for read in seen.reads.get(name, ()):
+            # A statement of SQL is read by our own code: its reads have no line of the user's.
+            place = flow.origin if flow.language == "SQL" else read.origin
+            for finding in findings_of_read(name, flow.origin, read):
+                yield Finding(
+                    rule=finding.rule,
+                    origin=place,
+                    message=finding.message,
+                    flow=name,
+                    declared=flow.origin,
+                )
+    for dataset in index.datasets.values():
+        flows = {flow.name for flow in dataset.flows}
+        rules: dict[str, RuleFacts] = {}
+        for flow_name in flows:
+            rules |= seen.rules.get(flow_name, {})
+        queries = {one: seen.queries[one] for one in flows if one in seen.queries}
+        yield from findings_of_dataset(
+            dataset.declared, queries, rules, quarantine=settings.quarantine
+        )
+
+
+def _distinct(findings: list[Finding]) -> list[Finding]:
+    """Each message of a rule once per line: a view that several flows read is analysed for each."""
+    return list({(one.rule.id, one.origin, one.message): one for one in findings}.values())

@@ -1,0 +1,207 @@
+"""Rules about Python code, from its syntax tree."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock._lint import batch_code
+from penstock._lint.calls import (
+    ApiNames,
+    Hit,
+    arguments_of,
+    chain,
+    constant_text,
+    is_grouped,
+    root_name,
+)
+from penstock._lint.secret_literals import is_placeholder, is_secret_name, secret_form
+from penstock._lint.sql_code import is_distinct_count
+
+_QUERY = {"table", "view", "materialized_view", "temporary_view", "append_flow", "update_flow"}
+_ACTIONS = {"collect", "toPandas", "toLocalIterator", "show", "foreachPartition", "toArrow"}
+_ACTIONS_OF_FRAMES = _ACTIONS | {"count", "first", "head", "take", "tail", "isEmpty"}
+_DISTINCT = {"countDistinct", "count_distinct"}
+_CHECKPOINT = "checkpointlocation"
+_CONF_RULES = {
+    "spark.sql.streaming.schemainference": ("true", "PSL203", "the schema of all file streams"),
+    "spark.databricks.delta.retentiondurationcheck.enabled": (
+        "false",
+        "PSL310",
+        "VACUUM may delete files that are in use",
+    ),
+}
+
+
+@dataclass
+class CodeFindings:
+    """What one piece of code shows.
+
+    Attributes:
+        hits: Rule, line and message.
+        checkpoints: Text of each checkpoint location, with its line.
+        functions: First line (of the decorators) and line of the `def`, of each function.
+    """
+
+    hits: list[Hit] = field(default_factory=list)
+    checkpoints: list[tuple[str, int]] = field(default_factory=list)
+    functions: list[tuple[int, int]] = field(default_factory=list)
+
+
+def python_code_findings(text: str) -> CodeFindings:
+    """Look at Python code; of wrong code nothing is found, the analysis says what is wrong."""
+    found = CodeFindings()
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return found
+    names = ApiNames.of(tree)
+    batch_functions = batch_code.batch_functions(tree, names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            found.functions.append((first, node.lineno))
+            if names.decorators(node) & _QUERY:
+                found.hits += _query_function(node, names)
+            elif node in batch_functions:
+                found.hits += batch_code.findings(node)
+        elif isinstance(node, ast.Call):
+            found.hits += _call(node, found.checkpoints)
+    found.hits += _secrets(tree)
+    found.hits = sorted(set(found.hits), key=lambda hit: (hit.line, hit.rule))
+    return found
+
+
+def setting_findings(key: str, value: str) -> Iterator[tuple[str, str]]:
+    """Rule and message for one setting, of the code or the settings file."""
+    wanted = _CONF_RULES.get(key.lower())
+    if wanted is not None and value.strip().lower() == wanted[0]:
+        yield wanted[1], f"{key} is {wanted[0]}: {wanted[2]}"
+    if key.lower() == "spark.sql.streaming.checkpointlocation":
+        yield "PSL302", f"{key} is set"
+    kind = secret_form(value)
+    if kind is None and is_secret_name(key) and not is_placeholder(value):
+        kind = "a secret"
+    if kind is not None:
+        yield "PSL601", f"the value of {key} is {kind}"
+
+
+# -- query functions ----------------------------------------------------------------------------
+
+
+def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]:
+    frames = {"spark", *names.modules}
+    grouped: set[str] = set()
+    # In the order of the text: what a name stands for is known before it is used.
+    steps = [one for one in ast.walk(function) if isinstance(one, ast.Assign | ast.Call)]
+    for step in sorted(steps, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0)):
+        if isinstance(step, ast.Assign):
+            is_frame = root_name(step.value) in frames
+            for target in step.targets:
+                if isinstance(target, ast.Name):
+                    grouped.discard(target.id)
+                    if is_grouped(step.value, grouped):
+                        grouped.add(target.id)
+                    if is_frame:
+                        frames.add(target.id)
+        elif hit := _action(step, frames, grouped):
+            yield hit
+    if not any(_reads_stream(node) for node in ast.walk(function)):
+        return
+    for call in (one for one in steps if isinstance(one, ast.Call)):
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if name in _DISTINCT:
+            yield Hit("PSL107", call.lineno, f"{name} on a stream")
+        elif name == "subtract" and root_name(call) in frames:
+            yield Hit("PSL308", call.lineno, "subtract on a stream")
+
+
+def _action(node: ast.Call, frames: set[str], grouped: set[str]) -> Hit | None:
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    name, owner = node.func.attr, node.func.value
+    if name not in _ACTIONS_OF_FRAMES or root_name(owner) not in frames:
+        return None
+    if name == "count" and is_grouped(owner, grouped):
+        return None
+    if name not in _ACTIONS and not isinstance(owner, ast.Call | ast.Name):
+        return None
+    return Hit("PSL307", node.lineno, f"{name}() runs a job in a query function")
+
+
+def _reads_stream(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr in ("readStream", "read_stream"):
+        return True
+    if isinstance(node, ast.Name) and node.id in ("readStream", "read_stream"):
+        return True
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and "STREAM(" in text
+
+
+# -- calls anywhere -----------------------------------------------------------------------------
+
+
+def _call(node: ast.Call, checkpoints: list[tuple[str, int]]) -> Iterator[Hit]:
+    function = node.func
+    if not isinstance(function, ast.Attribute):
+        return
+    name = function.attr
+    if name == "trigger":
+        for keyword in node.keywords:
+            if keyword.arg == "once":
+                yield Hit("PSL303", keyword.value.lineno, "the trigger is once")
+    elif name in ("start", "toTable") and "writeStream" in chain(function):
+        yield Hit("PSL304", node.lineno, f"{name}() starts a streaming query")
+    elif name in ("option", "options"):
+        for key, value in arguments_of(node):
+            if key.lower() == _CHECKPOINT:
+                checkpoints.append((ast.unparse(value), value.lineno))
+                yield Hit("PSL302", value.lineno, "checkpointLocation is set in the code")
+    elif name == "set" and chain(function)[-2:-1] == ["conf"] and len(node.args) == 2:
+        name_text, value_text = (constant_text(argument) for argument in node.args)
+        if name_text is not None and value_text is not None:
+            for rule, message in setting_findings(name_text, value_text):
+                if rule != "PSL601":  # found with all other literals
+                    yield Hit(rule, node.lineno, message)
+    elif name == "sql":
+        for argument in node.args[:1]:
+            query = constant_text(argument)
+            if query is not None and is_distinct_count(query):
+                yield Hit("PSL107", node.lineno, "COUNT(DISTINCT ...) on a stream")
+
+
+# -- secrets ------------------------------------------------------------------------------------
+
+
+def _secrets(tree: ast.Module) -> Iterator[Hit]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            kind = secret_form(node.value)
+            if kind is not None:
+                yield Hit("PSL601", node.lineno, f"the text is {kind}")
+        for name, value in _named_values(node):
+            text = constant_text(value)
+            if text is None or not is_secret_name(name) or is_placeholder(text):
+                continue
+            if secret_form(text) is None:
+                yield Hit("PSL601", value.lineno, f"a literal is the value of {name}")
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+        yield node.target.id, node.value
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is not None and (name := constant_text(key)):
+                yield name, value
+    elif isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg:
+                yield keyword.arg, keyword.value
+        function = getattr(node.func, "attr", "")
+        first = constant_text(node.args[0]) if len(node.args) == 2 else None
+        if first and function in ("option", "set", "config"):
+            yield first, node.args[1]

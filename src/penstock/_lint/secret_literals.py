@@ -1,0 +1,47 @@
+"""Literals that are secrets, by their form or by their name. Values are never shown."""
+
+import re
+
+_FORMS = (
+    ("an AWS access key", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
+    ("a private key", re.compile(r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----")),
+    ("a shared access key", re.compile(r"\bSharedAccessKey=[^;\"'{}$\s]{4,}")),
+    ("an account key", re.compile(r"\bAccountKey=[^;\"'{}$\s]{4,}")),
+    ("a SAS token", re.compile(r"[?&]sig=[A-Za-z0-9%/+=_\-]{16,}")),
+    ("a Databricks token", re.compile(r"\bdapi[0-9a-f]{32}\b")),
+    ("a GitHub token", re.compile(r"\bgh[pousr]_[A-Za-z0-9]{30,}\b")),
+    ("a Slack token", re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}")),
+    ("a signed web token", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}")),
+    ("a password in a URL", re.compile(r"\b[a-z][a-z0-9+.:-]*://[^/\s:@{}$]+:[^/\s:@{}$]+@", re.I)),
+    ("a password in a URL", re.compile(r"\bjdbc:\S*[?;&]password=[^;&{}$\s]+", re.I)),
+    (
+        "a password of a login module",
+        re.compile(r"LoginModule\b.*\bpassword\s*=\s*\\?[\"'](?!\$)[^\"'{}$]+", re.I | re.S),
+    ),
+)
+_NAMES = re.compile(
+    r"(?:pass(?:word|wd|phrase)|pwd|secret|api[_.-]?key|access[_.-]?key|account[_.-]?key"
+    r"|shared[_.-]?key|private[_.-]?key|client[_.-]?secret|sas[_.-]?token|auth[_.-]?token"
+    r"|access[_.-]?token|bearer[_.-]?token|api[_.-]?token|connection[_.-]?string)$",
+    re.I,
+)
+_NAMED_IN_THE_MIDDLE = re.compile(r"(?:fs\.azure\.account\.key\.|fs\.s3a\.secret\.key)", re.I)
+_PLACEHOLDER = re.compile(r"\s*(?:|<.*>|\*+|x+|\.{3}|none|null|\$.*|.*\{.*\}.*)\s*", re.I | re.S)
+
+
+def secret_form(text: str) -> str | None:
+    """What kind of secret a text holds by its form; `None` = none."""
+    for kind, pattern in _FORMS:
+        if pattern.search(text):
+            return kind
+    return None
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what has this name is a secret."""
+    return _NAMES.search(name) is not None or _NAMED_IN_THE_MIDDLE.search(name) is not None
+
+
+def is_placeholder(value: str) -> bool:
+    """Whether a value only stands for one: empty, `<password>`, `${secret:a/b}`."""
+    return _PLACEHOLDER.fullmatch(value) is not None

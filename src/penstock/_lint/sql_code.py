@@ -1,0 +1,79 @@
+"""Rules about SQL text."""
+
+import re
+from collections.abc import Iterator
+
+from penstock._lint.calls import Hit
+from penstock._lint.secret_literals import is_placeholder, is_secret_name, secret_form
+
+_TOKEN = re.compile(
+    r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*')|(?P<end>;)", re.DOTALL
+)
+_DISTINCT = re.compile(r"\bcount\s*\(\s*distinct\b", re.I)
+_STREAM = re.compile(r"\bSTREAM\b\s*\(?\s*[\w`]|\bread_stream\s*\(", re.I)
+_SET = re.compile(r"\s*SET\s+([\w.\-]+)\s*=\s*(.+)", re.I | re.S)
+_NAMED = re.compile(r"['\"`]?([\w.\-]+)['\"`]?\s*(?:=>|=|,)\s*'((?:[^'\\]|\\.|'')*)'")
+
+
+def is_distinct_count(text: str) -> bool:
+    """Whether a statement counts distinct values of a stream."""
+    return _DISTINCT.search(text) is not None and _STREAM.search(text) is not None
+
+
+def sql_code_findings(text: str) -> Iterator[Hit]:
+    """Look at the statements of a SQL source."""
+    for start, statement in _statements(text):
+        match = _DISTINCT.search(statement)
+        if match is not None and _STREAM.search(statement):
+            line = start + statement.count("\n", 0, match.start())
+            yield Hit("PSL107", line, "COUNT(DISTINCT ...) on a stream")
+        for match in _NAMED.finditer(statement):
+            name, value = match.groups()
+            kind = secret_form(value)
+            if kind is None and is_secret_name(name) and not is_placeholder(value):
+                kind = "a secret"
+            if kind is not None:
+                line = start + statement.count("\n", 0, match.start())
+                yield Hit("PSL601", line, f"the value of {name} is {kind}")
+
+
+def setting_statements(text: str) -> Iterator[tuple[str, str, int]]:
+    """Key, value and line of each `SET key = value`."""
+    for start, statement in _statements(text):
+        match = _SET.match(statement)
+        if match is not None:
+            line = start + statement.count("\n", 0, match.start(1))
+            yield match.group(1), match.group(2).strip().strip("'\""), line
+
+
+def statement_lines(text: str) -> Iterator[tuple[int, int]]:
+    """First and last line of each statement, comments before it not counted."""
+    for start, statement in _statements(text):
+        body = statement.strip("\n \t")
+        if body:
+            lead = len(statement) - len(statement.lstrip())
+            first = start + statement.count("\n", 0, lead)
+            yield first, first + body.count("\n")
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each statement, with comments blanked out."""
+    parts: list[str] = []
+    start, line, at = 1, 1, 0
+    for match in [*_TOKEN.finditer(text), None]:
+        end = match.start() if match is not None else len(text)
+        parts.append(text[at:end])
+        line += text.count("\n", at, end)
+        if match is None:
+            break
+        line += match.group().count("\n")
+        if match.group("end"):
+            yield start, "".join(parts)
+            parts, start = [], line
+        elif match.group("comment"):
+            parts.append("\n" * match.group().count("\n"))
+        else:
+            parts.append(match.group())
+        at = match.end()
+    if "".join(parts).strip():
+        yield start, "".join(parts)

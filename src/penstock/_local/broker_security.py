@@ -1,0 +1,60 @@
+"""A second listener of the embedded broker: TLS with user names, as real clusters have it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock._local.broker_files import free_ports
+
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MAP = "listener.security.protocol.map"
+_MODULES = "org.apache.kafka.common.security"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureListener:
+    """SASL_SSL with PLAIN and SCRAM, beside the plain listener.
+
+    Attributes:
+        keystore: PKCS12 file with the broker's key and certificate, of the name `127.0.0.1`.
+        keystore_password: Of the file and the key.
+        users: Passwords by name, of PLAIN. Those of SCRAM are made by an admin client.
+        port: A free one by default.
+    """
+
+    keystore: Path
+    keystore_password: str = field(repr=False)
+    users: Mapping[str, str] = field(repr=False)
+    port: int = field(default_factory=lambda: free_ports()[0])
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What a Kafka client connects to."""
+        return f"127.0.0.1:{self.port}"
+
+    def add_to(self, settings: Mapping[str, str]) -> dict[str, str]:
+        """The broker's properties with this listener."""
+        users = " ".join(f"user_{name}={_quoted(word)}" for name, word in self.users.items())
+        plain = f"{_MODULES}.plain.PlainLoginModule required {users};"
+        scram = f"{_MODULES}.scram.ScramLoginModule required;"
+        prefix = "listener.name.secure."
+        return {
+            **settings,
+            "listeners": f"{settings['listeners']},SECURE://{self.bootstrap_servers}",
+            "advertised.listeners": f"{settings['advertised.listeners']},"
+            f"SECURE://{self.bootstrap_servers}",
+            "listener.security.protocol.map": f"{settings[_MAP]},SECURE:SASL_SSL",
+            f"{prefix}sasl.enabled.mechanisms": ",".join(_MECHANISMS),
+            f"{prefix}plain.sasl.jaas.config": plain,
+            f"{prefix}scram-sha-256.sasl.jaas.config": scram,
+            f"{prefix}scram-sha-512.sasl.jaas.config": scram,
+            f"{prefix}ssl.keystore.type": "PKCS12",
+            f"{prefix}ssl.keystore.location": str(self.keystore),
+            f"{prefix}ssl.keystore.password": self.keystore_password,
+            f"{prefix}ssl.key.password": self.keystore_password,
+        }
+
+
+def _quoted(text: str) -> str:
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

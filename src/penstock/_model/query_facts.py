@@ -1,0 +1,102 @@
+"""What can be read off a query without running it, as plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock._model.origin import SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadFacts:
+    """One read in a query function.
+
+    Attributes:
+        source: Format in lower case; `table` for one that is read by name; empty for the default.
+        name: Of the table; empty for other reads.
+        is_own: Whether it is a dataset of the pipeline.
+        is_streaming: Whether it is read as a stream.
+        options: As the user gave them, keys in lower case, secrets not filled in.
+        has_schema: Whether the user gave a schema.
+        origin: The line of the read.
+    """
+
+    source: str
+    name: str = ""
+    is_own: bool = False
+    is_streaming: bool = False
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    has_schema: bool = False
+    origin: SourceLocation
+
+
+class StateKind(StrEnum):
+    """Stateful operators of a streaming query, in the words of its API."""
+
+    AGGREGATE = "aggregation"
+    DEDUPLICATE = "dropDuplicates"
+    DEDUPLICATE_WITHIN = "dropDuplicatesWithinWatermark"
+    JOIN = "stream-stream join"
+    ARBITRARY = "arbitrary state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFacts:
+    """One stateful operator.
+
+    Attributes:
+        kind: Which.
+        keys: Its keys as SQL.
+        has_watermark: Whether a watermark is defined below it.
+        is_bounded: Whether Spark will ever remove what it keeps.
+        chance_keys: Functions of chance or time that its keys are made of.
+    """
+
+    kind: StateKind
+    keys: tuple[str, ...] = ()
+    has_watermark: bool = False
+    is_bounded: bool = False
+    chance_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryFacts:
+    """A query.
+
+    Attributes:
+        is_streaming: Whether it is a stream.
+        watermarks: Column to delay in milliseconds.
+        state: Stateful operators, from the result downwards.
+        chance: Functions in it whose value is another one on each evaluation.
+        clock: Functions in it that tell the time.
+        functions: Names of interest that it calls: `from_json`, ...
+        lost_coordinates: Columns of a Kafka source, of `partition` and `offset`, that nothing of
+            the result is made of.
+        columns: Of the result: name to type as DDL.
+    """
+
+    is_streaming: bool = False
+    watermarks: Mapping[str, int] = field(default_factory=dict)
+    state: tuple[StateFacts, ...] = ()
+    chance: tuple[str, ...] = ()
+    clock: tuple[str, ...] = ()
+    functions: frozenset[str] = frozenset()
+    lost_coordinates: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleFacts:
+    """What NULL does to an expectation.
+
+    Attributes:
+        constant: The value of a condition that no row changes: `true`, `false`, `null`; else empty.
+        passes: Columns of which a NULL alone makes the condition true.
+        breaks: Nullable columns of which a NULL alone makes it false or NULL.
+        mentioned: Columns whose NULL the condition speaks about.
+    """
+
+    constant: str = ""
+    passes: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    mentioned: tuple[str, ...] = ()

@@ -1,0 +1,125 @@
+"""The file that tells other processes what an update does; and its reader.
+
+A small thread writes it, so that no event waits for the disk: at most twice a second, and once
+more at the end. The file is replaced as a whole, so that a reader never sees half of it.
+"""
+
+import json
+import os
+import threading
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    Level,
+)
+from penstock._observe.log import LATEST, encode, event_directory, read_events, select_updates
+from penstock._observe.status import StatusFold
+
+_PAUSE_SECONDS = 0.5
+_NAME = "status.json"
+
+
+def status_path(settings: PipelineSettings) -> Path:
+    """Where the file is: in `state` beside the folder of the event log."""
+    return event_directory(settings).parent / "state" / _NAME
+
+
+class StatusFile:
+    """Keeps the file of one update. Subscribe it to the bus; close it at the end.
+
+    A disk that is full or gone harms nothing but the file.
+    """
+
+    def __init__(self, path: Path, *, pause_seconds: float = _PAUSE_SECONDS) -> None:
+        self._path = path
+        self._pause_seconds = pause_seconds
+        self._fold = StatusFold()
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="status file", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Take in one event; returns at once."""
+        self._fold(event)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Write what is not written yet, and end. May be called again."""
+        self._closing.set()
+        self._changed.set()
+        self._thread.join(timeout=10.0)
+
+    def _keep(self) -> None:
+        while not self._closing.is_set():
+            self._changed.wait()
+            self._changed.clear()
+            self._write()
+            self._closing.wait(self._pause_seconds)
+        self._write()
+
+    def _write(self) -> None:
+        body = {**self._fold.as_json(), "process_id": os.getpid()}
+        # Beside the file, so that the replacement is one step for the file system.
+        draft = self._path.with_name(f".{_NAME}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(encode(body) + b"\n")
+            draft.replace(self._path)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink()
+
+
+def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str, Any] | None:
+    """The status of the newest update, or of another one; `None` if there is no such.
+
+    The file is taken if it is about that update; else its event log is folded. Whether the
+    process still lives is not known here.
+
+    Args:
+        settings: Of the pipeline.
+        update: `latest`, or an id or its beginning that means one update.
+    """
+    directory = event_directory(settings)
+    found = select_updates(directory, update)
+    if not found:
+        return None
+    update_id = found[-1].update_id
+    with suppress(OSError, ValueError):
+        body = json.loads(status_path(settings).read_bytes())
+        if isinstance(body, dict) and body.get("update_id") == update_id:
+            return body
+    fold = StatusFold()
+    for event in read_events(directory, update=update_id):
+        fold(_event(event))
+    return {**fold.as_json(), "process_id": None}
+
+
+def _event(body: dict[str, Any]) -> Event:
+    """An event of the log as it was emitted."""
+    origin = body.get("origin") or {}
+    error = None
+    for exception in (body.get("error") or {}).get("exceptions", ()):
+        error = ErrorInfo(
+            condition=exception.get("condition", ""),
+            class_name=exception.get("class_name", ""),
+            message=exception.get("message", ""),
+            fatal=bool(body["error"].get("fatal", True)),
+        )
+    return Event(
+        event_type=body["event_type"],
+        message=body.get("message") or "",
+        origin=EventOrigin(**origin),
+        details=body.get("details") or {},
+        level=Level(body.get("level", Level.INFO)),
+        error=error,
+        timestamp=datetime.fromisoformat(body["timestamp"]),
+    )

@@ -1,0 +1,161 @@
+"""Who watches what: looks at growing logs once for all watchers, and sends what changed.
+
+However many browsers watch an update, its log is read once per beat and each message is encoded
+once. A watcher that cannot keep up misses beats, never changes: it is sent all cards that are newer
+than the last ones it got.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock._observe.log import encode
+from penstock._ui.recording import LATEST, Recording
+
+_BEAT_SECONDS = 0.4
+_IDLE_BEATS = 12
+_KEEPALIVE_SECONDS = 15.0
+MAX_WATCHERS = 100
+
+
+def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
+    """Everything that the page of an update shows; `None` if there is no such update."""
+    recorded = recording.recorded(update)
+    if recorded is None:
+        return None
+    now = datetime.now(UTC)
+    with recording.lock:
+        model = recorded.model
+        return {
+            "pipeline": recording.key,
+            "now": int(now.timestamp() * 1000),
+            "newest": recording.newest() == recorded.file.update_id,
+            "update": model.head(now) | {"update_id": recorded.file.update_id},
+            "cards": model.cards(now),
+            "edges": model.edges(),
+            "flows": model.flows(now),
+        }
+
+
+@dataclass
+class _Topic:
+    """One update of one pipeline that someone watches."""
+
+    recording: Recording
+    update: str
+    watchers: int = 0
+    wake: asyncio.Condition = field(default_factory=asyncio.Condition)
+    version: int = 0
+    seen: tuple[str, int] | None = None
+    structure: int = -1
+    beats: int = 0
+    body: dict[str, Any] | None = None
+    stamps: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    encoded: dict[int, bytes] = field(default_factory=dict)
+    whole_at: int = 0
+
+    def look(self) -> None:
+        """Bring the message up to date; runs in a thread, one look at a time."""
+        recorded = self.recording.recorded(self.update)
+        if recorded is None:
+            return
+        seen = (recorded.file.update_id, recorded.version)
+        self.beats += 1
+        # Also without events now and then: rates grow old by themselves.
+        if seen == self.seen and self.beats % _IDLE_BEATS:
+            return
+        body = whole_update(self.recording, recorded.file.update_id)
+        if body is None:
+            return
+        version = self.version + 1
+        same_update = self.seen is not None and self.seen[0] == seen[0]
+        whole = not same_update or recorded.model.structure != self.structure
+        stamps = {} if whole else self.stamps
+        changed = whole
+        for kind, key in (("cards", "id"), ("flows", "name")):
+            for item in body[kind]:
+                stamp = f"{kind}:{item[key]}"
+                if stamp not in stamps or stamps[stamp][1] != item:
+                    stamps[stamp] = (version, item)
+                    changed = True
+        head = ("update", body["newest"], body["update"])
+        if "head" not in stamps or stamps["head"][1] != head:
+            stamps["head"] = (version, head)
+            changed = True
+        self.seen, self.structure, self.stamps = seen, recorded.model.structure, stamps
+        if changed:
+            self.whole_at = version if whole else self.whole_at
+            self.body, self.encoded, self.version = body, {}, version
+
+    def message(self, since: int) -> bytes:
+        """A server-sent event with what is newer than a version; encoded once for all watchers."""
+        known = self.encoded.get(since)
+        if known is None:
+            known = self.encoded[since] = self._message(since)
+        return known
+
+    def _message(self, since: int) -> bytes:
+        body = self.body or {}
+        if since < self.whole_at or since == 0:
+            return _event("update", body)
+        changes = dict(body)
+        del changes["edges"]
+        for kind, key in (("cards", "id"), ("flows", "name")):
+            changes[kind] = [
+                item for item in body[kind] if self.stamps[f"{kind}:{item[key]}"][0] > since
+            ]
+        return _event("changes", changes)
+
+
+class Hub:
+    """Topics and their watchers. All methods run on the event loop of the server."""
+
+    def __init__(self) -> None:
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self.watchers = 0
+
+    async def watch(self, recording: Recording, update: str = LATEST) -> AsyncIterator[bytes]:
+        """Server-sent events of an update, from its present state on, until the reader goes."""
+        key = (recording.key, update)
+        topic = self._topics.setdefault(key, _Topic(recording, update))
+        topic.watchers += 1
+        self.watchers += 1
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._beat(topic))
+        sent = 0
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                try:
+                    async with asyncio.timeout(_KEEPALIVE_SECONDS), topic.wake:
+                        while topic.version == sent:
+                            await topic.wake.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                message, sent = topic.message(sent), topic.version
+                yield message
+        finally:
+            topic.watchers -= 1
+            self.watchers -= 1
+            if topic.watchers == 0:
+                self._topics.pop(key, None)
+                task = self._tasks.pop(key, None)
+                if task is not None:
+                    task.cancel()
+
+    async def _beat(self, topic: _Topic) -> None:
+        while True:
+            before = topic.version
+            await asyncio.to_thread(topic.look)
+            if topic.version != before:
+                async with topic.wake:
+                    topic.wake.notify_all()
+            await asyncio.sleep(_BEAT_SECONDS)
+
+
+def _event(name: str, body: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"

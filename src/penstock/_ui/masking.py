@@ -1,0 +1,64 @@
+"""The last door for secrets: lines of an event log without what looks like one.
+
+Whoever made an event has redacted it. A log may still come from an older version, or quote what a
+foreign library printed; what looks like a credential does not pass here either.
+"""
+
+import re
+
+_MASK = rb"[redacted]"
+_KEY = (
+    rb"(?:password|passwd|passphrase|secret|token|api[._\-]?key|access[._\-]?key"
+    rb"|account[._\-]?key|shared[._\-]?key|private[._\-]?key|credentials?|authorization"
+    rb"|signature|jaas[._\-]?config)[\w.\-]*"
+)
+_HINT = re.compile(
+    rb"passw|passphrase|secret|token|[_\-.]key|apikey|(?:access|account|private|shared)key"
+    rb"|credential|authorization|signature|jaas|://|AKIA|ASIA|eyJ|dapi|gh[pousr]_|xox|sig="
+    rb"|X-Amz|bearer|basic|PRIVATE",
+    re.IGNORECASE,
+)
+# Text within a JSON string: characters and whole escapes, so that a match neither cuts an escape
+# in two nor runs over the end of its string.
+_UNIT = rb'(?:[^"\\]|\\.)'
+# `key=value`, `key: value`, `"key": "value"`, in any depth of escaped quotes. A value in quotes
+# ends at the same quotes, or with its string; a bare one at a space, a comma or the like.
+_ASSIGNED = re.compile(
+    rb"(?P<key>" + _KEY + rb")(?P<sign>(?:\\*[\"'])?\s*(?:=>|[:=])\s*)"
+    rb'(?:"(?P<plain>' + _UNIT + rb'*)"'
+    rb"|(?P<quote>\\+[\"']|')(?:(?!(?<!\\)(?P=quote))" + _UNIT + rb")*(?P<close>(?P=quote))?"
+    rb"|(?:(?:Bearer|Basic)\s+)?[^\s\"'\\,;&)}\]>]+)",
+    re.IGNORECASE,
+)
+_START = rb"(?:\b|(?<=\\[nrt]))"
+_USER_INFO = re.compile(rb"(?P<scheme>[A-Za-z][\w+.\-]*://)[^\s/@\"'\\]+@(?=[^\s\"'\\])")
+_SIGNED = re.compile(rb"(?P<key>[?&;](?:sig|X-Amz-\w+|code)=)[^&\s\"'\\]+", re.IGNORECASE)
+_BEARER = re.compile(_START + rb"(?P<key>Bearer|Basic)\s+[A-Za-z0-9+/_.=\-]{8,}")
+_SHAPES = re.compile(
+    _START + rb"(?:A(?:KIA|SIA)[A-Z0-9]{16}|eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*"
+    rb"|dapi[0-9a-f]{32}[\-0-9]*|gh[pousr]_[A-Za-z0-9]{30,}|xox[abprs]-[\w\-]{10,})"
+)
+_PEM = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    + _UNIT
+    + rb"*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\"))"
+)
+
+
+def masked(line: bytes) -> bytes:
+    """One line of JSON without credentials; still one line of JSON."""
+    if _HINT.search(line) is None:
+        return line
+    line = _PEM.sub(_MASK, line)
+    line = _ASSIGNED.sub(_masked_assignment, line)
+    line = _USER_INFO.sub(rb"\g<scheme>" + _MASK + rb"@", line)
+    line = _SIGNED.sub(rb"\g<key>" + _MASK, line)
+    line = _BEARER.sub(rb"\g<key> " + _MASK, line)
+    return _SHAPES.sub(_MASK, line)
+
+
+def _masked_assignment(found: re.Match[bytes]) -> bytes:
+    before = found["key"] + found["sign"]
+    if found["plain"] is not None:
+        return before + b'"' + _MASK + b'"'
+    return before + (found["quote"] or b"") + _MASK + (found["close"] or b"")

@@ -1,0 +1,246 @@
+"""A pipeline's event log, read as it grows: its updates, and the models of those in view."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from penstock._observe.decoding import event_of_line
+from penstock._observe.events import Event, UpdateState
+from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
+from penstock._ui.masking import masked
+from penstock._ui.model import UpdateModel, error_view
+
+_MAX_MODELS = 6
+_BLOCK = 4 << 20
+_TAIL = 64 << 10
+_METRICS_LINE = b'"event_type":"stream_progress"'
+LATEST = "latest"
+
+
+class Recorded:
+    """One file of an event log and the model of its update, brought up to date by `refresh`."""
+
+    def __init__(self, file: UpdateFile) -> None:
+        self.file = file
+        self.model = UpdateModel()
+        self.version = 0
+        self._offset = 0
+
+    def refresh(self) -> bool:
+        """Read what was added; whether there was anything. A last line without end waits."""
+        try:
+            size = self.file.path.stat().st_size
+        except OSError:
+            return False
+        if size <= self._offset:
+            return False
+        folded = self.model.folded
+        with self.file.path.open("rb") as lines:
+            lines.seek(self._offset)
+            while self._offset < size:
+                block = lines.read(_BLOCK)
+                end = block.rfind(b"\n") + 1
+                if not block or (end == 0 and len(block) < _BLOCK):
+                    break
+                if end == 0:
+                    block += lines.readline()
+                    end = len(block)
+                # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
+                skips = size - self._offset > 2 * _BLOCK
+                self._fold(block[:end], skips_metrics=skips)
+                self._offset += end
+                lines.seek(self._offset)
+        self.version += self.model.folded != folded
+        return self.model.folded != folded
+
+    def _fold(self, block: bytes, *, skips_metrics: bool) -> None:
+        for line in block.split(b"\n"):
+            if not line or (skips_metrics and _METRICS_LINE in line[-200:]):
+                continue
+            event = event_of_line(masked(line))
+            if event is not None:
+                self.model.fold(event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSummary:
+    """One update in the history.
+
+    Attributes:
+        update_id: Of the update.
+        pipeline_name: Label of the pipeline.
+        started: In milliseconds since the epoch.
+        ended: The same, where it has ended; of one that broke off, its last event.
+        state: Its last state; empty when unknown.
+        is_over: Whether a final state was recorded.
+        continuous: Whether it ran until stopped.
+        full_refresh: Whether any table was started over.
+        error: Why it failed.
+        message: Of its last change of state.
+    """
+
+    update_id: str
+    pipeline_name: str
+    started: int
+    ended: int | None
+    state: str
+    is_over: bool
+    continuous: bool
+    full_refresh: bool
+    error: dict[str, Any] | None
+    message: str
+
+
+class Recording:
+    """The event log of one pipeline. Any thread may call; one at a time is served.
+
+    Attributes:
+        key: Names the pipeline in addresses.
+        label: What to call it before it has events.
+        directory: The folder of its event log; it need not be there yet.
+    """
+
+    def __init__(self, key: str, label: str, directory: Path) -> None:
+        self.key = key
+        self.label = label
+        self.directory = directory
+        self._lock = threading.RLock()
+        self._files: list[UpdateFile] = []
+        self._by_id: dict[str, UpdateFile] = {}
+        self._listed: tuple[int, int] | None = None
+        self._models: OrderedDict[Path, Recorded] = OrderedDict()
+        self._summaries: dict[Path, tuple[int, UpdateSummary]] = {}
+
+    def newest(self) -> str | None:
+        """Id of the newest update; `None` before the first one."""
+        with self._lock:
+            self._list()
+            return self._files[-1].update_id if self._files else None
+
+    def count(self) -> int:
+        """How many updates are recorded."""
+        with self._lock:
+            self._list()
+            return len(self._files)
+
+    def recorded(self, update: str) -> Recorded | None:
+        """The update with this id, or `latest`, brought up to date; `None` if there is none.
+
+        The caller reads the model under `lock`.
+        """
+        with self._lock:
+            self._list()
+            file = self._files[-1] if update == LATEST and self._files else self._by_id.get(update)
+            if file is None:
+                return None
+            found = self._models.get(file.path)
+            if found is None:
+                found = self._models[file.path] = Recorded(file)
+            self._models.move_to_end(file.path)
+            while len(self._models) > _MAX_MODELS:
+                self._models.popitem(last=False)
+            found.refresh()
+            return found
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while a model is read."""
+        return self._lock
+
+    def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
+        """Updates, newest first.
+
+        Args:
+            before: Only those at positions below this one, counted from the oldest; all if `None`.
+            limit: How many at most.
+        """
+        with self._lock:
+            self._list()
+            end = len(self._files) if before is None else max(0, min(before, len(self._files)))
+            files = self._files[max(0, end - limit) : end]
+            return [self._summary(file) for file in reversed(files)]
+
+    def _list(self) -> None:
+        """List the folder again if something was added to it or taken away."""
+        try:
+            status = self.directory.stat()
+        except OSError:
+            self._files, self._by_id, self._listed = [], {}, None
+            return
+        seen = (status.st_mtime_ns, status.st_ino)
+        if seen == self._listed:
+            return
+        self._files = updates(self.directory)
+        self._by_id = {file.update_id: file for file in self._files}
+        self._listed = seen
+
+    def _summary(self, file: UpdateFile) -> UpdateSummary:
+        try:
+            size = file.path.stat().st_size
+        except OSError:
+            size = 0
+        known = self._summaries.get(file.path)
+        if known is not None and known[0] == size:
+            return known[1]
+        summary = _summary_of(file, size)
+        self._summaries[file.path] = (size, summary)
+        return summary
+
+
+def _summary_of(file: UpdateFile, size: int) -> UpdateSummary:
+    """From the first events of a file and its last ones, however long it is."""
+    first, last = _ends_of(file.path, size)
+    pipeline, body, changes = "", {}, []
+    for event in first:
+        pipeline = pipeline or event.origin.pipeline_name
+        if event.event_type == "create_update":
+            body = dict(event.details.get("create_update") or {})
+    for event in (*first, *last):
+        if event.event_type == "update_progress":
+            changes.append(event)
+    change = changes[-1] if changes else None
+    state = str((change.details.get("update_progress") or {}).get("state", "")) if change else ""
+    newest = next(reversed([*first, *last]), None)
+    is_over = state in TERMINAL_STATES
+    ending = change if is_over else newest
+    return UpdateSummary(
+        update_id=file.update_id,
+        pipeline_name=pipeline,
+        started=_millis(file.started),
+        ended=_millis(ending.timestamp) if ending is not None else None,
+        state=state if state in set(UpdateState) else "",
+        is_over=is_over,
+        continuous=bool(body.get("continuous")),
+        full_refresh=bool(body.get("full_refresh") or body.get("full_refresh_selection")),
+        error=error_view(change.error) if change is not None else None,
+        message=change.message if change is not None else "",
+    )
+
+
+def _ends_of(path: Path, size: int) -> tuple[list[Event], list[Event]]:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_TAIL)
+            file.seek(max(len(head), size - _TAIL))
+            tail = file.read(_TAIL)
+    except OSError:
+        return [], []
+    return _events(head.split(b"\n")), _events(tail.split(b"\n"))
+
+
+def _events(lines: list[bytes]) -> list[Event]:
+    wanted = (b'"create_update"', b'"update_progress"')
+    chosen = [
+        line for at, line in enumerate(lines) if at < 2 or any(word in line for word in wanted)
+    ]
+    if lines and (ending := next((line for line in reversed(lines) if line), None)):
+        chosen.append(ending)
+    found = (event_of_line(masked(line)) for line in chosen if line)
+    return [event for event in found if event is not None]
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,160 @@
+"""What the micro-batches of a dataset did over time, in bounded memory."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock._observe.events import Event
+
+_MAX_POINTS = 240
+_MAX_RECENT = 60
+_MAX_RULES = 63
+
+BatchKey = tuple[str, int | None]
+
+
+@dataclass(slots=True)
+class Point:
+    """One micro-batch, or several neighbours in one.
+
+    Attributes:
+        at: When the last of them ended, in milliseconds since the epoch.
+        rows_in: Rows read.
+        rows_out: Rows written and merged.
+        busy_ms: Wall time of all of them.
+        slowest_ms: Wall time of the slowest one.
+        quarantined: Rows put into quarantine.
+        dropped: Rows that broke a drop rule, quarantined ones included.
+        lag: What waited at the sources after the last one, if known.
+        rules: Passed and failed rows per rule.
+    """
+
+    at: int
+    rows_in: int = 0
+    rows_out: int = 0
+    busy_ms: int = 0
+    slowest_ms: int = 0
+    quarantined: int = 0
+    dropped: int = 0
+    lag: int | None = None
+    rules: dict[str, list[int]] = field(default_factory=dict)
+
+    def absorb(self, later: "Point") -> None:
+        """Take in the next point."""
+        self.at = later.at
+        self.rows_in += later.rows_in
+        self.rows_out += later.rows_out
+        self.busy_ms += later.busy_ms
+        self.slowest_ms = max(self.slowest_ms, later.slowest_ms)
+        self.quarantined += later.quarantined
+        self.dropped += later.dropped
+        self.lag = later.lag if later.lag is not None else self.lag
+        for name, (passed, failed) in later.rules.items():
+            sums = self.rules.setdefault(name, [0, 0])
+            sums[0] += passed
+            sums[1] += failed
+
+
+class Series:
+    """The points of one dataset.
+
+    When there are too many, neighbours are joined two by two: sums stay exact, the line gets
+    coarser. A micro-batch has two events, of its commit and of its query; they meet in one point.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._recent: deque[tuple[BatchKey, Point]] = deque(maxlen=_MAX_RECENT)
+
+    def add(self, event: Event, *, since_ms: int | None) -> None:
+        """Take in a `flow_progress` event with metrics.
+
+        Args:
+            event: The event.
+            since_ms: When the work on it began; used where the event has no duration.
+        """
+        body = event.details["flow_progress"]
+        metrics, quality = body.get("metrics") or {}, body.get("data_quality") or {}
+        at = int(event.timestamp.timestamp() * 1000)
+        point = Point(
+            at=at,
+            rows_in=metrics.get("num_input_rows", 0),
+            rows_out=metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0),
+            busy_ms=metrics.get("batch_duration_ms", 0),
+            quarantined=quality.get("quarantined_records", 0),
+            dropped=quality.get("dropped_records", 0),
+            lag=metrics.get("backlog_records"),
+        )
+        if event.origin.batch_id is None and not point.busy_ms and since_ms is not None:
+            point.busy_ms = max(0, at - since_ms)
+            point.rows_in = point.rows_in or point.rows_out
+        point.slowest_ms = point.busy_ms
+        for counts in (quality.get("expectations") or ())[:_MAX_RULES]:
+            sums = point.rules.setdefault(counts["name"], [0, 0])
+            sums[0] += counts["passed_records"]
+            sums[1] += counts["failed_records"]
+        key = (event.origin.flow_name, event.origin.batch_id)
+        known = next((found for other, found in reversed(self._recent) if other == key), None)
+        if known is not None and key[1] is not None:
+            known.absorb(point)
+            return
+        self._recent.append((key, point))
+        self._points.append(point)
+        if len(self._points) > _MAX_POINTS:
+            self._join()
+
+    def last_seconds(self) -> float | None:
+        """How long the newest micro-batch or refresh took."""
+        busy_ms = self._points[-1].busy_ms if self._points else 0
+        return busy_ms / 1000 if busy_ms else None
+
+    def recent(self) -> list[dict[str, Any]]:
+        """The newest micro-batches, newest first."""
+        return [
+            {
+                "flow": flow,
+                "batch_id": batch_id,
+                "at": point.at,
+                "rows_in": point.rows_in,
+                "rows_out": point.rows_out,
+                "duration_ms": point.busy_ms,
+                "quarantined": point.quarantined,
+            }
+            for (flow, batch_id), point in reversed(self._recent)
+        ]
+
+    def columns(self) -> dict[str, Any]:
+        """The points as columns, oldest first, as a chart wants them."""
+        points = sorted(self._points, key=lambda point: point.at)
+        rules = dict.fromkeys(name for point in points for name in point.rules)
+        return {
+            "at": [point.at for point in points],
+            "rows_per_second": [
+                round(point.rows_in * 1000 / point.busy_ms, 1) if point.busy_ms else None
+                for point in points
+            ],
+            "rows_out": [point.rows_out for point in points],
+            "batch_seconds": [
+                round(point.slowest_ms / 1000, 3) if point.busy_ms else None for point in points
+            ],
+            "quarantined": [point.quarantined for point in points],
+            "lag": [point.lag for point in points],
+            "rules": {
+                name: {
+                    "passed": [point.rules.get(name, (0, 0))[0] for point in points],
+                    "failed": [point.rules.get(name, (0, 0))[1] for point in points],
+                }
+                for name in rules
+            },
+        }
+
+    def _join(self) -> None:
+        # The newest points stay as they are: the second event of their batch may still come.
+        old, new = self._points[:-_MAX_RECENT], self._points[-_MAX_RECENT:]
+        joined = []
+        for index in range(0, len(old), 2):
+            point = old[index]
+            if index + 1 < len(old):
+                point.absorb(old[index + 1])
+            joined.append(point)
+        self._points = joined + new

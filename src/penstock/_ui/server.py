@@ -1,0 +1,133 @@
+"""The addresses of the dashboard: pages, JSON, and a stream of changes."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from penstock._observe.log import encode
+from penstock._ui.assets import Asset, load_assets
+from penstock._ui.guard import App, Guard
+from penstock._ui.hub import MAX_WATCHERS, Hub, whole_update
+from penstock._ui.recording import LATEST, Recording
+
+_DOTS = 20
+_MAX_PAGE = 200
+
+Update = Annotated[str, Query(max_length=100)]
+
+
+def build_app(recordings: list[Recording], *, host: str, token: str | None) -> App:
+    """The dashboard over some pipelines, behind its guard.
+
+    Args:
+        recordings: Event logs, with different keys.
+        host: The address that the server listens on.
+        token: What every request must know; `None` for none, on a loopback address only.
+    """
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    pipelines = {recording.key: recording for recording in recordings}
+    assets = load_assets()
+    hub = Hub()
+
+    def recording_of(key: str) -> Recording:
+        found = pipelines.get(key)
+        if found is None:
+            raise HTTPException(404, "no such pipeline")
+        return found
+
+    @app.get("/api/pipelines")
+    def list_pipelines() -> Response:
+        return _json({"pipelines": [_pipeline(each) for each in recordings]})
+
+    @app.get("/api/pipelines/{key}/update")
+    def show_update(key: str, update: Update = LATEST) -> Response:
+        body = whole_update(recording_of(key), update)
+        if body is None:
+            raise HTTPException(404, "no such update")
+        return _json(body)
+
+    @app.get("/api/pipelines/{key}/dataset")
+    def show_dataset(
+        key: str, name: Annotated[str, Query(max_length=1000)], update: Update = LATEST
+    ) -> Response:
+        recording = recording_of(key)
+        recorded = recording.recorded(update)
+        if recorded is None:
+            raise HTTPException(404, "no such update")
+        with recording.lock:
+            body = recorded.model.dataset(name)
+        if body is None:
+            raise HTTPException(404, "no such dataset")
+        return _json(body)
+
+    @app.get("/api/pipelines/{key}/updates")
+    def list_updates(
+        key: str,
+        before: Annotated[int | None, Query(ge=0)] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = 50,
+    ) -> Response:
+        recording = recording_of(key)
+        total = recording.count()
+        found = recording.history(before=before, limit=limit)
+        end = total if before is None else min(before, total)
+        return _json(
+            {
+                "total": total,
+                "next": end - len(found) if end > len(found) else None,
+                "updates": [asdict(summary) for summary in found],
+            }
+        )
+
+    @app.get("/api/pipelines/{key}/stream")
+    async def stream(key: str, update: Update = LATEST) -> Response:
+        recording = recording_of(key)
+        if hub.watchers >= MAX_WATCHERS:
+            raise HTTPException(503, "too many pages watch")
+        return StreamingResponse(
+            hub.watch(recording, update),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+
+    @app.get("/{name}")
+    def asset(name: str, request: Request) -> Response:
+        found = assets.get(name)
+        if found is None:
+            raise HTTPException(404, "no such page")
+        return _asset(found, request)
+
+    @app.get("/")
+    def page(request: Request) -> Response:
+        return _asset(assets["index.html"], request)
+
+    return Guard(app, host=host, token=token)
+
+
+def _pipeline(recording: Recording) -> dict[str, Any]:
+    dots = recording.history(limit=_DOTS)
+    newest = dots[0] if dots else None
+    return {
+        "key": recording.key,
+        "name": (newest.pipeline_name if newest is not None else "") or recording.label,
+        "event_log": str(recording.directory),
+        "total": recording.count(),
+        "updates": [asdict(summary) for summary in dots],
+    }
+
+
+def _json(body: Any) -> Response:
+    return Response(
+        encode(body), media_type="application/json", headers={"cache-control": "no-store"}
+    )
+
+
+def _asset(asset: Asset, request: Request) -> Response:
+    headers = {"etag": asset.etag, "cache-control": "no-cache", "vary": "accept-encoding"}
+    if request.headers.get("if-none-match") == asset.etag:
+        return Response(status_code=304, headers=headers)
+    body = asset.body
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["content-encoding"] = asset.zipped, "gzip"
+    return Response(body, media_type=asset.content_type, headers=headers)

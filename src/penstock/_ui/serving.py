@@ -1,0 +1,180 @@
+"""Serving the dashboard until it is told to stop."""
+
+import ipaddress
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock._ui.guard import is_loopback
+from penstock._ui.recording import Recording
+from penstock.errors import MissingExtraError, SetupError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 7070
+_TOKEN_BYTES = 24
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedLog:
+    """A pipeline to show: what to call it before it has events, and its event log."""
+
+    label: str
+    directory: Path
+
+
+def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
+    """Each event log under a key of its own that can stand in an address."""
+    found: list[Recording] = []
+    seen: set[str] = set()
+    for log in logs:
+        base = re.sub(r"[^a-z0-9]+", "-", log.label.lower()).strip("-") or "pipeline"
+        key, number = base, 2
+        while key in seen:
+            key, number = f"{base}-{number}", number + 1
+        seen.add(key)
+        found.append(Recording(key, log.label, log.directory))
+    return found
+
+
+def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
+    """A socket that listens.
+
+    Args:
+        host: Address or name.
+        port: 0 for any free one.
+        or_any: Take any free port where this one is taken.
+
+    Raises:
+        SetupError: `CANNOT_LISTEN`: the port is taken, or the address is not of this machine.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(place)
+            found.listen(_BACKLOG)
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        if or_any and port:
+            return listen(host, 0)
+        raise SetupError(
+            "CANNOT_LISTEN",
+            f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}",
+            hint="name another one with --port, or let it choose with --port 0",
+        ) from error
+    return found
+
+
+def new_token() -> str:
+    """A token that nobody guesses."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def address_of(listening: socket.socket, host: str, token: str | None) -> str:
+    """What to open in a browser."""
+    port = listening.getsockname()[1]
+    name = host
+    try:
+        if ipaddress.ip_address(host).is_unspecified:
+            name = socket.gethostname()
+        elif ":" in host:
+            name = f"[{host}]"
+    except ValueError:
+        pass
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def require_extra() -> None:
+    """Make sure that the server's packages are installed.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn"):
+            raise
+        raise MissingExtraError(
+            "MISSING_EXTRA",
+            f"the dashboard needs the package {error.name}, which is not installed",
+            hint='pip install "penstock[ui]"',
+        ) from error
+
+
+def serve(
+    logs: Sequence[WatchedLog],
+    listening: socket.socket,
+    *,
+    host: str = DEFAULT_HOST,
+    token: str | None = None,
+    until: BinaryIO | None = None,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until Ctrl-C, SIGTERM, or the end of a stream.
+
+    Args:
+        logs: The pipelines to show.
+        listening: From `listen`.
+        host: The address that it listens on.
+        token: What every request must know.
+        until: Read to its end on a thread; then the server stops.
+        ready: Called before the first request is answered.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    require_extra()
+    import uvicorn
+
+    from penstock._ui.server import build_app
+
+    if not is_loopback(host) and token is None:
+        token = new_token()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build_app(recordings_of(logs), host=host, token=token),
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=1,
+            lifespan="off",
+            ws="none",
+            h11_max_incomplete_event_size=32 << 10,
+        )
+    )
+    if until is not None:
+        threading.Thread(target=_stop_at_end, args=(until, server), daemon=True).start()
+    if ready is not None:
+        ready()
+    server.run(sockets=[listening])
+
+
+def _stop_at_end(stream: BinaryIO, server: object) -> None:
+    while stream.read(1024):
+        pass
+    server.should_exit = True  # type: ignore[attr-defined]
+
+
+def companion_command(log: WatchedLog, descriptor: int) -> list[str]:
+    """The command of a process that shows one pipeline and ends with its standard input."""
+    return [
+        sys.executable,
+        "-m",
+        "penstock",
+        "ui",
+        f"--event-log={log.label}={log.directory}",
+        f"--listening={descriptor}",
+    ]

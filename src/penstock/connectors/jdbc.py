@@ -1,0 +1,287 @@
+"""Option rules of the JDBC sink: names, defaults, refusals. Pure functions over option maps.
+
+An option that nobody knows is an error: Spark would hand it to the driver, and some parameters of
+the driver make it load foreign classes. Values are never shown in an error, because they may be
+secrets.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import ConnectorError
+
+__all__ = ["JdbcSinkOptions", "TableName", "WriteRows", "jdbc_sink_options", "table_name"]
+
+_POSTGRESQL = "jdbc:postgresql:"
+_OWN = (
+    "url",
+    "dbtable",
+    "user",
+    "password",
+    "driver",
+    "mode",
+    "keys",
+    "sequenceBy",
+    "createTable",
+    "fenceTable",
+    "stagingSchema",
+    "numPartitions",
+    "batchsize",
+    "nulCharacters",
+    "onGap",
+)
+# Parameters of the driver that neither run code nor read other files than keys and certificates.
+_CONNECTION = (
+    "ssl",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "sslpassword",
+    "ApplicationName",
+    "connectTimeout",
+    "loginTimeout",
+    "socketTimeout",
+    "tcpKeepAlive",
+    "currentSchema",
+    "targetServerType",
+    "prepareThreshold",
+    "preferQueryMode",
+    "gssEncMode",
+    "channelBinding",
+)
+_KNOWN = {name.lower(): name for name in (*_OWN, *_CONNECTION)}
+_DRIVER = "org.postgresql.Driver"
+_NAME_PART = r'\s*("(?:[^"]|"")+"|[A-Za-z_]\w*)\s*'
+_NAME = re.compile(rf"(?:{_NAME_PART}\.)?{_NAME_PART}")
+_LONGEST_NAME = 63
+
+
+class WriteRows(StrEnum):
+    """What a batch does to the rows that are in the table."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table of the database; `None` as the schema is the first one of the search path."""
+
+    schema: str | None
+    table: str
+
+    def __str__(self) -> str:
+        """Quoted, for SQL."""
+        parts = [self.schema, self.table] if self.schema else [self.table]
+        return ".".join(quote(part) for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JdbcSinkOptions:
+    """What was asked of a JDBC sink.
+
+    Attributes:
+        url: `jdbc:postgresql://host:port/database`, without parameters.
+        table: The target.
+        mode: Append, or insert and update by key.
+        keys: Columns that identify a row, for upserts.
+        sequence_by: Column that tells the newest of several rows of a key.
+        create_table: Whether a missing target is created.
+        fence: Table that keeps the last batch of each flow.
+        staging_schema: Where the tables of single batches are made; the target's by default.
+        partitions: The most tasks, and so connections, that write at once.
+        batch_size: Rows per insert statement.
+        replace_nul: Whether U+0000 in strings becomes U+FFFD; otherwise it is an error.
+        accept_gap: Go on although the database lacks batches that the checkpoint has done.
+        connection: Parameters of the driver, with user and password. Never shown.
+    """
+
+    url: str = field(repr=False)
+    table: TableName
+    mode: WriteRows
+    keys: tuple[str, ...]
+    sequence_by: str | None
+    create_table: bool
+    fence: TableName
+    staging_schema: str | None
+    partitions: int
+    batch_size: int
+    replace_nul: bool
+    accept_gap: bool
+    connection: Mapping[str, str] = field(repr=False)
+
+    @property
+    def place(self) -> str:
+        """The database in words: host, port, name."""
+        return self.url.removeprefix(_POSTGRESQL).lstrip("/")
+
+
+def quote(name: str) -> str:
+    """An identifier for PostgreSQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(text: str) -> TableName:
+    """Read `table` or `schema.table`; unquoted parts are folded to lower case, as in SQL.
+
+    Raises:
+        ConnectorError: `JDBC_OPTION_INVALID`.
+    """
+    match = _NAME.fullmatch(text)
+    parts = [] if match is None else [_unquoted(part) for part in match.groups() if part]
+    if not parts or any(len(p.encode()) > _LONGEST_NAME or "\0" in p for p in parts):
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID",
+            "the name of a table is `table` or `schema.table`, each of up to 63 bytes",
+            hint='other characters than letters, digits and `_` go between double quotes: "a-b"',
+        )
+    return TableName(parts[0] if len(parts) == 2 else None, parts[-1])
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()
+
+
+def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
+    """Check the options of a JDBC sink and fill in defaults.
+
+    Args:
+        options: As the user gave them, in any case, secrets already resolved.
+
+    Raises:
+        ConnectorError: `JDBC_OPTION_UNKNOWN`, `JDBC_OPTION_INVALID`, `JDBC_OPTION_UNSAFE` or
+            `JDBC_DATABASE_NOT_SUPPORTED`.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(options)
+    for name in ("url", "dbtable"):
+        if not given.get(name, "").strip():
+            raise ConnectorError("JDBC_OPTION_INVALID", f"option `{name}` is missing or empty")
+    url, parameters = _split_url(given["url"].strip())
+    if given.get("driver", _DRIVER) != _DRIVER:
+        raise ConnectorError(
+            "JDBC_DATABASE_NOT_SUPPORTED",
+            "option `driver` names another driver than PostgreSQL's",
+            hint="write to other databases from a foreach_batch_sink function",
+        )
+    mode = _choice(given, "mode", [*WriteRows], WriteRows.APPEND)
+    keys = tuple(key.strip() for key in given.get("keys", "").split(",") if key.strip())
+    sequence = given.get("sequenceby", "").strip() or None
+    if mode == WriteRows.UPSERT and not keys:
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID",
+            "mode `upsert` needs option `keys`: the columns that identify a row",
+            hint='{"mode": "upsert", "keys": "customer_id, day"}',
+        )
+    if mode == WriteRows.APPEND and (keys or sequence):
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID",
+            "options `keys` and `sequenceBy` are for mode `upsert`",
+            hint='add {"mode": "upsert"}, or remove them',
+        )
+    table = table_name(given["dbtable"].strip())
+    fence = given.get("fencetable", "").strip()
+    connection = {_KNOWN[name]: given[name] for name in _folded(_CONNECTION) if name in given}
+    connection |= {name: given[name] for name in ("user", "password") if given.get(name)}
+    return JdbcSinkOptions(
+        url=url,
+        table=table,
+        mode=WriteRows(mode),
+        keys=keys,
+        sequence_by=sequence,
+        create_table=_choice(given, "createTable", ["true", "false"], "true") == "true",
+        fence=table_name(fence) if fence else TableName(table.schema, "penstock_fence"),
+        staging_schema=_schema_name(given.get("stagingschema", "")) or table.schema,
+        partitions=_count(given, "numPartitions", 8),
+        batch_size=_count(given, "batchsize", 2000),
+        replace_nul=_choice(given, "nulCharacters", ["fail", "replace"], "fail") == "replace",
+        accept_gap=_choice(given, "onGap", ["refuse", "continue"], "refuse") == "continue",
+        connection={**parameters, **connection},
+    )
+
+
+def _folded(names: tuple[str, ...]) -> list[str]:
+    return [name.lower() for name in names]
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    for name in options:
+        if name.lower() in _KNOWN:
+            continue
+        near = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.6)
+        raise ConnectorError(
+            "JDBC_OPTION_UNKNOWN",
+            f"the JDBC sink has no option `{name}`",
+            hint=f"did you mean `{_KNOWN[near[0]]}`?" if near else f"options: {', '.join(_OWN)}",
+        )
+
+
+def _split_url(url: str) -> tuple[str, dict[str, str]]:
+    """The URL without its parameters, and these."""
+    if not url.startswith(_POSTGRESQL):
+        raise ConnectorError(
+            "JDBC_DATABASE_NOT_SUPPORTED",
+            f"the JDBC sink writes to PostgreSQL: option `url` must start with `{_POSTGRESQL}`",
+            hint="write to other databases from a foreach_batch_sink function",
+        )
+    base, _, query = url.partition("?")
+    try:
+        authority = urlsplit(base.removeprefix("jdbc:"))
+        has_user = "@" in authority.netloc
+    except ValueError:
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID", "option `url` cannot be read as a URL"
+        ) from None
+    parameters: dict[str, str] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        known = {entry.lower(): entry for entry in _CONNECTION}.get(name.lower())
+        if name.lower() in ("user", "password"):
+            has_user = True
+        elif known is None:
+            raise ConnectorError(
+                "JDBC_OPTION_UNSAFE",
+                f"option `url` has the parameter `{name}`, which is not one of those allowed",
+                hint=f"allowed: {', '.join(_CONNECTION)}",
+            )
+        else:
+            parameters[known] = unquote(value)
+    if has_user:
+        raise ConnectorError(
+            "JDBC_OPTION_UNSAFE",
+            "option `url` holds a user or a password",
+            hint='give {"user": "...", "password": "${secret:NAME}"} as options of their own',
+        )
+    return base, parameters
+
+
+def _choice(given: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    value = given.get(name.lower(), default).strip().lower()
+    if value not in choices:
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID", f"option `{name}` must be one of {', '.join(choices)}"
+        )
+    return value
+
+
+def _count(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower(), str(default)).strip()
+    if not value.isdecimal() or int(value) == 0:
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID", f"option `{name}` must be a whole number above zero"
+        )
+    return int(value)
+
+
+def _schema_name(text: str) -> str | None:
+    if not text.strip():
+        return None
+    name = table_name(text.strip())
+    if name.schema is not None:
+        raise ConnectorError("JDBC_OPTION_INVALID", "option `stagingSchema` is one name")
+    return name.table

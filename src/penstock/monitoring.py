@@ -1,0 +1,64 @@
+"""What a pipeline does, seen from another process: for scripts, probes and dashboards.
+
+Nothing here needs Spark or Java, takes a lease or disturbs the pipeline: it reads two files that
+the pipeline writes, on the machine that runs it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.status_file import read_status
+from penstock._project.spec import load_settings
+from penstock._runtime.lease import living_holder
+from penstock._runtime.lease_paths import pipeline_lease_path
+
+__all__ = ["status"]
+
+
+def status(
+    project: str | Path | None = None,
+    *,
+    storage: str | None = None,
+    pipeline: str | None = None,
+    target: str | None = None,
+    update: str = "latest",
+) -> Mapping[str, Any] | None:
+    """What the newest update of a pipeline does now, or how it ended.
+
+    The keys are those of `penstock status --output json`; see the page on monitoring.
+
+    Args:
+        project: Project folder, source file or settings file; by default around the current folder.
+        storage: Root of tables and checkpoints instead of the one of the settings.
+        pipeline: Key of the pipeline, where a bundle has several.
+        target: Target of a bundle.
+        update: `latest`, or the id of an update or its beginning.
+
+    Returns:
+        `None` if no update is recorded.
+
+    Raises:
+        SpecError: The project or its settings are wrong.
+    """
+    settings = load_settings(
+        Path.cwd(),
+        source=None if project is None else Path(project),
+        storage=storage,
+        pipeline=pipeline,
+        target=target,
+    )
+    return status_of(settings, update=update)
+
+
+def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str, Any] | None:
+    """As `status`, for settings that are read already."""
+    found = read_status(settings, update=update)
+    if found is None:
+        return None
+    holder = living_holder(pipeline_lease_path(settings.storage))
+    is_holder = holder is not None and holder.get("update") == found["update_id"]
+    found["is_alive"] = is_holder and not found["has_ended"]
+    found["process_id"] = holder.get("pid") if holder is not None and is_holder else None
+    return found

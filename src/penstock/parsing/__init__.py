@@ -1,0 +1,27 @@
+"""Payloads to columns, times with a fallback: plain functions over DataFrames and Columns.
+
+A payload that cannot be parsed never fails a query and never disappears: its row goes on with the
+reason in `_parse_error` and the payload itself in `_raw_payload`, so that
+`@dp.expect_or_quarantine("parsed", parsing.PARSED)` keeps it beside the table.
+"""
+
+from penstock.parsing.binary import parse_avro, parse_protobuf
+from penstock.parsing.confluent import parse_confluent
+from penstock.parsing.json_payload import parse_json
+from penstock.parsing.outcome import PARSED
+from penstock.parsing.registry import SchemaRegistry
+from penstock.parsing.schema import schema_from_file, schema_from_sample
+from penstock.parsing.time import event_time, with_date_columns
+
+__all__ = [
+    "PARSED",
+    "SchemaRegistry",
+    "event_time",
+    "parse_avro",
+    "parse_confluent",
+    "parse_json",
+    "parse_protobuf",
+    "schema_from_file",
+    "schema_from_sample",
+    "with_date_columns",
+]

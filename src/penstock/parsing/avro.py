@@ -1,0 +1,211 @@
+"""Avro: schemas as column types, payloads as records. fastavro does the decoding.
+
+fastavro instead of Spark's `from_avro`: that one takes one writer schema for all rows, and neither
+says why a payload cannot be read nor that bytes are left over.
+"""
+
+import functools
+import io
+import json
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError, MissingExtraError
+
+_PRIMITIVE: dict[str, DataType] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "bytes": BinaryType(),
+    "string": StringType(),
+    "enum": StringType(),
+    "fixed": BinaryType(),
+}
+_LOGICAL: dict[str, DataType] = {
+    "date": DateType(),
+    "timestamp-millis": TimestampType(),
+    "timestamp-micros": TimestampType(),
+    "local-timestamp-millis": TimestampNTZType(),
+    "local-timestamp-micros": TimestampNTZType(),
+    "uuid": StringType(),
+}
+_WIDENED = (({"int", "long"}, LongType()), ({"int", "long", "float", "double"}, DoubleType()))
+
+
+class PayloadError(ValueError):
+    """A payload cannot be decoded; the text is for the row's `_parse_error`."""
+
+
+@functools.cache
+def require_fastavro() -> Any:
+    """The fastavro package.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    try:
+        import fastavro
+    except ImportError as error:
+        raise MissingExtraError(
+            "MISSING_EXTRA",
+            "fastavro is not installed; Avro payloads need it",
+            hint="pip install 'penstock[registry]'",
+        ) from error
+    return fastavro
+
+
+def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
+    """The columns of an Avro record.
+
+    Args:
+        text: The schema.
+        references: Schemas of the named types that it uses, in the order of their use.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: not a schema of a record, or a union that has no
+            column type.
+    """
+    try:
+        types = _Types()
+        for at, reference in enumerate(references):
+            types.of(_parsed(reference, references[:at]))
+        found = types.of(_parsed(text, references))
+    except _NoColumnTypeError as error:
+        raise _invalid(str(error)) from error
+    if not isinstance(found, StructType) or not found.fields:
+        raise _invalid("it is not a record with fields")
+    return found
+
+
+def decode_avro(
+    payload: bytes, writer: str, reader: str | None = None, *, references: tuple[str, ...] = ()
+) -> Any:
+    """The value that a payload holds.
+
+    Args:
+        payload: Binary Avro without header.
+        writer: The schema that it was written with.
+        reader: The schema to read it as: defaults and aliases are applied.
+        references: See `struct_of_avro`; of the writer's schema.
+
+    Raises:
+        PayloadError: It cannot be read so.
+    """
+    fastavro = require_fastavro()
+    stream = io.BytesIO(payload)
+    written, wanted = _parsed(writer, references), _parsed(reader) if reader else None
+    try:
+        value = fastavro.schemaless_reader(stream, written, wanted)
+    except (EOFError, IndexError):  # the latter: in the middle of a number
+        raise PayloadError("the payload ends too early for its Avro schema") from None
+    except Exception as error:  # whatever fastavro meets in bytes that are no Avro
+        raise PayloadError(f"the payload is not of its Avro schema: {_said(error)}") from None
+    if left := len(payload) - stream.tell():
+        raise PayloadError(f"{left} bytes are left over after the Avro record")
+    return value
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(text: str, references: tuple[str, ...] = ()) -> Any:
+    fastavro = require_fastavro()
+    named: dict[str, Any] = {}
+    try:
+        for reference in references:
+            fastavro.parse_schema(json.loads(reference), named_schemas=named)
+        return fastavro.parse_schema(json.loads(text), named_schemas=named)
+    except Exception as error:  # ValueError of JSON, several of fastavro
+        raise _invalid(_said(error)) from error
+
+
+class _NoColumnTypeError(ValueError):
+    pass
+
+
+class _Types:
+    """Column types of one schema; named types may be used again below their definition."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, DataType | None] = {}
+
+    def of(self, schema: Any) -> DataType:
+        if isinstance(schema, list):
+            return self._union(schema)
+        if isinstance(schema, str):
+            return self._primitive(schema)
+        kind = schema["type"]
+        if isinstance(kind, (list, dict)):
+            return self.of(kind)
+        if schema.get("logicalType") == "decimal":
+            return DecimalType(schema["precision"], schema.get("scale", 0))
+        if schema.get("logicalType") in _LOGICAL:
+            return _LOGICAL[schema["logicalType"]]
+        if kind == "array":
+            return ArrayType(self.of(schema["items"]))
+        if kind == "map":
+            return MapType(StringType(), self.of(schema["values"]))
+        if kind in ("record", "error"):
+            self._named[schema["name"]] = None
+            found: DataType = StructType(
+                [StructField(f["name"], self.of(f["type"])) for f in schema["fields"]]
+            )
+        else:
+            found = self._primitive(kind)
+        if "name" in schema:
+            self._named[schema["name"]] = found
+        return found
+
+    def _primitive(self, name: str) -> DataType:
+        if name in _PRIMITIVE:
+            return _PRIMITIVE[name]
+        if name == "null":
+            return StringType()
+        if self._named.get(name) is None:
+            raise _NoColumnTypeError(f"{name} contains itself, which columns cannot")
+        found = self._named[name]
+        assert found is not None
+        return found
+
+    def _union(self, branches: list[Any]) -> DataType:
+        kinds = [branch for branch in branches if branch != "null"]
+        if len(kinds) == 1:
+            return self.of(kinds[0])
+        if all(isinstance(kind, str) for kind in kinds):
+            for names, data_type in _WIDENED:
+                if set(kinds) <= names:
+                    return data_type
+        raise _NoColumnTypeError("a union of several types has no column type")
+
+
+def _said(error: Exception) -> str:
+    text = str(error).strip().split("\n", 1)[0][:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _invalid(reason: str) -> DefinitionError:
+    return DefinitionError(
+        "PAYLOAD_SCHEMA_INVALID",
+        f"the Avro schema cannot be used: {reason}",
+        origin=capture_origin(),
+        hint="give the columns yourself as DDL; a field of type STRING takes any value as text",
+    )

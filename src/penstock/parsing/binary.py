@@ -1,0 +1,219 @@
+"""Payloads that are decoded in Python workers: Avro, Protobuf, and what a registry describes.
+
+One function over Arrow batches gives a struct of the record and the reason why there is none. The
+workers need Penstock and the package of the format installed, as every Python function of Spark.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import StringType, StructField, StructType
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+from penstock.parsing.avro import (
+    PayloadError,
+    decode_avro,
+    require_fastavro,
+    struct_of_avro,
+)
+from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
+from penstock.parsing.outcome import quoted, require_column, spread
+from penstock.parsing.protobuf import decode_protobuf, require_protobuf, struct_of_message
+from penstock.parsing.schema import to_struct
+
+Decode = Callable[[bytes], Any]
+
+_DECODED = "__penstock_decoded"
+
+
+def parse_avro(
+    df: DataFrame,
+    column: str = "value",
+    *,
+    avro_schema: str | Path,
+    schema: StructType | str | None = None,
+    into: str | None = None,
+) -> DataFrame:
+    """Parse a column of binary Avro records into columns.
+
+    The result is that of `parse_json`. A row has an error if its payload is NULL, ends too early,
+    has bytes left over, or holds a value that its column cannot take. Its columns are then NULL.
+
+    Args:
+        df: Streaming or not.
+        column: BINARY; plain Avro, without the header of a registry or of a file.
+        avro_schema: What the payloads were written with: text, or a `Path` to it.
+        schema: The columns, if they shall not be those of the Avro schema: struct or DDL. Fields
+            are found by name.
+        into: Keep the columns together in one struct of this name.
+
+    Raises:
+        MissingExtraError: fastavro is not installed.
+        DefinitionError: `PAYLOAD_COLUMN_INVALID`, `PAYLOAD_SCHEMA_INVALID`, `PARSED_COLUMN_EXISTS`.
+    """
+    require_fastavro()
+    text = read_schema_file(avro_schema) if isinstance(avro_schema, Path) else avro_schema
+    derived = struct_of_avro(text) if schema is None else None
+    struct = derived if derived is not None else to_struct(schema or "")
+    return decoded(df, column, struct, lambda payload: decode_avro(payload, text), into)
+
+
+def parse_protobuf(
+    df: DataFrame,
+    column: str = "value",
+    *,
+    descriptor: bytes | Path,
+    message: str,
+    schema: StructType | str | None = None,
+    into: str | None = None,
+) -> DataFrame:
+    """Parse a column of Protobuf messages into columns.
+
+    The result is that of `parse_json`. A row has an error if its payload is NULL or cut short,
+    consists of unknown fields only, or holds a value that its column cannot take. Its columns are
+    then NULL. Enums become their names, `google.protobuf.Timestamp` a TIMESTAMP.
+
+    Args:
+        df: Streaming or not.
+        column: BINARY; a message without the header of a registry.
+        descriptor: What `protoc --include_imports --descriptor_set_out=FILE` writes, or a `Path`
+            to it.
+        message: Full name, such as `shop.Order`.
+        schema: The columns, if they shall not be those of the message: struct or DDL.
+        into: Keep the columns together in one struct of this name.
+
+    Raises:
+        MissingExtraError: protobuf is not installed.
+        DefinitionError: `PAYLOAD_COLUMN_INVALID`, `PAYLOAD_SCHEMA_INVALID`, `PARSED_COLUMN_EXISTS`.
+    """
+    require_protobuf()
+    files = descriptor
+    if isinstance(files, Path):
+        try:
+            files = files.read_bytes()
+        except OSError as error:
+            raise _unreadable(str(descriptor), error) from error
+    struct = struct_of_message(files, message)
+    if schema is not None:
+        struct = to_struct(schema)
+    content = files
+    return decoded(
+        df, column, struct, lambda payload: decode_protobuf(payload, content, message), into
+    )
+
+
+def read_schema_file(path: Path) -> str:
+    """The text of a schema's file.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(str(path), error) from error
+
+
+def decoded(
+    df: DataFrame, column: str, struct: StructType, decode: Decode, into: str | None
+) -> DataFrame:
+    """Replace a payload by the columns of what `decode` makes of it.
+
+    Args:
+        df: Streaming or not.
+        column: The payload.
+        struct: The columns.
+        decode: Raises `PayloadError` for what is one row's error; anything else fails the query.
+        into: See `parse_json`.
+    """
+    name = require_column(df, column)
+    try:
+        compile_fit(struct)
+    except UnsupportedTypeError as error:
+        raise DefinitionError(
+            "PAYLOAD_SCHEMA_INVALID", str(error), origin=capture_origin()
+        ) from error
+    payload = F.col(quoted(name)).cast("binary")
+    prepared = df.withColumn(_DECODED, decoder(struct, decode)(payload))
+    found = F.col(_DECODED)
+    return spread(
+        prepared,
+        name,
+        schema=struct,
+        parsed=found.getField("record"),
+        error=found.getField("error"),
+        into=into,
+    )
+
+
+def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:
+    """The function over Arrow batches; it gives `STRUCT<record, error STRING>`."""
+    import pyarrow as pa
+
+    schema = struct.json()
+    result = StructType(
+        [StructField("record", _nullable(struct)), StructField("error", StringType())]
+    )
+
+    def decode_batch(payloads: pa.Array) -> pa.Array:
+        return _decode_all(payloads.to_pylist(), schema, decode)
+
+    make: Any = arrow_udf  # its overloads want a kind, which the hints above say already
+    udf: Callable[[Column], Column] = make(decode_batch, returnType=result)
+    return udf
+
+
+def _decode_all(payloads: Iterable[bytes | None], schema: str, decode: Decode) -> Any:
+    """Runs in a Python worker."""
+    import json
+
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    struct = StructType.fromJson(json.loads(schema))
+    fit = compile_fit(struct)
+    records: list[Any] = []
+    errors: list[str | None] = []
+    for payload in payloads:
+        record, error = None, None
+        if payload is None:
+            error = "the payload is NULL"
+        elif not payload:
+            error = "the payload is empty"
+        else:
+            try:
+                value = decode(payload)
+                if value is None:
+                    error = "the payload is null"
+                else:
+                    record = fit(value)
+            except MisfitError as misfit:
+                error = f"values do not fit: {misfit}"
+            except PayloadError as problem:
+                error = str(problem)
+        records.append(record)
+        errors.append(error)
+    arrow_type = to_arrow_type(_nullable(struct), timezone="UTC")
+    return pa.StructArray.from_arrays(
+        [pa.array(records, type=arrow_type), pa.array(errors, type=pa.string())],
+        names=["record", "error"],
+    )
+
+
+def _nullable(struct: StructType) -> StructType:
+    """Rows with an error have no values at all, so no column can be NOT NULL."""
+    return StructType([StructField(f.name, f.dataType, True) for f in struct])
+
+
+def _unreadable(path: str, error: Exception) -> DefinitionError:
+    return DefinitionError(
+        "PAYLOAD_SCHEMA_INVALID",
+        f"no schema can be read from {path}: {getattr(error, 'strerror', None) or error}",
+        origin=capture_origin(),
+        hint="relative paths start at the pipeline's root folder",
+    )

@@ -1,0 +1,246 @@
+"""Payloads in Confluent's wire format: a zero byte, the id of the writer's schema, the record."""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
+from penstock.parsing.binary import decoded, read_schema_file
+from penstock.parsing.protobuf import decode_protobuf, message_at, struct_of_message
+from penstock.parsing.registry import RegisteredSchema, SchemaRegistry, UnknownSchemaError
+from penstock.parsing.schema import to_struct
+
+_HEADER_BYTES = 5
+_LONGEST_INDEXES = 32
+
+
+def parse_confluent(
+    df: DataFrame,
+    column: str = "value",
+    *,
+    registry: SchemaRegistry,
+    subject: str | None = None,
+    schema: StructType | str | Path | None = None,
+    into: str | None = None,
+) -> DataFrame:
+    """Parse payloads whose schemas are in a registry: Avro, Protobuf or JSON Schema.
+
+    Each payload is decoded with the schema whose id it carries, so one topic may have many
+    versions, and even formats, and then read as the columns of the reader's schema. The result is
+    that of `parse_json`. A row has an error if its payload has no such header, the registry does
+    not know its id, it is not of that schema, or it does not fit the columns. A registry that does
+    not answer is no error of a row: it is asked again, then the flow fails, and is retried.
+
+    Args:
+        df: Streaming or not.
+        column: BINARY, such as Kafka's `value`.
+        registry: Where the schemas are.
+        subject: The newest schema of this subject gives the columns, asked for when the query is
+            built: `orders-value` for the values of topic `orders`, unless producers name subjects
+            by record.
+        schema: The columns instead: struct, DDL, or an Avro schema as text or `Path`, whose
+            defaults and aliases are applied.
+        into: Keep the columns together in one struct of this name.
+
+    Raises:
+        ConnectorError: `SCHEMA_REGISTRY_UNREACHABLE`, `SCHEMA_REGISTRY_REFUSED`.
+        MissingExtraError: fastavro or protobuf is not installed.
+        DefinitionError: `SUBJECT_NOT_FOUND`, `INVALID_PARAMETER`, `PAYLOAD_COLUMN_INVALID`,
+            `PAYLOAD_SCHEMA_INVALID`, `PARSED_COLUMN_EXISTS`.
+    """
+    require_fastavro()
+    if (subject is None) == (schema is None):
+        raise DefinitionError(
+            "INVALID_PARAMETER",
+            "parse_confluent takes either `subject` or `schema`",
+            origin=capture_origin(),
+            hint='subject="orders-value", or schema="id BIGINT, amount DECIMAL(10,2)"',
+        )
+    struct, reader = _of_subject(registry, subject) if subject else _of_schema(schema)
+    return decoded(df, column, struct, lambda p: decode_confluent(p, registry, reader), into)
+
+
+def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | None = None) -> Any:
+    """The record of a payload.
+
+    Args:
+        payload: With its header.
+        registry: Asked for the schema once per process.
+        reader: An Avro schema to read Avro payloads as.
+
+    Raises:
+        PayloadError: The payload cannot be decoded.
+        ConnectorError: The registry does not answer, or refuses to.
+    """
+    if len(payload) < _HEADER_BYTES or payload[0] != 0:
+        raise PayloadError("the payload does not begin with a schema id")
+    schema_id = int.from_bytes(payload[1:_HEADER_BYTES], "big")
+    body = payload[_HEADER_BYTES:]
+    try:
+        found = registry.schema(schema_id)
+        if found.kind == "AVRO":
+            return decode_avro(body, found.text, reader, references=found.references)
+        if found.kind == "PROTOBUF":
+            indexes, start = read_indexes(body)
+            message = message_at(found.files, indexes)
+            return decode_protobuf(body[start:], found.files, message, strict=True)
+        if found.kind == "JSON":
+            return _decode_json(body)
+    except UnknownSchemaError:
+        raise PayloadError(f"the registry has no schema with id {schema_id}") from None
+    except DefinitionError as error:
+        raise PayloadError(f"schema {schema_id}: {error.message}") from None
+    except PayloadError as error:
+        raise PayloadError(f"{error} (schema {schema_id})") from None
+    raise PayloadError(f"schema {schema_id} is of the unknown kind {found.kind}")
+
+
+def read_indexes(body: bytes) -> tuple[list[int], int]:
+    """The message indexes before a Protobuf payload, and where the payload begins.
+
+    They are zigzag numbers: how many, then each; a single 0 stands for the first message.
+
+    Raises:
+        PayloadError: They are cut short or make no sense.
+    """
+    count, at = _zigzag(body, 0)
+    if count == 0:
+        return [0], at
+    if not 0 < count <= _LONGEST_INDEXES:
+        raise PayloadError("the message indexes of the payload make no sense")
+    indexes = []
+    for _ in range(count):
+        index, at = _zigzag(body, at)
+        indexes.append(index)
+    return indexes, at
+
+
+def struct_of_json_schema(text: str) -> StructType:
+    """The columns of a JSON Schema of an object.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it refers to other schemas, or has alternatives.
+    """
+    try:
+        found = _json_type(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unusable(str(error)) from error
+    if not isinstance(found, StructType):
+        raise _unusable("it is not a schema of an object with properties")
+    return found
+
+
+def _of_subject(registry: SchemaRegistry, subject: str) -> tuple[StructType, str | None]:
+    try:
+        found = registry.latest(subject)
+    except UnknownSchemaError:
+        raise DefinitionError(
+            "SUBJECT_NOT_FOUND",
+            f"the schema registry has no subject {subject!r}",
+            origin=capture_origin(),
+            hint="values of a topic are `<topic>-value`, keys `<topic>-key`, unless producers "
+            "name subjects by record",
+        ) from None
+    return _struct_of(found), found.text if found.kind == "AVRO" and not found.references else None
+
+
+def _struct_of(found: RegisteredSchema) -> StructType:
+    if found.kind == "AVRO":
+        return struct_of_avro(found.text, found.references)
+    if found.kind == "PROTOBUF":
+        return struct_of_message(found.files, message_at(found.files, [0]))
+    return struct_of_json_schema(found.text)
+
+
+def _of_schema(schema: StructType | str | Path | None) -> tuple[StructType, str | None]:
+    if isinstance(schema, Path):
+        schema = read_schema_file(schema)
+    assert schema is not None
+    if isinstance(schema, str) and schema.lstrip().startswith("{"):
+        try:
+            is_avro = json.loads(schema).get("type") == "record"
+        except (ValueError, AttributeError):
+            is_avro = False
+        if is_avro:
+            return struct_of_avro(schema), schema
+    return to_struct(schema), None
+
+
+def _zigzag(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(body) and shift < 64:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+    raise PayloadError("the payload ends in its message indexes")
+
+
+def _decode_json(body: bytes) -> Any:
+    try:
+        found = json.loads(body.decode("utf-8"), parse_float=Decimal)
+    except (ValueError, RecursionError):
+        raise PayloadError("the payload is not one JSON value") from None
+    if not isinstance(found, dict):
+        raise PayloadError("the payload is not a JSON object")
+    return found
+
+
+def _json_type(schema: Mapping[str, Any]) -> DataType:
+    if "$ref" in schema:
+        raise ValueError("it refers to other schemas with `$ref`")
+    kinds = schema.get("type")
+    if kinds is None:
+        options = [*schema.get("oneOf", ()), *schema.get("anyOf", ())]
+        real = [option for option in options if option.get("type") != "null"]
+        if len(real) != 1:
+            raise ValueError("a field has no type, or several")
+        return _json_type(real[0])
+    names = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"]
+    if len(names) != 1:
+        raise ValueError("a field has several types")
+    kind = names[0]
+    if kind == "object":
+        properties = schema.get("properties")
+        if properties:
+            return StructType([StructField(n, _json_type(s)) for n, s in properties.items()])
+        values = schema.get("additionalProperties")
+        return MapType(
+            StringType(), _json_type(values) if isinstance(values, dict) else StringType()
+        )
+    if kind == "array":
+        return ArrayType(_json_type(schema["items"]))
+    if kind == "string":
+        by_format: dict[str, DataType] = {"date-time": TimestampType(), "date": DateType()}
+        return by_format.get(schema.get("format", ""), StringType())
+    return {"integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}[kind]
+
+
+def _unusable(reason: str) -> DefinitionError:
+    return DefinitionError(
+        "PAYLOAD_SCHEMA_INVALID",
+        f"no columns can be taken from the JSON Schema: {reason}",
+        origin=capture_origin(),
+        hint="give the columns yourself as DDL with `schema`",
+    )

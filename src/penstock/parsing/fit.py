@@ -1,0 +1,260 @@
+"""Decoded values into the types of a schema, without losing anything on the way.
+
+Used in Spark's Python workers: a value that does not fit is one row's error, never the query's.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+Fit = Callable[[Any], Any]
+
+_INTEGER_BITS = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_LONGEST_SHOWN = 60
+
+
+class MisfitError(ValueError):
+    """A value does not fit its type; the path is filled in on the way out.
+
+    Attributes:
+        path: Field by field, from the outside.
+        reason: What is wrong with the value.
+    """
+
+    def __init__(self, reason: str, path: tuple[str, ...] = ()) -> None:
+        self.reason, self.path = reason, path
+        super().__init__(reason)
+
+    def below(self, name: str) -> "MisfitError":
+        """The same error, seen from the struct around it."""
+        return MisfitError(self.reason, (name, *self.path))
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}: {self.reason}" if self.path else self.reason
+
+
+class UnsupportedTypeError(ValueError):
+    """A schema has a type that payloads cannot be turned into."""
+
+
+def compile_fit(data_type: DataType) -> Fit:
+    """A function from a decoded value, which is not NULL, to one that Arrow takes for this type.
+
+    The function raises `MisfitError`.
+
+    Raises:
+        UnsupportedTypeError: Nothing decodes to this type (VARIANT, for example).
+    """
+    if isinstance(data_type, StructType):
+        return _struct(data_type)
+    if isinstance(data_type, ArrayType):
+        inner = compile_fit(data_type.elementType)
+        return lambda value: [
+            None if item is None else inner(item) for item in _is(value, list, "an array")
+        ]
+    if isinstance(data_type, MapType):
+        return _map(data_type)
+    if isinstance(data_type, DecimalType):
+        return lambda value: _decimal(value, data_type)
+    for integer, bits in _INTEGER_BITS.items():
+        if isinstance(data_type, integer):
+            return _integer(bits)
+    simple = _SIMPLE.get(type(data_type))
+    if simple is None:
+        raise UnsupportedTypeError(
+            f"a payload cannot be decoded to {data_type.simpleString().upper()}"
+        )
+    return simple
+
+
+def _struct(struct: StructType) -> Fit:
+    fields = [(f.name, compile_fit(f.dataType), f.nullable) for f in struct]
+
+    def fit(value: Any) -> Any:
+        record = _is(value, dict, "a record")
+        found = {}
+        for name, inner, nullable in fields:
+            item = record.get(name)
+            if item is not None:
+                try:
+                    item = inner(item)
+                except MisfitError as error:
+                    raise error.below(name) from None
+            elif not nullable:
+                raise MisfitError("NULL or missing", (name,))
+            found[name] = item
+        return found
+
+    return fit
+
+
+def _map(data_type: MapType) -> Fit:
+    key_of, value_of = compile_fit(data_type.keyType), compile_fit(data_type.valueType)
+
+    def fit(value: Any) -> Any:
+        return [
+            (key_of(key), None if item is None else value_of(item))
+            for key, item in _is(value, dict, "a map").items()
+        ]
+
+    return fit
+
+
+def _is(value: Any, kind: type, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise _misfit(value, name)
+    return value
+
+
+def _misfit(value: Any, wanted: str) -> MisfitError:
+    shown = repr(value)
+    if len(shown) > _LONGEST_SHOWN:
+        shown = shown[:_LONGEST_SHOWN] + "..."
+    return MisfitError(f"{shown} is not {wanted}")
+
+
+def _integer(bits: int) -> Fit:
+    limit = 1 << (bits - 1)
+
+    def fit(value: Any) -> int:
+        if isinstance(value, time):  # Avro's time of day: milliseconds in an INT, else microseconds
+            micros = (value.hour * 3600 + value.minute * 60 + value.second) * 1_000_000
+            micros += value.microsecond
+            return micros // 1000 if bits == 32 else micros
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _misfit(value, "an integer")
+        if not -limit <= value < limit:
+            raise _misfit(value, f"an integer of {bits} bits")
+        return value
+
+    return fit
+
+
+def _decimal(value: Any, data_type: DecimalType) -> Decimal:
+    wanted = f"a {data_type.simpleString().upper()}"
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal, str)):
+        raise _misfit(value, wanted)
+    try:
+        number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+        exact = number.quantize(Decimal(1).scaleb(-data_type.scale))
+    except InvalidOperation:
+        raise _misfit(value, wanted) from None
+    if (
+        not number.is_finite()
+        or exact != number
+        or len(exact.as_tuple().digits) > (data_type.precision)
+    ):
+        raise _misfit(value, wanted)
+    return exact
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        raise _misfit(value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _misfit(value, "a DOUBLE") from None
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        raise _misfit(value, "a string")
+    # As Spark's JSON reader does: whatever stands in a field of type STRING is kept as text.
+    return (
+        json.dumps(value, default=str, ensure_ascii=False)
+        if (isinstance(value, (dict, list, bool)))
+        else str(value)
+    )
+
+
+def _binary(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise _misfit(value, "base64")
+
+
+def _date(value: Any) -> date:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        try:
+            return date.fromisoformat(value.strip())
+        except ValueError:
+            pass
+    raise _misfit(value, "a date")
+
+
+def _instant(value: Any) -> datetime:
+    found = _iso(value)
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def _local_time(value: Any) -> datetime:
+    found = _iso(value)
+    return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
+
+
+def _iso(value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value.strip())
+        except ValueError:
+            pass
+    raise _misfit(value, "a time")
+
+
+def _boolean(value: Any) -> bool:
+    return bool(_is(value, bool, "a boolean"))
+
+
+def _duration(value: Any) -> timedelta:
+    found: timedelta = _is(value, timedelta, "a duration")
+    return found
+
+
+_SIMPLE: dict[type[DataType], Fit] = {
+    BooleanType: _boolean,
+    FloatType: _double,
+    DoubleType: _double,
+    StringType: _string,
+    BinaryType: _binary,
+    DateType: _date,
+    TimestampType: _instant,
+    TimestampNTZType: _local_time,
+    DayTimeIntervalType: _duration,
+}

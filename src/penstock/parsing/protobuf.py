@@ -1,0 +1,364 @@
+"""Protobuf: descriptors as column types, payloads as records."""
+
+import functools
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError, MissingExtraError
+from penstock.parsing.avro import PayloadError
+
+_WELL_KNOWN = (
+    "any",
+    "duration",
+    "empty",
+    "field_mask",
+    "struct",
+    "timestamp",
+    "wrappers",
+)
+_MAIN_FILE = "penstock_schema.proto"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
+
+
+@functools.cache
+def require_protobuf() -> Any:
+    """The `google.protobuf` package.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    try:
+        import google.protobuf
+        import google.protobuf.descriptor_pool
+        import google.protobuf.message_factory
+        import google.protobuf.unknown_fields
+    except ImportError as error:
+        raise MissingExtraError(
+            "MISSING_EXTRA",
+            "protobuf is not installed; Protobuf payloads need it",
+            hint="pip install 'penstock[registry]'",
+        ) from error
+    return google.protobuf
+
+
+def struct_of_message(files: bytes, message: str) -> StructType:
+    """The columns of a message.
+
+    Args:
+        files: A serialized FileDescriptorSet, as `protoc --include_imports --descriptor_set_out`
+            writes it.
+        message: Full name, such as `shop.Order`.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    """
+    return _struct(message_class(files, message).DESCRIPTOR, ())
+
+
+def decode_protobuf(payload: bytes, files: bytes, message: str, *, strict: bool = False) -> Any:
+    """The record that a payload holds.
+
+    Args:
+        payload: A serialized message.
+        files: See `struct_of_message`.
+        message: Full name.
+        strict: `files` is what the payload was written with: fields that it does not know are an
+            error. Otherwise only a payload that has nothing else is one.
+
+    Raises:
+        PayloadError: It is no such message.
+    """
+    made = message_class(files, message)()
+    try:
+        made.ParseFromString(payload)
+    except Exception as error:  # DecodeError; its class depends on the implementation
+        raise PayloadError(f"the payload is not a {message}: {error}") from None
+    unknown = sorted({f.field_number for f in _unknown_fields(made)})
+    if unknown and (strict or not made.ListFields()):
+        numbers = ", ".join(str(number) for number in unknown[:10])
+        raise PayloadError(f"the payload is not a {message}: it has unknown fields {numbers}")
+    return _record(made)
+
+
+@functools.lru_cache(maxsize=512)
+def message_class(files: bytes, message: str) -> Any:
+    """The Python class of a message.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    """
+    protobuf = require_protobuf()
+    from google.protobuf import descriptor_pb2
+
+    found = descriptor_pb2.FileDescriptorSet()
+    try:
+        found.ParseFromString(files)
+        pool = protobuf.descriptor_pool.DescriptorPool()
+        _add(pool, list(found.file))
+        return protobuf.message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
+    except KeyError:
+        names = sorted(_message_names(found))
+        raise _invalid(f"there is no message {message!r}; there are {', '.join(names)}") from None
+    except DefinitionError:
+        raise
+    except Exception as error:  # DecodeError, TypeError: depends on the implementation
+        raise _invalid(f"it is not a FileDescriptorSet: {error}") from error
+
+
+def message_at(files: bytes, indexes: Sequence[int]) -> str:
+    """The full name of the message that the indexes of the Confluent wire format mean.
+
+    Args:
+        files: A FileDescriptorSet; its last file is the schema.
+        indexes: Of the message in its file, then of the nested one, and so on.
+
+    Raises:
+        PayloadError: There is none.
+    """
+    require_protobuf()
+    from google.protobuf import descriptor_pb2
+
+    found = descriptor_pb2.FileDescriptorSet()
+    found.ParseFromString(files)
+    last = found.file[-1]
+    names = [last.package] if last.package else []
+    messages: Any = last.message_type
+    for index in indexes:
+        if not 0 <= index < len(messages):
+            raise PayloadError(f"its schema has no message {list(indexes)}")
+        names.append(messages[index].name)
+        # As Confluent's own serializer counts: the hidden messages of map fields do not.
+        messages = [m for m in messages[index].nested_type if not m.options.map_entry]
+    return ".".join(names)
+
+
+def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
+    """A FileDescriptorSet of one file and those that it imports.
+
+    Args:
+        file: A serialized FileDescriptorProto.
+        imported: By the name in its `import`: FileDescriptorSets that end in the file meant.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    """
+    require_protobuf()
+    from google.protobuf import descriptor_pb2
+
+    made = descriptor_pb2.FileDescriptorSet()
+    try:
+        last = descriptor_pb2.FileDescriptorProto.FromString(file)
+        names: set[str] = set()
+        for name, content in imported.items():
+            found = list(descriptor_pb2.FileDescriptorSet.FromString(content).file)
+            found[-1].name = name
+            for one in found:
+                if one.name not in names:
+                    names.add(one.name)
+                    made.file.append(one)
+    except Exception as error:  # DecodeError; its class depends on the implementation
+        raise _invalid(f"it is not a file descriptor: {error}") from error
+    last.name = last.name or "schema.proto"
+    made.file.append(last)
+    content_of_all: bytes = made.SerializeToString()
+    return content_of_all
+
+
+def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
+    """The FileDescriptorSet of a `.proto` text.
+
+    Args:
+        text: The file; it becomes the last one of the set.
+        imports: Texts of the files that it imports, by name.
+
+    Raises:
+        MissingExtraError: grpcio-tools, which carries the compiler, is not installed.
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    """
+    try:
+        import grpc_tools
+        from grpc_tools import protoc
+    except ImportError as error:
+        raise MissingExtraError(
+            "MISSING_EXTRA",
+            "the registry gives Protobuf schemas as text, and there is no compiler for them",
+            hint="pip install 'penstock[registry]'",
+        ) from error
+    known = Path(grpc_tools.__file__).parent / "_proto"
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, content in {**imports, _MAIN_FILE: text}.items():
+            file = (root / name).resolve()
+            if not file.is_relative_to(root.resolve()):
+                raise _invalid(f"the name of the import {name!r} leaves its folder")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+        output = root / "schema.desc"
+        arguments = [f"-I{root}", f"-I{known}", "--include_imports"]
+        status = protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", _MAIN_FILE])
+        if status != 0:
+            raise _invalid("protoc cannot compile it; what it says is in the log of the worker")
+        return output.read_bytes()
+
+
+def _add(pool: Any, files: list[Any]) -> None:
+    """Add files after those that they import."""
+    waiting = {file.name: file for file in files}
+    known: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in known:
+            return
+        known.add(name)
+        file = waiting.get(name) or _well_known(name)
+        if file is None:
+            raise _invalid(f"it imports {name!r}, which is not in it")
+        for needed in file.dependency:
+            add(needed)
+        pool.Add(file)
+
+    for name in waiting:
+        add(name)
+
+
+def _well_known(name: str) -> Any:
+    import importlib
+
+    from google.protobuf import descriptor_pb2
+
+    for short in _WELL_KNOWN:
+        if name == f"google/protobuf/{short}.proto":
+            module = importlib.import_module(f"google.protobuf.{short}_pb2")
+            found = descriptor_pb2.FileDescriptorProto()
+            module.DESCRIPTOR.CopyToProto(found)
+            return found
+    return None
+
+
+def _message_names(files: Any) -> list[str]:
+    return [
+        f"{file.package}.{made.name}" if file.package else made.name
+        for file in files.file
+        for made in file.message_type
+    ]
+
+
+def _unknown_fields(message: Any) -> Any:
+    return require_protobuf().unknown_fields.UnknownFieldSet(message)
+
+
+def _struct(descriptor: Any, above: tuple[str, ...]) -> StructType:
+    if descriptor.full_name in above:
+        raise _invalid(f"{descriptor.full_name} contains itself, which columns cannot")
+    inside = (*above, descriptor.full_name)
+    return StructType([StructField(f.name, _type(f, inside)) for f in descriptor.fields])
+
+
+def _type(field: Any, above: tuple[str, ...]) -> DataType:
+    if _is_map(field):
+        key, value = field.message_type.fields
+        return MapType(_single(key, above), _single(value, above))
+    single = _single(field, above)
+    return ArrayType(single) if field.is_repeated else single
+
+
+def _single(field: Any, above: tuple[str, ...]) -> DataType:
+    if field.message_type is not None:
+        name = field.message_type.full_name
+        if name == _TIMESTAMP:
+            return TimestampType()
+        if name == _DURATION:
+            return DayTimeIntervalType()
+        if _is_wrapper(name):
+            return _single(field.message_type.fields[0], above)
+        return _struct(field.message_type, above)
+    return _CPP_TYPES[field.cpp_type]() if field.type != field.TYPE_BYTES else BinaryType()
+
+
+# By `FieldDescriptor.CPPTYPE_*`; unsigned numbers go where they fit.
+_CPP_TYPES: dict[int, Any] = {
+    1: IntegerType,
+    2: LongType,
+    3: LongType,
+    4: lambda: DecimalType(20, 0),
+    5: DoubleType,
+    6: FloatType,
+    7: BooleanType,
+    8: StringType,
+    9: StringType,
+}
+
+
+def _record(message: Any) -> dict[str, Any]:
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _value(message: Any, field: Any) -> Any:
+    if _is_map(field):
+        value_field = field.message_type.fields_by_name["value"]
+        entries = getattr(message, field.name)
+        return {key: _plain(entries[key], value_field) for key in entries}
+    if field.is_repeated:
+        return [_plain(item, field) for item in getattr(message, field.name)]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _plain(getattr(message, field.name), field)
+
+
+def _plain(value: Any, field: Any) -> Any:
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known is not None else str(value)
+    if field.message_type is None:
+        return value
+    name = field.message_type.full_name
+    if name == _TIMESTAMP:
+        return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+    if name == _DURATION:
+        return timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+    return value.value if _is_wrapper(name) else _record(value)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _is_wrapper(name: str) -> bool:
+    return (
+        name.startswith("google.protobuf.")
+        and name.endswith("Value")
+        and name.count(".") == 2
+        and not name.endswith((".Value", ".ListValue", ".NullValue"))
+    )
+
+
+def _invalid(reason: str) -> DefinitionError:
+    return DefinitionError(
+        "PAYLOAD_SCHEMA_INVALID",
+        f"the Protobuf schema cannot be used: {reason}",
+        origin=capture_origin(),
+        hint="protoc --include_imports --descriptor_set_out=order.desc order.proto",
+    )

@@ -1,0 +1,224 @@
+"""A schema registry with Confluent's HTTP API: schemas by id and by subject.
+
+Used by the driver for the columns of a subject, and by Python workers for the schemas that payloads
+were written with. Schemas never change under their id, so each process asks once.
+"""
+
+import base64
+import http.client
+import json
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from penstock._model.origin import capture_origin
+from penstock._model.redaction import remember_secret
+from penstock.errors import ConnectorError
+
+_FIRST_PAUSE_SECONDS = 0.25
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+_known: dict[tuple[str, str], "RegisteredSchema"] = {}
+
+
+class UnknownSchemaError(Exception):
+    """The registry has answered that it does not have a schema."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredSchema:
+    """A schema of the registry.
+
+    Attributes:
+        kind: `AVRO`, `PROTOBUF` or `JSON`.
+        text: As registered.
+        references: Texts of the schemas that it refers to, before those that refer to them.
+        files: Of Protobuf, a FileDescriptorSet whose last file is the schema.
+        imports: Of Protobuf, the files that it imports, by name.
+    """
+
+    kind: str
+    text: str
+    references: tuple[str, ...] = ()
+    files: bytes = b""
+    imports: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class SchemaRegistry:
+    """Where a schema registry is, and how to get in.
+
+    Args:
+        url: Root of Confluent's API; several replicas with commas between them. Of Apicurio it is
+            `http://host:8080/apis/ccompat/v7`.
+        auth: `user:password` of basic authentication. Take it from a secret:
+            `spark.conf.get("registry.auth")` with a reference in the settings, or
+            `dbutils.secrets.get("registry", "auth")`.
+        token: Of bearer authentication.
+        ca_file: Certificates to trust, in PEM form; the machine's by default.
+        timeout_seconds: For one request.
+        attempts: How often each replica is asked before the query fails.
+
+    Raises:
+        ConnectorError: `SCHEMA_REGISTRY_INVALID`: no URL, or not of http or https.
+    """
+
+    url: str
+    auth: str | None = field(default=None, repr=False, kw_only=True)
+    token: str | None = field(default=None, repr=False, kw_only=True)
+    ca_file: str | None = field(default=None, kw_only=True)
+    timeout_seconds: float = field(default=10.0, kw_only=True)
+    attempts: int = field(default=5, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for secret in (self.auth, self.token):
+            if secret:
+                remember_secret(secret)
+        urls = self._urls()
+        parts = [urlsplit(url) for url in urls]
+        if not urls or any(p.scheme not in ("http", "https") or not p.hostname for p in parts):
+            raise _invalid("its URL must begin with http:// or https://")
+        if any(p.username is not None for p in parts):
+            raise _invalid("its URL holds a user name; give it as `auth`")
+        if self.auth is not None and ":" not in self.auth:
+            raise _invalid("`auth` is `user:password`")
+
+    def schema(self, schema_id: int) -> RegisteredSchema:
+        """The schema with an id.
+
+        Raises:
+            UnknownSchemaError: There is none.
+            ConnectorError: `SCHEMA_REGISTRY_UNREACHABLE` or `SCHEMA_REGISTRY_REFUSED`.
+        """
+        return self._kept(f"schemas/ids/{schema_id}")
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """The newest version of a subject, as it is now.
+
+        Raises:
+            UnknownSchemaError: There is no such subject.
+            ConnectorError: `SCHEMA_REGISTRY_UNREACHABLE` or `SCHEMA_REGISTRY_REFUSED`.
+        """
+        return self._read(f"subjects/{quote(subject, safe='')}/versions/latest")
+
+    def _kept(self, path: str) -> RegisteredSchema:
+        key = (self.url, path)
+        if key not in _known:
+            _known[key] = self._read(path)
+        return _known[key]
+
+    def _read(self, path: str) -> RegisteredSchema:
+        answer = self._get(path)
+        kind = str(answer.get("schemaType") or "AVRO").upper()
+        if kind == "PROTOBUF":
+            return self._protobuf(path, answer)
+        references: list[str] = []
+        for reference in answer.get("references") or ():
+            found = self._kept(_version(reference))
+            references += [*found.references, found.text]
+        unique = tuple(dict.fromkeys(references))
+        return RegisteredSchema(kind=kind, text=str(answer["schema"]), references=unique)
+
+    def _protobuf(self, path: str, answer: dict[str, Any]) -> RegisteredSchema:
+        from penstock.parsing.protobuf import compile_files, file_set
+
+        text = str(answer["schema"])
+        texts: dict[str, str] = {}
+        files: dict[str, bytes] = {}
+        for reference in answer.get("references") or ():
+            found = self._kept(_version(reference))
+            texts |= {**dict(found.imports), str(reference["name"]): found.text}
+            files[str(reference["name"])] = found.files
+        try:
+            serialized = self._get(f"{path}?format=serialized")["schema"]
+            content = base64.b64decode(str(serialized), validate=True)
+        except ValueError:  # not every registry knows this form
+            compiled = compile_files(text, texts)
+        else:
+            compiled = file_set(content, files)
+        return RegisteredSchema(
+            kind="PROTOBUF", text=text, files=compiled, imports=tuple(texts.items())
+        )
+
+    def _get(self, path: str) -> dict[str, Any]:
+        pause = threading.Event()
+        problem = ""
+        for attempt in range(max(1, self.attempts)):
+            if attempt:
+                pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+            for url in self._urls():
+                try:
+                    with self._open(f"{url}/{path}") as response:
+                        return self._object(response.read())
+                except urllib.error.HTTPError as error:
+                    with error:
+                        body = error.read()
+                    if error.code < 500 and error.code not in (408, 429):
+                        raise self._denied(path, error.code, body) from None
+                    problem = f"it answers with status {error.code}"
+                except (OSError, http.client.HTTPException) as error:
+                    problem = str(getattr(error, "reason", error)) or type(error).__name__
+        raise ConnectorError(
+            "SCHEMA_REGISTRY_UNREACHABLE",
+            f"the schema registry {self.url} cannot be reached: {problem}",
+            hint="nothing of the batch was written; it is tried again when the registry answers",
+        )
+
+    def _open(self, url: str) -> Any:
+        request = urllib.request.Request(url)  # noqa: S310 - the scheme was checked
+        request.add_header("Accept", _ACCEPT)
+        if self.auth:
+            encoded = base64.b64encode(self.auth.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {encoded}")
+        elif self.token:
+            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
+        context = ssl.create_default_context(cafile=self.ca_file) if self.ca_file else None
+        return urllib.request.urlopen(  # noqa: S310
+            request, timeout=self.timeout_seconds, context=context
+        )
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "schema" not in found:
+            raise self._refused("its answer is not that of a schema registry")
+        return found
+
+    def _denied(self, path: str, status: int, body: bytes) -> Exception:
+        try:
+            code = int(json.loads(body)["error_code"])
+        except (ValueError, KeyError, TypeError):
+            code = 0
+        if status == 404 and code // 100 == 404:
+            return UnknownSchemaError(path)
+        if status in (401, 403):
+            return self._refused(f"it refuses access (status {status})")
+        return self._refused(f"it answers {path} with status {status}")
+
+    def _refused(self, reason: str) -> ConnectorError:
+        return ConnectorError(
+            "SCHEMA_REGISTRY_REFUSED",
+            f"the schema registry {self.url} cannot be used: {reason}",
+            hint="check url and auth; of Apicurio the url ends in /apis/ccompat/v7",
+        )
+
+    def _urls(self) -> list[str]:
+        return [url.strip().rstrip("/") for url in self.url.split(",") if url.strip()]
+
+
+def _version(reference: dict[str, Any]) -> str:
+    return f"subjects/{quote(str(reference['subject']), safe='')}/versions/{reference['version']}"
+
+
+def _invalid(reason: str) -> ConnectorError:
+    return ConnectorError(
+        "SCHEMA_REGISTRY_INVALID",
+        f"the schema registry cannot be used: {reason}",
+        origin=capture_origin(),
+        hint='SchemaRegistry("https://registry:8081", auth=spark.conf.get("registry.auth"))',
+    )

@@ -1,0 +1,117 @@
+"""Schemas of payloads: from a struct, DDL, a file, or a sample."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from penstock._model.origin import capture_origin
+from penstock.errors import DefinitionError
+
+_AVRO_FILES = (".avsc", ".avro.json")
+
+
+def to_struct(schema: StructType | str) -> StructType:
+    """A schema that a user gave: a struct, DDL, or Spark's JSON form of a schema.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    """
+    if isinstance(schema, StructType):
+        struct = schema
+    elif schema.lstrip().startswith("{"):
+        struct = _from_json(schema, "the schema")
+    else:
+        try:
+            struct = _from_ddl(schema)
+        except PySparkException as error:
+            raise _invalid("the schema", str(error).strip().splitlines()[0]) from error
+    if not struct.fields:
+        raise _invalid("the schema", "it has no fields")
+    return struct
+
+
+def schema_from_file(path: str | Path) -> StructType:
+    """The schema that a file holds.
+
+    Args:
+        path: `.avsc`: an Avro schema. `.json`: what `df.schema.json()` gives. Anything else: DDL,
+            also over several lines, with `--` comments. Relative to the project's root.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it cannot be read, or holds no schema.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise _invalid(str(path), reason) from error
+    if file.name.endswith(_AVRO_FILES):
+        from penstock.parsing.avro import struct_of_avro
+
+        return struct_of_avro(text)
+    if file.suffix == ".json":
+        return _from_json(text, str(path))
+    lines = (line.split("--")[0] for line in text.splitlines())
+    return to_struct("\n".join(lines).strip())
+
+
+def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
+    """The schema of JSON documents, inferred as Spark's JSON reader does.
+
+    A pipeline whose schema is inferred changes with its sample: keep the sample under version
+    control. Integers become BIGINT, fractions DOUBLE, times stay STRING.
+
+    Args:
+        sample: One document or several; a `Path` names a file with one document per line.
+
+    Raises:
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it has no documents, or some that are not JSON
+            objects.
+    """
+    if isinstance(sample, Path):
+        try:
+            documents = [x for x in sample.read_text(encoding="utf-8").splitlines() if x.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise _invalid(str(sample), "it cannot be read as UTF-8 text") from error
+    else:
+        documents = [sample] if isinstance(sample, str) else list(sample)
+    for number, document in enumerate(documents, start=1):
+        try:
+            found = json.loads(document)
+        except ValueError as error:
+            raise _invalid("the sample", f"document {number} is not JSON: {error}") from error
+        if not isinstance(found, dict) or not found:
+            raise _invalid("the sample", f"document {number} is not a JSON object with fields")
+    if not documents:
+        raise _invalid("the sample", "it has no documents")
+    spark = SparkSession.active()
+    rows = spark.createDataFrame([(document,) for document in documents], "value STRING")
+    return spark.read.json(rows).schema
+
+
+def _from_ddl(text: str) -> StructType:
+    found = StructType.fromDDL(text)
+    if not isinstance(found, StructType):
+        raise _invalid("the schema", "it is a type, not a list of columns")
+    return found
+
+
+def _from_json(text: str, what: str) -> StructType:
+    try:
+        return StructType.fromJson(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, PySparkException) as error:
+        raise _invalid(what, "it is not what `df.schema.json()` gives") from error
+
+
+def _invalid(what: str, reason: str) -> DefinitionError:
+    return DefinitionError(
+        "PAYLOAD_SCHEMA_INVALID",
+        f"no schema can be read from {what}: {reason}",
+        origin=capture_origin(),
+        hint='DDL is `"id BIGINT NOT NULL, at TIMESTAMP"`',
+    )

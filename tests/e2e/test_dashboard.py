@@ -1,0 +1,323 @@
+"""The dashboard as a process, and in a real browser."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock._cli.dashboard import dashboard_beside
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import (
+    ErrorInfo,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    definition,
+    flow_progress,
+    update_progress,
+)
+from penstock._observe.log import EventLog
+
+pytestmark = pytest.mark.e2e
+
+LOGS = Path(__file__).parents[1] / "unit" / "_ui" / "logs"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Served:
+    """A running `penstock ui`."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "ui", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        found = None
+        for line in self.process.stdout:
+            if found := re.search(r"http://\S+", line):
+                break
+        assert found, "the dashboard ended before it said where it is"
+        self.address = found[0]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(10)
+
+
+def get(address: str, **headers: str) -> str:
+    asked = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        return answer.read().decode()
+
+
+class Story:
+    """An update that happens as a test wants it, in a real event log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = EventLog(directory)
+        self.origin = EventOrigin(pipeline_name="story", update_id="story-1")
+        self.batches = 0
+
+    def begin(self) -> None:
+        self.log(update_progress(self.origin, UpdateState.RUNNING, "runs"))
+        for name, reads in (("bronze", []), ("silver", ["c.s.bronze"])):
+            table = replace(self.origin, dataset_name=f"c.s.{name}")
+            body = {
+                "dataset_type": "STREAMING_TABLE",
+                "declared_at": "story.py:3",
+                "expectations": [{"name": "good", "condition": "x > 0", "action": "drop"}],
+            }
+            self.log(definition("dataset_definition", table, "", body))
+            flow = replace(self.origin, flow_name=name)
+            body = {"output_dataset": f"c.s.{name}", "input_datasets": reads}
+            self.log(definition("flow_definition", flow, "", body))
+            self.state(name, FlowStatus.QUEUED)
+
+    def state(self, name: str, status: FlowStatus, error: ErrorInfo | None = None) -> None:
+        origin = replace(self.origin, dataset_name=f"c.s.{name}", flow_name=name)
+        self.log(flow_progress(origin, status, f"{name} {status}", error=error))
+
+    def batch(self, name: str, rows: int, broken: int) -> None:
+        origin = replace(
+            self.origin, dataset_name=f"c.s.{name}", flow_name=name, batch_id=self.batches
+        )
+        counts = ExpectationCounts(
+            name="good", dataset=f"c.s.{name}", passed_records=rows, failed_records=broken
+        )
+        metrics = FlowMetrics(
+            num_output_rows=rows,
+            num_input_rows=rows + broken,
+            batch_duration_ms=500,
+            backlog_records=7,
+            dropped_records=broken,
+            quarantined_records=broken,
+        )
+        self.log(
+            flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics, expectations=[counts])
+        )
+        self.batches += 1
+
+
+def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
+    served = Served(str(LOGS / "shop"))
+    found = json.loads(get(served.address + "api/pipelines"))["pipelines"]
+    assert [pipeline["name"] for pipeline in found] == ["shop"]
+    assert "app.js" in get(served.address)
+    assert served.stop(signal.SIGINT) == 0
+
+
+def test_a_token_is_made_and_asked_for_when_others_can_reach_the_address() -> None:
+    served = Served("--host", "0.0.0.0", str(LOGS / "shop"))
+    try:
+        port = re.search(r":(\d+)/", served.address)[1]
+        token = served.address.partition("?token=")[2]
+        assert len(token) >= 32
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(f"http://127.0.0.1:{port}/api/pipelines")
+        assert refused.value.code == 401
+        listed = f"http://127.0.0.1:{port}/api/pipelines"
+        assert "shop" in get(listed, authorization=f"Bearer {token}")
+    finally:
+        served.stop()
+
+
+def test_the_dashboard_beside_an_update_is_gone_when_the_update_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = PipelineSettings(name="story", storage=str(tmp_path), root=str(tmp_path))
+    with dashboard_beside(settings, wanted=True):
+        address = re.search(r"http://\S+", capsys.readouterr().err)[0]
+        assert json.loads(get(address + "api/pipelines"))["pipelines"][0]["total"] == 0
+        Story(tmp_path / "events").begin()
+        assert json.loads(get(address + "api/pipelines"))["pipelines"][0]["total"] == 1
+    with pytest.raises(urllib.error.URLError):
+        get(address)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    path = os.environ.get("PENSTOCK_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), "")
+    if not path:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is on PATH")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def open_page(browser, problems: list[str]):
+    """Opens pages and notes what goes wrong in them, and requests that leave this machine."""
+    contexts = []
+
+    def open_(address: str, *, width: int = 1280, dark: bool = False):
+        context = browser.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on(
+            "console",
+            lambda said: said.type == "error" and problems.append(f"console: {said.text}"),
+        )
+        page.on(
+            "request",
+            lambda asked: (
+                asked.url.startswith((address.partition("#")[0], "data:"))
+                or problems.append(f"request to {asked.url}")
+            ),
+        )
+        page.goto(address)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[str]:
+    served = Served(str(LOGS / "demo"), str(LOGS / "shop"))
+    yield served.address
+    served.stop()
+
+
+def test_a_finished_run_opens_when_nothing_runs(open_page, problems, recorded: str) -> None:
+    page = open_page(recorded)
+    page.click("text=orders-demo")
+    page.wait_for_selector('[data-card$=".orders"] [data-state=COMPLETED]')
+    assert page.locator(".card").count() == 5
+    assert page.locator(".edge").count() == 4
+    page.keyboard.press("/")
+    page.keyboard.type("revenue")
+    assert page.locator(".card:not(.dim)").count() == 1
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowLeft")
+    focused = page.evaluate("document.activeElement.dataset.card")
+    assert focused == "spark_catalog.default.orders"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=declared at pipeline.py:32")
+    page.wait_for_selector(".chart canvas")
+    assert page.locator(".rules li").count() == 5
+    assert "386 of 387" not in page.inner_text(".rules")
+    assert "1 failed" in page.inner_text(".rules li:first-child")
+    page.click("nav >> text=Updates")
+    page.wait_for_selector(".update")
+    assert problems == []
+
+
+def test_a_failure_says_its_way_out_when_an_update_failed(open_page, problems, recorded) -> None:
+    page = open_page(recorded + "#/shop")
+    box = page.wait_for_selector(".failure")
+    text = box.inner_text()
+    assert "EXPECTATION_VIOLATED" in text
+    assert "transformations/orders.py:19" in text
+    assert "Way out" in text and "expect_or_drop" in text
+    page.click("#tab-timeline")
+    assert page.locator(".timeline .line").count() == 5
+    page.click(".dots li:first-child a")
+    page.wait_for_selector("text=This is an earlier update")
+    page.wait_for_selector("h1 [data-state=COMPLETED]")
+    assert problems == []
+
+
+def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -> None:
+    story = Story(tmp_path / "events")
+    story.begin()
+    served = Served(str(tmp_path))
+    try:
+        page = open_page(served.address)
+        page.wait_for_selector('[data-card="c.s.silver"] [data-state=QUEUED]')
+        page.set_default_timeout(3000)
+        story.state("silver", FlowStatus.RUNNING)
+        page.wait_for_selector('[data-card="c.s.silver"] [data-state=RUNNING]')
+        page.wait_for_selector(".link-live")
+        story.batch("silver", rows=90, broken=10)
+        page.wait_for_selector('[data-card="c.s.silver"] .figure.alarm:has-text("quarantined")')
+        page.wait_for_selector('[data-card="c.s.silver"] .figure:has-text("200")')
+        page.click('[data-card="c.s.silver"]')
+        page.wait_for_selector('.rules >> text="10 failed"')
+        story.batch("silver", rows=90, broken=33)
+        page.wait_for_selector('.rules >> text="43 failed"')
+        error = ErrorInfo(
+            condition="SINK_GONE", class_name="FlowError", message="gone\n    hint: bring it back"
+        )
+        story.state("silver", FlowStatus.FAILED, error)
+        page.wait_for_selector('.failure:has-text("SINK_GONE"):has-text("bring it back")')
+        story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))
+        page.click(".crumbs a")
+        page.wait_for_selector("h1 [data-state=FAILED]")
+        assert problems == []
+    finally:
+        served.stop()
+
+
+# Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.
+CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const weak = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.data.trim() || !element.checkVisibility({ visibilityProperty: true })) continue;
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) weak.push(`${ratio.toFixed(2)} ${node.data.trim().slice(0, 30)}`);
+  }
+  return weak;
+}"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_text_is_legible_and_nothing_overflows(
+    open_page, problems, recorded: str, width: int, dark: bool
+) -> None:
+    page = open_page(recorded, width=width, dark=dark)
+    for place in (
+        "#/",
+        "#/shop",
+        "#/shop/updates",
+        "#/demo/dataset/spark_catalog.default.orders",
+    ):
+        page.goto(recorded + place)
+        page.wait_for_selector("#main h1, #main .panel")
+        page.wait_for_function("!document.querySelector('.empty')")
+        assert page.evaluate(CONTRAST) == [], place
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, place
+    assert problems == []

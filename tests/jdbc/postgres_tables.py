@@ -1,0 +1,28 @@
+"""Looks into the tests' PostgreSQL through the driver in Spark's JVM."""
+
+from typing import Any
+
+from postgres_server import PASSWORD, USER, PostgresServer
+from pyspark.sql import SparkSession
+
+from penstock._engine.sinks.database import connected
+from penstock.connectors.jdbc import jdbc_sink_options
+
+
+class Tables:
+    def __init__(self, spark: SparkSession, server: PostgresServer) -> None:
+        self._spark = spark
+        self._options = jdbc_sink_options(
+            {"url": server.url, "dbtable": "x", "user": USER, "password": PASSWORD}
+        )
+
+    def execute(self, sql: str) -> None:
+        with connected(self._spark, self._options) as database:
+            database.execute(sql)
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with connected(self._spark, self._options) as database:
+            return database.query(sql)
+
+    def staging(self) -> list[tuple[Any, ...]]:
+        return self.query("SELECT relname FROM pg_class WHERE relname LIKE 'penstock_stage%'")

@@ -1,0 +1,50 @@
+"""The example of the PostgreSQL sink, as it is in the folder `examples`."""
+
+import json
+import shutil
+from pathlib import Path
+
+from postgres_server import PASSWORD, USER, PostgresServer
+from postgres_tables import Tables
+
+from penstock._launch import UpdateOptions, run_update
+from penstock._observe.bus import EventBus
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._tables.layout import StorageLayout
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "postgresql-sink"
+
+
+def test_orders_are_in_both_tables_and_bad_rows_in_quarantine(
+    tmp_path: Path, spark, postgres_server: PostgresServer, tables: Tables, monkeypatch
+):
+    root = tmp_path / "example"
+    shutil.copytree(EXAMPLE, root)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PENSTOCK_SECRET_DATABASE_PASSWORD", PASSWORD)
+    conf = {"database.url": postgres_server.url, "database.user": USER}
+    settings = load_settings(root, configuration=conf)
+    # The second run finds one more file.
+    later = {"id": 6, "customer": "bob", "amount": 1, "placed": "2026-01-07T00:00:00Z"}
+    for new in (None, later):
+        if new is not None:
+            (root / "data" / "2026-01-07.json").write_text(json.dumps(new))
+        result = run_update(settings, UpdateOptions(), bus=EventBus())
+        assert result.state is UpdateState.COMPLETED, result.failures
+    assert tables.query("SELECT id, amount, note FROM orders ORDER BY id") == [
+        ("1", "12.50", "first"),
+        ("2", "7.00", None),
+        ("5", "30.25", "cut\N{REPLACEMENT CHARACTER}here"),
+        ("6", "1.00", None),
+    ]
+    assert tables.query("SELECT customer, orders, spent FROM customers ORDER BY 1") == [
+        ("ada", "2", "42.75"),
+        ("bob", "2", "8.00"),
+    ]
+    place = StorageLayout(settings.storage).root + "/tables/spark_catalog/default/orders_quarantine"
+    bad = spark.read.format("delta").load(place).select("id", "_failed_rules")
+    assert sorted(tuple(row) for row in bad.collect()) == [
+        (3, ["has_customer"]),
+        (4, ["not_negative"]),
+    ]

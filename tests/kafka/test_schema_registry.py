@@ -1,0 +1,145 @@
+"""The example with a real registry: several formats and versions in one topic, and its absence."""
+
+import io
+import json
+import struct
+from pathlib import Path
+
+import fastavro
+import pytest
+from confluent_kafka import Producer
+from example_project import Example
+
+from penstock._local.broker import BrokerHandle, ensure_topic
+from penstock._observe.events import Event, UpdateState
+from penstock.errors import DefinitionError
+from penstock.parsing import SchemaRegistry, parse_confluent
+from penstock.parsing.protobuf import compile_files, message_class
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+PAYMENT_1 = {
+    "type": "record",
+    "name": "Payment",
+    "fields": [{"name": "id", "type": "int"}, {"name": "amount", "type": "double"}],
+}
+PAYMENT_2 = {
+    **PAYMENT_1,
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "amount", "type": "double"},
+        {"name": "currency", "type": "string", "default": "EUR"},
+    ],
+}
+PROTO = """
+syntax = "proto3";
+package shop;
+message Refund { int64 id = 1; }
+message Payment { int64 id = 1; double amount = 2; string currency = 3; }
+"""
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "amount": {"type": "number"}},
+}
+
+
+def avro(schema: dict, **row: object) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+def framed(schema_id: int, body: bytes) -> bytes:
+    return b"\x00" + struct.pack(">I", schema_id) + body
+
+
+def produce(broker: BrokerHandle, *values: bytes | None) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+    for value in values:
+        producer.produce("payments", value, partition=0)
+    assert producer.flush(30) == 0
+
+
+def test_rows_are_decoded_by_their_own_schema_and_nothing_is_lost(
+    kafka_broker, schema_registry, spark, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    example = Example("schema_registry", tmp_path, spark)
+    ensure_topic(kafka_broker.bootstrap_servers, "payments")
+    register = schema_registry.register
+    first = register("payments-value", "AVRO", json.dumps(PAYMENT_1))
+    second = register("payments-value", "AVRO", json.dumps(PAYMENT_2))
+    proto = register("payments-proto-value", "PROTOBUF", PROTO)
+    plain = register("payments-json-value", "JSON", json.dumps(JSON_SCHEMA))
+    payment = message_class(compile_files(PROTO, {}), "shop.Payment")
+    message = payment(id=3, amount=3.5, currency="SEK").SerializeToString()
+    good = avro(PAYMENT_2, id=2, amount=2.5, currency="USD")
+    produce(
+        kafka_broker,
+        framed(first, avro(PAYMENT_1, id=1, amount=1.5)),
+        framed(second, good),
+        framed(proto, b"\x02\x02" + message),
+        framed(plain, b'{"id": 4, "amount": 4.25}'),
+        framed(second, good[:4]),
+        framed(first, good),
+        framed(987_654, good),
+        framed(proto, b"\x02\x0a" + message),
+        framed(plain, b'{"id": "five"}'),
+        b'{"id": 6}',
+        None,
+    )
+    configuration = {
+        "shop.bootstrap.servers": kafka_broker.bootstrap_servers,
+        "registry.url": schema_registry.url,
+        "registry.timeout.seconds": "1",
+    }
+    assert example.run(configuration).state is UpdateState.COMPLETED
+    rows = example.table("payments").orderBy("id").collect()
+    assert [(row.id, row.amount, row.currency) for row in rows] == [
+        (1, 1.5, "EUR"),
+        (2, 2.5, "USD"),
+        (3, 3.5, "SEK"),
+        (4, 4.25, None),
+    ]
+    reasons = {row["offset"]: row["_parse_error"] for _, row in example.quarantined("payments")}
+    assert reasons == {
+        4: f"the payload ends too early for its Avro schema (schema {second})",
+        5: f"4 bytes are left over after the Avro record (schema {first})",
+        6: "the registry has no schema with id 987654",
+        7: f"its schema has no message [5] (schema {proto})",
+        8: "values do not fit: id: 'five' is not an integer",
+        9: "the payload does not begin with a schema id",
+        10: "the payload is NULL",
+    }
+
+    # A schema that no worker knows yet, and a registry that does not answer.
+    newest = json.loads(json.dumps(PAYMENT_2))
+    newest["fields"].append({"name": "by", "type": "string", "default": ""})
+    third = register("payments-later-value", "AVRO", json.dumps(newest))
+    produce(kafka_broker, framed(third, avro(newest, id=7, amount=7.5, currency="EUR", by="me")))
+    answered: list[str] = []
+
+    def answer_again(event: Event) -> None:
+        if event.error is not None:
+            answered.append(event.error.condition)
+            schema_registry.thaw()
+
+    schema_registry.freeze()
+    try:
+        result = example.run(configuration, on_event=answer_again)
+    finally:
+        schema_registry.thaw()
+    assert set(answered) == {"SCHEMA_REGISTRY_UNREACHABLE"}
+    assert result.state is UpdateState.COMPLETED
+    assert [row.id for row in example.table("payments").orderBy("id").collect()] == [1, 2, 3, 4, 7]
+
+    registry = SchemaRegistry(schema_registry.url)
+    bronze = example.table("payments_bronze").where("offset < 2")
+    by_subject = parse_confluent(bronze, registry=registry, subject="payments-json-value")
+    assert [tuple(row) for row in by_subject.select("id", "amount").collect()] == [
+        (1, 1.5),
+        (2, 2.5),
+    ]
+    assert registry.latest("payments-proto-value").kind == "PROTOBUF"
+    with pytest.raises(DefinitionError, match="no subject 'none'"):
+        parse_confluent(bronze, registry=registry, subject="none")

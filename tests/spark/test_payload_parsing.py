@@ -1,0 +1,201 @@
+"""Payloads of every kind of wrongness, and the example that shows them in a pipeline."""
+
+import base64
+import io
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import fastavro
+import pytest
+from example_project import Example
+from pyspark.sql import functions as F
+
+from penstock import parsing
+from penstock._observe.events import UpdateState
+from penstock.errors import DefinitionError
+
+SCHEMA = "id BIGINT NOT NULL, name STRING, n STRUCT<x: INT>, at TIMESTAMP, list ARRAY<INT>"
+NOT_ONE = "the payload is not one JSON value"
+# Payload, reason, what could be read of it.
+JSON_CASES = [
+    (b'{"id": 1, "name": "a", "n": {"x": 1}, "list": [1, 2]}', None, 1),
+    (b'  {"id": 2, "at": "2026-01-01T00:00:00+01:00"}\n', None, 2),
+    (b'{"id": 3, "name": 5, "more": {"y": [1]}}', None, 3),
+    (b'{"id": 4, "name": "' + b"x" * 2_000_000 + b'"}', None, 4),
+    (None, "the payload is NULL", None),
+    (b"", "the payload is empty", None),
+    (b" \n", "the payload is empty", None),
+    (b'{"id": 5', NOT_ONE, None),
+    (b'{"id": 6} rubbish', NOT_ONE, 6),
+    (b'{"id": 7}{"id": 8}', NOT_ONE, 7),
+    (b'{"id": 9},{"id": 10}]', NOT_ONE, 9),
+    (b'[{"id": 11}]', "the payload is a JSON array, not an object", None),
+    (b"null", "the payload is a JSON value, not an object", None),
+    (b'"text"', "the payload is a JSON value, not an object", None),
+    (b'{"id": 12, "name": "\xff"}', "the payload is not UTF-8", 12),
+    (b'{"id": 13, "at": "soon"}', "values do not fit: at TIMESTAMP", 13),
+    (b'{"id": 14, "n": {"x": "q"}, "list": [1, "x"]}', None, 14),
+    (b'{"id": "15"}', "values do not fit: id BIGINT; NULL or missing: id", None),
+    (b'{"name": "b"}', "NULL or missing: id", None),
+    (b'{"id": 99999999999999999999}', "values do not fit: id BIGINT; NULL or missing: id", None),
+]
+JSON_CASES[16] = (JSON_CASES[16][0], "values do not fit: n.x INT, list ARRAY<INT>", 14)
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "tags", "type": {"type": "map", "values": "string"}},
+    ],
+}
+PROTO = 'syntax = "proto3"; package shop; message Order { int64 id = 1; repeated string tags = 2; }'
+
+
+def avro(**row: object) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(AVRO), row)
+    return out.getvalue()
+
+
+def test_json_payload_gives_columns_or_the_reason_and_itself(spark):
+    rows = [(number, case[0]) for number, case in enumerate(JSON_CASES)]
+    df = spark.createDataFrame(rows, "number INT, value BINARY").repartition(2)
+    found = {row.number: row for row in parsing.parse_json(df, schema=SCHEMA).collect()}
+    for number, (payload, reason, key) in enumerate(JSON_CASES):
+        row = found[number]
+        assert (row._parse_error, row.id) == (reason, key), payload[:40]
+        assert row._raw_payload == (None if reason is None else payload)
+    assert found[0].asDict(recursive=True)["n"] == {"x": 1}
+    assert found[1]["at"].timestamp() == datetime(2025, 12, 31, 23, tzinfo=UTC).timestamp()
+    assert found[2].name == "5"
+    assert len(found[3].name) == 2_000_000
+
+
+def test_json_fields_beyond_the_schema_are_kept_or_refused(spark):
+    df = spark.createDataFrame([(1, '{"id": 1, "b": {"c": 2}}')], "key INT, payload STRING")
+    kept = parsing.parse_json(df, "payload", schema="id INT", extra_fields="keep").head()
+    assert kept._extra_fields == {"b": '{"c":2}'}
+    strict = parsing.parse_json(df, "payload", schema="id INT", extra_fields="error", into="order")
+    assert strict.columns == ["key", "order", "_parse_error", "_raw_payload"]
+    assert strict.head()._parse_error == "unknown fields: b"
+    for wrong, condition in (
+        ({"column": "value", "schema": "id INT"}, "PAYLOAD_COLUMN_INVALID"),
+        ({"column": "key", "schema": "id INT"}, "PAYLOAD_COLUMN_INVALID"),
+        ({"column": "payload", "schema": "id"}, "PAYLOAD_SCHEMA_INVALID"),
+        ({"column": "payload", "schema": "KEY INT"}, "PARSED_COLUMN_EXISTS"),
+        ({"column": "payload", "schema": "a INT", "extra_fields": "x"}, "INVALID_PARAMETER"),
+    ):
+        with pytest.raises(DefinitionError) as raised:
+            parsing.parse_json(df, **wrong)
+        assert raised.value.condition == condition
+        assert raised.value.origin is not None
+
+
+def test_avro_and_protobuf_payloads_give_columns_or_the_reason_and_themselves(spark):
+    from penstock.parsing.protobuf import compile_files
+
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    good = avro(id=1, at=at, tags={"a": "b"})
+    payloads = [good, good[:6], good + b"xy", b"", None, avro(id=2**40, at=at, tags={})]
+    df = spark.createDataFrame([(p,) for p in payloads], "value BINARY")
+    parsed = parsing.parse_avro(df, avro_schema=json.dumps(AVRO), schema="id INT, tags STRING")
+    assert [tuple(row) for row in parsed.collect()] == [
+        (1, '{"a": "b"}', None, None),
+        (None, None, "the payload ends too early for its Avro schema", good[:6]),
+        (None, None, "2 bytes are left over after the Avro record", good + b"xy"),
+        (None, None, "the payload is empty", b""),
+        (None, None, "the payload is NULL", None),
+        (
+            None,
+            None,
+            "values do not fit: id: 1099511627776 is not an integer of 32 bits",
+            payloads[-1],
+        ),
+    ]
+    row = parsing.parse_avro(df, avro_schema=json.dumps(AVRO)).head()
+    assert (row.id, row.tags, row["at"].timestamp()) == (1, {"a": "b"}, at.timestamp())
+
+    files = compile_files(PROTO, {})
+    df = spark.createDataFrame([(b"\x08\x05\x12\x01a",), (b"\x08",)], "value BINARY")
+    parsed = parsing.parse_protobuf(df, descriptor=files, message="shop.Order")
+    rows = parsed.collect()
+    assert (rows[0].id, rows[0].tags, rows[0]._parse_error) == (5, ["a"], None)
+    assert "not a shop.Order" in rows[1]._parse_error
+
+
+def test_event_time_is_that_of_the_first_candidate_which_holds_one(spark):
+    cases = [
+        ("2026-01-01T10:00:00+02:00", 0, "2026-01-01 08:00:00", "p.at"),
+        ("1767225600", None, "2026-01-01 00:00:00", "p.at"),
+        ("1767225600123", None, "2026-01-01 00:00:00.123", "p.at"),
+        ("1767225600123456", None, "2026-01-01 00:00:00.123456", "p.at"),
+        ("1767225600123456789", None, "2026-01-01 00:00:00.123456", "p.at"),
+        ("31.12.2025 23:30", None, "2025-12-31 23:30:00", "p.at"),
+        ("soon", 1767225600000, "2026-01-01 00:00:00", "n"),
+        ("9" * 19, 1767225600, "2026-01-01 00:00:00", "n"),
+        ("2031-01-01", None, "2026-06-01 00:00:00", "arrived"),
+        (None, None, "2026-06-01 00:00:00", "arrived"),
+    ]
+    df = spark.createDataFrame(
+        [(number, (case[0],), case[1]) for number, case in enumerate(cases)],
+        "number INT, p STRUCT<at: STRING>, n BIGINT",
+    ).withColumn("arrived", F.lit("2026-06-01").cast("timestamp"))
+    timed = parsing.event_time(
+        df,
+        ["p.at", "n"],
+        formats=["dd.MM.yyyy HH:mm"],
+        fallback="arrived",
+        max_future_seconds=60,
+    )
+    dated = parsing.with_date_columns(timed).orderBy("number")
+    found = dated.select(F.col("event_time").cast("string"), "event_time_source").collect()
+    assert [tuple(row) for row in found] == [case[2:] for case in cases]
+    assert tuple(dated.select("date", "hour").head()) == (date(2026, 1, 1), 8)
+    for wrong in ({"candidates": []}, {"candidates": ["p"]}, {"candidates": ["p.x"]}):
+        with pytest.raises(DefinitionError, match="no event time"):
+            parsing.event_time(df, **wrong)
+
+
+def test_schema_comes_from_a_sample_or_a_file(spark, tmp_path: Path):
+    sample = tmp_path / "sample.jsonl"
+    sample.write_text('{"a": 1, "b": {"c": 1.5}}\n{"a": 2, "z": "x"}\n')
+    inferred = parsing.schema_from_sample(sample)
+    assert inferred.simpleString() == "struct<a:bigint,b:struct<c:double>,z:string>"
+    ddl = tmp_path / "orders.ddl"
+    ddl.write_text("-- orders\na BIGINT, -- the key\nb STRUCT<c: DOUBLE>, z STRING\n")
+    assert parsing.schema_from_file(ddl) == inferred
+    for wrong in ("[]", "{", "{}", []):
+        with pytest.raises(DefinitionError, match="the sample"):
+            parsing.schema_from_sample(wrong)
+
+
+def test_example_keeps_what_cannot_be_parsed_with_its_reason(spark, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = Example("payloads", tmp_path, spark)
+    assert example.run().state is UpdateState.COMPLETED
+    orders = example.table("orders").orderBy("id").collect()
+    assert [row.id for row in orders] == [1, 2, 3, 4, 12]
+    assert (orders[0].amount, orders[0].customer.country) == (Decimal("12.50"), "FI")
+    assert [(str(row.date), row.hour) for row in orders[:4]] == [
+        ("2026-01-05", hour) for hour in (8, 10, 10, 10)
+    ]
+    assert orders[3]._extra_fields == {"coupon": "WINTER"}
+    reasons = {
+        (tuple(rules), row["_parse_error"]): row for rules, row in example.quarantined("orders")
+    }
+    assert set(reasons) == {
+        (("parsed",), "values do not fit: amount DECIMAL(10,2)"),
+        (("parsed", "has a time"), NOT_ONE),
+        (("parsed",), "NULL or missing: id"),
+        (("parsed",), NOT_ONE),
+        (("parsed", "has a time"), "the payload is a JSON array, not an object"),
+        (("has a time",), None),
+    }
+    cut = reasons[("parsed", "has a time"), NOT_ONE]
+    lines = (tmp_path / "data/orders/2026-01-05.txt").read_bytes().splitlines()
+    assert base64.b64decode(cut["_raw_payload"]) == lines[5]
+    assert example.run().state is UpdateState.COMPLETED
+    assert example.table("orders").count() + len(example.quarantined("orders")) == len(lines)

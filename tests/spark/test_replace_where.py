@@ -1,0 +1,195 @@
+"""Flows that replace the rows of a window of their table, in whole updates."""
+
+from pathlib import Path
+
+import pytest
+from update_project import Project
+
+from penstock._observe.events import UpdateState
+from penstock._tables import writer
+from penstock.errors import DefinitionErrors
+
+pytestmark = pytest.mark.spark
+
+SOURCE = """
+DAYS = "day DATE, id BIGINT, amount INT"
+
+def days():
+    return spark.read.schema(DAYS).json("days")
+"""
+
+WINDOW = (
+    SOURCE
+    + """
+@dp.table(
+    replace_where=F.col("day") >= "2026-01-10",
+    table_properties={
+        "delta.enableChangeDataFeed": "true", "pipelines.maxFlowRetryAttempts": "0"},
+)
+@dp.expect("small", "amount < 100")
+@dp.expect_or_drop("known", "amount IS NOT NULL")
+def recent():
+    return days()
+
+@dp.materialized_view
+def totals():
+    return spark.read.table("recent").groupBy("day").agg(F.sum("amount").alias("total"))
+"""
+)
+
+SQL = """
+CREATE STREAMING TABLE moving (CONSTRAINT known EXPECT (amount > 0))
+PARTITIONED BY (day) TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')
+FLOW REPLACE WHERE day BETWEEN date_add(current_date(), -1000000) AND current_date() BY NAME
+SELECT id, day, amount FROM json.`days`;
+
+CREATE STREAMING TABLE by_id TBLPROPERTIES ('delta.enableDeletionVectors' = 'true');
+CREATE FLOW f AS INSERT INTO by_id BY NAME REPLACE WHERE `the-id` > 1 AND amount < 50
+SELECT id AS `the-id`, amount FROM json.`days`;
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark, monkeypatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, spark)
+
+
+def day(number: int, key: int, amount: int | None) -> dict:
+    return {"day": f"2026-01-{number:02}", "id": key, "amount": amount}
+
+
+def listed(project: Project, table: str) -> list[tuple]:
+    found = project.table(table).selectExpr("day(day) AS day", "id", "amount")
+    return sorted((tuple(row) for row in found.collect()), key=str)
+
+
+def test_only_the_window_is_replaced_when_the_source_changes(project: Project, monkeypatch):
+    project.source(WINDOW)
+    first = [day(9, 1, 1), day(10, 2, 2), day(11, 3, 3), day(11, 4, None), {"id": 9, "amount": 9}]
+    result = project.add("a", first, "days").run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    assert listed(project, "recent") == [(10, 2, 2), (11, 3, 3)]
+    assert listed(project, "recent_quarantine") == [(11, 4, None)]
+    assert sorted(project.rows("totals", "total")) == [(2,), (3,)]
+
+    # The window moves; days before it stay, though the source has other rows for them by now.
+    project.source(WINDOW.replace("2026-01-10", "2026-01-11"))
+    project.add("a", [day(10, 2, 20), day(11, 3, 300), day(12, 5, None)], "days")
+    monkeypatch.setattr(writer, "kill_point", _dies_between_the_commits)
+    assert project.run().state is UpdateState.FAILED
+    assert listed(project, "recent") == [(10, 2, 2), (11, 3, 3)]
+    assert sorted(project.rows("totals", "total")) == [(2,), (3,)]
+    monkeypatch.undo()
+    monkeypatch.chdir(project.root)
+    assert project.run().state is UpdateState.COMPLETED
+    assert listed(project, "recent") == [(10, 2, 2), (11, 3, 300)]
+    assert listed(project, "recent_quarantine") == [(12, 5, None)]
+    assert sorted(project.rows("totals", "total")) == [(2,), (300,)]
+    (progress,) = [
+        event["details"]["flow_progress"]
+        for event in project.log("flow_progress")
+        if event["origin"]["flow_name"] == "recent"
+        and event["details"]["flow_progress"].get("data_quality")
+    ][1:]
+    assert progress["metrics"]["num_output_rows"] == 1
+    assert progress["metrics"]["num_deleted_rows"] == 1
+    rules = {e["name"]: e["failed_records"] for e in progress["data_quality"]["expectations"]}
+    assert rules == {"small": 2, "known": 1}
+
+    version = project.version("recent")
+    changes = project.spark.read.format("delta").option("readChangeFeed", "true")
+    changes = changes.option("startingVersion", version).load(str(project.path("recent")))
+    net = changes.groupBy("id", "amount").agg(
+        {"*": "count"} | {"_change_type": "collect_list"}  # rows of a file that stay: both
+    )
+    kinds = {(row[0], row[1]): sorted(row["collect_list(_change_type)"]) for row in net.collect()}
+    assert kinds.pop((3, 3)) == ["delete"]
+    assert kinds.pop((3, 300)) == ["insert"]
+    assert kinds in ({}, {(2, 2): ["delete", "insert"]})
+    (history,) = project.spark.sql(
+        f"SELECT operationParameters.predicate FROM (DESCRIBE HISTORY delta.`"
+        f"{project.path('recent')}`) WHERE version = {version}"
+    ).collect()
+    assert "day >= " in history[0]
+
+    project.run()
+    assert project.version("recent") == version  # neither source nor window changed
+    project.add("a", [day(10, 2, 20)], "days").run()
+    assert listed(project, "recent") == [(10, 2, 2)]  # an empty window
+    project.run(full_refresh=("recent",))
+    assert listed(project, "recent") == []
+
+
+def _dies_between_the_commits(point: str, flow: str, batch_id: int | None) -> None:
+    if (point, flow) == ("after_quarantine_commit", "recent"):
+        raise RuntimeError("as if the process had died here")
+
+
+def test_sql_flows_replace_rows_when_written_in_either_order(project: Project):
+    (project.root / "flows.sql").write_text(SQL, encoding="utf-8")
+    project.source("")
+    days = [day(1, 1, 1), day(1, 2, 2), day(2, 3, 3), day(2, 4, 60)]
+    result = project.add("a", days, "days").run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    assert listed(project, "moving") == [(1, 1, 1), (1, 2, 2), (2, 3, 3), (2, 4, 60)]
+    assert project.rows("by_id") == [(2, 2), (3, 3)]
+    project.add("a", [day(1, 1, -1), day(3, 3, 30), day(3, 4, 70)], "days").run()
+    assert listed(project, "moving") == [(1, 1, -1), (3, 3, 30), (3, 4, 70)]
+    assert project.rows("by_id") == [(3, 30)]
+
+
+def test_each_reason_is_told_when_a_window_cannot_work(project: Project):
+    project.source(
+        SOURCE
+        + """
+def window(where, name, query=days):
+    dp.table(name=name, replace_where=where)(query)
+
+window("dat > '2026-01-01'", "unknown")
+window("amount + 1", "number")
+window("id IN (SELECT 1)", "other_rows")
+window("rand() > 0.5", "chance")
+window("amount > 0) OR (true", "brackets")
+window("max(amount) > 0", "aggregate")
+window("amount > 0", "stream", query=rows)
+
+window("amount > 0", "replaced")
+
+@dp.table
+def streams():
+    return spark.readStream.table("replaced")
+
+dp.create_streaming_table("shared")
+
+@dp.append_flow(target="shared")
+def adds():
+    return rows()
+"""
+    )
+    project.add("a", [day(1, 1, 1)], "days")
+    (project.root / "flows.sql").write_text(
+        "CREATE FLOW replaces AS INSERT INTO shared REPLACE WHERE id > 0 BY NAME SELECT 1 AS id",
+        encoding="utf-8",
+    )
+    with pytest.raises(DefinitionErrors) as caught:
+        project.run()
+    found = [(error.condition, str(error)) for error in caught.value.errors]
+    invalid = [text for condition, text in found if condition == "REPLACE_WHERE_INVALID"]
+    assert len(invalid) == 6, found
+    for name, reason in [
+        ("unknown", "`dat`"),
+        ("number", "BOOLEAN"),
+        ("other_rows", "subquery"),
+        ("chance", "chance"),
+        ("brackets", "PARSE_SYNTAX_ERROR"),
+        ("aggregate", "aggregate"),
+    ]:
+        assert any(f"flow '{name}'" in text and reason in text for text in invalid), name
+    assert {condition for condition, _ in found} == {
+        "REPLACE_WHERE_INVALID",
+        "REPLACE_WHERE_READS_STREAM",
+        "REPLACE_WHERE_TARGET_SHARED",
+        "REPLACE_WHERE_TARGET_STREAMED",
+    }
+    assert "pipeline.py:" in invalid[0]

@@ -1,0 +1,149 @@
+"""Options of Spark's and Delta's sources: what the documentation promises, tried out."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.connectors.options import prepare_reader_options
+
+
+def stream(
+    spark: Any, source: str, path: str | None = None, schema: str = "", **options: str
+) -> Any:
+    reader = spark.readStream.format(source)
+    reader = reader.options(**prepare_reader_options(source, options, streaming=True))
+    if schema:
+        reader = reader.schema(schema)
+    return reader.load(path) if path else reader.load()
+
+
+def batches(df: Any, checkpoint: Path, *, column: str = "id") -> list[list[Any]]:
+    """The values of a column, micro-batch by micro-batch, of all that is there now."""
+    found: list[list[Any]] = []
+
+    def take(rows: Any, _: int) -> None:
+        found.append(sorted(row[column] for row in rows.select(column).collect()))
+
+    writer = df.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    return found
+
+
+def test_delta_source_begins_where_it_is_told_and_passes_over_changes(spark, tmp_path: Path):
+    path = str(tmp_path / "table")
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (id INT, at TIMESTAMP) USING delta "
+        "TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+    )
+    for statement in (
+        f"INSERT INTO delta.`{path}` VALUES (1, '2026-01-03'), (2, '2026-01-01')",
+        f"INSERT INTO delta.`{path}` VALUES (3, '2026-01-02')",
+        f"UPDATE delta.`{path}` SET id = 20 WHERE id = 2",
+        f"INSERT INTO delta.`{path}` VALUES (4, '2026-01-04')",
+        f"DELETE FROM delta.`{path}` WHERE id = 3",
+    ):
+        spark.sql(statement)
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").where("version = 2").head()
+    cases: list[tuple[dict[str, str], list[int]]] = [
+        ({}, [1, 4, 20]),
+        ({"startingVersion": "2", "skipChangeCommits": "true"}, [3, 4]),
+        ({"startingTimestamp": str(history.timestamp), "skipChangeCommits": "true"}, [3, 4]),
+        ({"startingVersion": "latest"}, []),
+        ({"readChangeFeed": "true", "startingVersion": "3"}, [2, 3, 4, 20]),
+    ]
+    for number, (options, expected) in enumerate(cases):
+        found = batches(stream(spark, "delta", path, **options), tmp_path / f"c{number}")
+        assert sorted(x for batch in found for x in batch) == expected, options
+
+    ordered = stream(
+        spark, "delta", path, withEventTimeOrder="true", maxFilesPerTrigger="1"
+    ).withWatermark("at", "1 hour")
+    assert sorted(x for batch in batches(ordered, tmp_path / "t") for x in batch) == [1, 4, 20]
+    with pytest.raises(Exception, match="DELTA_SOURCE"):
+        batches(stream(spark, "delta", path, startingVersion="1"), tmp_path / "refused")
+
+
+def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Path):
+    folder, archive = tmp_path / "in", tmp_path / "archive"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.json").write_text(f'{{"id": {number}}}\n')
+        # Long ago: Spark's own default would pass over the oldest without a word.
+        moment = 1_000_000_000 + number * 30 * 86_400
+        os.utime(folder / f"{number}.json", (moment, moment))
+
+    def files(**options: str) -> Any:
+        return stream(spark, "json", str(folder), "id INT", maxFilesPerTrigger="1", **options)
+
+    assert batches(files(), tmp_path / "a") == [[0], [1], [2]]
+    assert batches(files(latestFirst="true"), tmp_path / "b") == [[2], [1], [0]]
+    cleaning = {"cleanSource": "archive", "sourceArchiveDir": str(archive)}
+    assert batches(files(**cleaning), tmp_path / "c") == [[0], [1], [2]]
+    (folder / "3.json").write_text('{"id": 3}\n')
+    assert batches(files(**cleaning), tmp_path / "c") == [[3]]
+    archived = {file.name for file in archive.rglob("*.json")}
+    assert archived >= {"0.json", "1.json"}
+    assert {file.name for file in folder.iterdir()} | archived >= {f"{n}.json" for n in range(4)}
+
+
+def test_generated_rows_and_sockets_can_be_streamed(spark, tmp_path: Path):
+    generated = stream(spark, "rate-micro-batch", rowsPerBatch="3", startTimestamp="0")
+    assert batches(generated, tmp_path / "a", column="value") == [[0, 1, 2]]
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = threading.Thread(target=_send, args=(server, b"one\ntwo\n"))
+        sender.start()
+        lines = stream(spark, "socket", host="127.0.0.1", port=str(server.getsockname()[1]))
+        assert _until(lines, lambda rows: len(rows) == 2) == ["one", "two"]
+        sender.join()
+    rate = stream(spark, "rate", rowsPerSecond="50")
+    assert _until(rate.selectExpr("value"), lambda rows: len(rows) > 0)[0] == 0
+
+
+def _send(server: socket.socket, content: bytes) -> None:
+    connection, _ = server.accept()
+    connection.sendall(content)
+    connection.recv(1)  # until Spark closes
+    connection.close()
+
+
+def _until(df: Any, enough: Callable[[list[Any]], bool]) -> list[Any]:
+    """The first column of what a continuing stream gives."""
+    found: list[Any] = []
+    done = threading.Event()
+
+    def take(rows: Any, _: int) -> None:
+        found.extend(row[0] for row in rows.collect())
+        if enough(found):
+            done.set()
+
+    query = df.writeStream.foreachBatch(take).start()
+    try:
+        assert done.wait(60), query.exception() or query.lastProgress
+    finally:
+        query.stop()
+    return sorted(found)
+
+
+def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
+    url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+    options = {"url": url, "driver": "org.apache.derby.jdbc.EmbeddedDriver"}
+    rows = spark.range(10).selectExpr("id", "id * 2 AS amount")
+    rows.write.format("jdbc").options(**options, dbtable="orders").save()
+    reader = spark.read.format("jdbc").options(
+        **options, partitionColumn="id", lowerBound="0", upperBound="10", numPartitions="3"
+    )
+    df = reader.option("dbtable", "orders").load()
+    assert df.rdd.getNumPartitions() == 3
+    assert sorted(row.amount for row in df.where("id > 7").collect()) == [16, 18]
+    newer = spark.read.format("jdbc").options(**options, query="SELECT id FROM orders WHERE id > 8")
+    assert [row[0] for row in newer.load().collect()] == [9]

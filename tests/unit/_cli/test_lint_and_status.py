@@ -1,0 +1,148 @@
+"""`lint` and `status` as commands: forms of the answer and exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock._cli.main import main
+from penstock._observe.events import (
+    ErrorInfo,
+    EventOrigin,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    flow_progress,
+    stream_progress,
+    update_progress,
+)
+from penstock._observe.log import EventLog
+
+SOURCE = """\
+import dlt
+TOKEN = "dapi0123456789abcdef0123456789abcdef"
+query.trigger(once=True)
+
+
+@dlt.table
+def a():
+    return spark.readStream.table("b")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "pipeline.yaml").write_text(
+        "name: shop\nstorage: .\nlibraries:\n  - file: {path: orders.py}\n", encoding="utf-8"
+    )
+    return tmp_path
+
+
+def test_lint_answers_in_each_form(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["lint", "--text-only"]) == 1
+    text = capsys.readouterr().out
+    assert "orders.py:2: error PSL601 secret-in-code: the text is a Databricks token" in text
+    assert "page: docs/lint.md#psl303-once-trigger" in text
+    assert text.endswith("1 error, 1 warning (text only: queries were not looked at)\n")
+
+    assert main(["lint", str(project), "--text-only", "--output", "json"]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert (body["version"], body["pipeline"], body["complete"]) == (1, "shop", False)
+    assert body["counts"] == {"error": 1, "warning": 1, "note": 0}
+    assert set(body["findings"][0]) == {
+        *("rule", "name", "severity", "file", "line", "flow", "message", "why", "fix", "page")
+    }
+
+    assert main(["lint", "--text-only", "--output", "github"]) == 1
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("::error file=orders.py,line=2,title=PSL601 secret-in-code::the text")
+    assert "%0Afix: " in second
+
+    assert main(["lint", "--text-only", "--output", "sarif"]) == 1
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert {result["ruleId"] for result in run["results"]} <= rules
+    assert run["results"][1]["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "ignored", "code"),
+    [
+        ("error", "", 1),
+        ("error", "PSL601", 0),
+        ("warning", "PSL601", 1),
+        ("warning", "PSL601, PSL303", 0),
+        ("never", "", 0),
+    ],
+)
+def test_lint_fails_from_a_severity_on(project: Path, fail_on: str, ignored: str, code: int):
+    with (project / "pipeline.yaml").open("a", encoding="utf-8") as spec:
+        spec.write(f"lint:\n  ignore: [{ignored}]\n")
+    assert main(["lint", "--text-only", "--fail-on", fail_on]) == code
+
+
+def test_lint_explains_a_rule(capsys: pytest.CaptureFixture[str]):
+    assert main(["lint", "--explain", "psl501"]) == 0
+    assert "three truth values" in capsys.readouterr().out
+    assert main(["lint", "--explain", "PSL000"]) == 2
+
+
+@pytest.mark.parametrize("command", ["lint", "status"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([command, "--help"]) == 0
+    assert f"penstock {command}" in capsys.readouterr().out.split("Examples:")[1]
+
+
+def _record(project: Path, *, failed: bool) -> None:
+    update = EventOrigin(pipeline_name="shop", update_id="8c1f")
+    batch = EventOrigin(
+        pipeline_name="shop", update_id="8c1f", dataset_name="c.s.a", flow_name="a", batch_id=4
+    )
+    info = ErrorInfo(condition="FLOW_FAILED", class_name="FlowError", message="no\n  hint: yes")
+    log = EventLog(project / "events")
+    log(update_progress(update, UpdateState.RUNNING, "running"))
+    log(flow_progress(batch, FlowStatus.RUNNING, ""))
+    source = {
+        "description": "KafkaV2[Subscribe[orders]]",
+        "endOffset": {"orders": {"0": 7}},
+        "latestOffset": {"orders": {"0": 19}},
+    }
+    log(
+        stream_progress(
+            batch,
+            {"batchId": 4, "numInputRows": 7, "durationMs": {"triggerExecution": 500}}
+            | {"sources": [source]},
+        )
+    )
+    metrics = FlowMetrics(num_input_rows=7, batch_duration_ms=500, backlog_records=12)
+    log(flow_progress(batch, FlowStatus.RUNNING, "", metrics=metrics))
+    state = UpdateState.FAILED if failed else UpdateState.COMPLETED
+    if failed:
+        log(flow_progress(batch, FlowStatus.FAILED, "", error=info))
+    log(update_progress(update, state, "ended", error=info if failed else None))
+    log.close()
+
+
+def test_status_shows_the_newest_update(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["status"]) == 2
+    assert "UNKNOWN_UPDATE" in capsys.readouterr().err
+    _record(project, failed=False)
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    assert "pipeline shop: COMPLETED since" in text
+    assert text.splitlines()[-1].split()[:3] == ["a", "RUNNING", "4"]
+    assert main(["status", "--flow", "a"]) == 0
+    assert "orders/0: at 7 of 19, 12 behind" in capsys.readouterr().out
+    assert main(["status", "--watch", "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["flows"][0]["lag"]["records"], body["is_alive"]) == (12, False)
+    assert main(["status", "--flow", "b"]) == 2
+    assert main(["status", "--update", "no"]) == 2
+
+
+def test_status_fails_when_the_update_did(project: Path, capsys: pytest.CaptureFixture[str]):
+    _record(project, failed=True)
+    assert main(["status"]) == 1
+    assert "a: [FLOW_FAILED] no\n  hint: yes" in capsys.readouterr().out

@@ -1,0 +1,31 @@
+import pytest
+
+from penstock._engine.failures import flow_error
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock.errors import FlowError
+
+FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
+WORKER = """[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+penstock.errors.ConnectorError: [{condition}] the schema registry http://r:1 cannot be used
+  hint: look"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "retryable"),
+    [("SCHEMA_REGISTRY_UNREACHABLE", True), ("SCHEMA_REGISTRY_REFUSED", False)],
+)
+def test_error_of_a_registry_is_found_in_the_text_of_a_worker(condition, retryable):
+    error = flow_error(WORKER.format(condition=condition), FLOW, batch_id=3)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == (condition, retryable)
+    assert "in batch 3: the schema registry http://r:1 cannot be used" in error.message
+    assert error.hint is not None
+
+
+def test_exception_of_another_function_in_a_worker_is_not_tried_again():
+    error = flow_error(WORKER.format(condition="SOMETHING"), FLOW)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("FLOW_FAILED", False)

@@ -1,0 +1,248 @@
+"""Rules about the text of sources and settings, and comments that accept findings."""
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock._lint.finding import Finding
+from penstock._lint.project import LintReport, lint_project
+from penstock._project.spec import load_settings
+from penstock.errors import SpecError
+
+Lint = Callable[..., LintReport]
+
+
+@pytest.fixture
+def lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
+    """Lints the text of one source file."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *, name: str = "orders.py", spec: str = "") -> LintReport:
+        (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
+        (tmp_path / "pipeline.yaml").write_text(
+            f"name: p\nlibraries:\n  - file: {{path: {name}}}\n{spec}", encoding="utf-8"
+        )
+        return lint_project(load_settings(tmp_path, environ={}), text_only=True)
+
+    return run
+
+
+def found(report: LintReport) -> list[tuple[str, int]]:
+    return [(one.rule.id, one.origin.line) for one in report.findings]
+
+
+def lines_of(report: LintReport, rule: str) -> list[int]:
+    return [one.origin.line for one in report.findings if one.rule.id == rule]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'TOKEN = "dapi0123456789abcdef0123456789abcdef"',
+        'KEY = "AKIAABCDEFGHIJKLMNOP"',
+        'EH = "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKey=abcdefgh12"',
+        'URL = "postgres://orders:pw@db:5432/orders"',
+        'URL = "jdbc:postgresql://db/orders?user=a&password=pw"',
+        'reader.option("password", "pw")',
+        'reader.options(**{"kafka.ssl.keystore.password": "pw"})',
+        'connect(api_key="0123")',
+        'spark.conf.set("fs.azure.account.key.x.dfs.core.windows.net", "abc")',
+        "reader.option(\"kafka.sasl.jaas.config\", 'org.apache.PlainLoginModule required '\n"
+        '    \'username="u" password="pw";\')',
+        'SAS = "https://x.blob.core.windows.net/c?sv=1&sig=abcdefghijklmnopqrstuvwx%3D"',
+    ],
+)
+def test_a_secret_is_found_and_not_shown(lint: Lint, line: str):
+    report = lint(f"import dlt\n{line}\n")
+    assert [rule for rule, _ in found(report)] == ["PSL601"]
+    shown = " ".join(one.message for one in report.findings)
+    assert not any(value in shown for value in ("pw", "abc", "0123", "AKIA", "dapi"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'PASSWORD = "${secret:kafka/password}"',
+        'reader.option("password", dbutils.secrets.get("kafka", "password"))',
+        'password = spark.conf.get("db.password")',
+        'reader.option("kafka.sasl.jaas.config", f\'LoginModule required password="{pw}";\')',
+        'PASSWORD = ""',
+        'PASSWORD = "<your password>"',
+        'schema = "password STRING, token STRING"',
+        'reader.option("secretScope", "kafka")',
+        'URL = "https://example.org:8080/path@2"',
+    ],
+)
+def test_a_reference_to_a_secret_is_none(lint: Lint, line: str):
+    assert found(lint(f"import dlt\n{line}\n")) == []
+
+
+def test_a_secret_in_the_settings_is_found_at_its_line(lint: Lint):
+    report = lint(
+        "import dlt\n",
+        spec="configuration:\n  db.password: hunter2\n  a.password: ${secret:a/b}\n",
+    )
+    (one,) = report.findings
+    assert (one.rule.id, one.origin.file, one.origin.line) == ("PSL601", "pipeline.yaml", 5)
+    assert "hunter2" not in one.message
+
+
+def test_actions_are_told_from_transformations(lint: Lint):
+    report = lint(
+        """\
+        import dlt as d
+        from pyspark.sql import functions as F
+
+        @d.table
+        def counted():
+            df = spark.read.table("orders")
+            groups = df.groupBy("status")
+            n = df.count()
+            first = df.orderBy("id").first()
+            names = {"a": 1}.get("a")
+            rows = [len(x) for x in df.collect()]
+            return groups.count().withColumn("n", F.lit(n)).select(F.first("n"), F.count("n"))
+
+        @d.table
+        def plain():
+            return spark.read.table("orders").groupBy("a").pivot("b").count()
+
+        def not_a_query_function():
+            return spark.read.table("orders").count()
+        """
+    )
+    assert found(report) == [("PSL307", 8), ("PSL307", 9), ("PSL307", 11)]
+
+
+def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
+    report = lint(
+        """\
+        import penstock as dp
+
+        def logged_only(df, batch_id):
+            print(f"batch {batch_id}")
+            df.write.mode("append").saveAsTable("copy")
+
+        def merged(df, batch_id):
+            target.merge(df, "t.id = s.id").whenNotMatchedInsertAll().execute()
+
+        stream.writeStream.foreachBatch(logged_only)
+        stream.writeStream.foreachBatch(merged)
+
+        @dp.foreach_batch_sink(name="twice")
+        def twice(rows, number):
+            good = rows.where("a > 0")
+            good.write.format("delta").option("txnVersion", number).save("/a")
+            rows.write.format("delta").option("txnVersion", number).save("/b")
+
+        @dp.foreach_batch_sink
+        def only_looks(rows, number):
+            print(rows.count())
+        """
+    )
+    assert found(report) == [("PSL305", 3), ("PSL306", 17)]
+
+
+def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
+    report = lint(
+        """\
+        import dlt
+        a = df.writeStream.option("checkpointLocation", BASE + "/a")
+        b = df.writeStream.options(checkpointLocation=BASE + "/a")
+        c = df.writeStream.option("checkpointLocation", BASE + "/c")
+        """
+    )
+    assert lines_of(report, "PSL301") == [2, 3]
+    assert lines_of(report, "PSL302") == [2, 3, 4]
+
+
+def test_sql_is_looked_at_by_statement(lint: Lint):
+    report = lint(
+        """\
+        -- COUNT(DISTINCT a) in a comment; STREAM(x)
+        CREATE MATERIALIZED VIEW ok AS SELECT count(DISTINCT a) FROM t;
+
+        CREATE STREAMING TABLE bad AS
+        SELECT status,
+               count(DISTINCT customer) FROM STREAM(orders) GROUP BY status;
+        CREATE STREAMING TABLE k AS SELECT * FROM STREAM read_kafka(
+          subscribe => 'a;b',
+          `kafka.ssl.key.password` => 'pw'
+        );
+        SET spark.sql.streaming.checkpointLocation = /here;
+        """,
+        name="orders.sql",
+    )
+    assert found(report) == [("PSL107", 6), ("PSL601", 9), ("PSL302", 11)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("df.trigger(once=True)  # penstock: ignore[PSL303] a test", []),
+        ("# penstock: ignore[PSL303]: a test\ndf.trigger(once=True)", []),
+        ("# penstock: ignore-file[PSL303]\n\n\ndf.trigger(once=True)", []),
+        ("df.trigger(once=True)  # penstock: ignore[PSL302, PSL303]", [("PSL901", 2)]),
+        (
+            "# penstock: ignore[PSL303]\n\nx = 1\ndf.trigger(once=True)",
+            [("PSL901", 2), ("PSL303", 5)],
+        ),
+        ("df.trigger(once=True)  # penstock: ignore[PSL999]", [("PSL303", 2), ("PSL901", 2)]),
+        ('x = "# penstock: ignore[PSL303]"; df.trigger(once=True)', [("PSL303", 2)]),
+        # Rules that were not applied may still find something there.
+        ("x = 1  # penstock: ignore[PSL101]", []),
+    ],
+)
+def test_a_comment_accepts_what_it_stands_at(lint: Lint, text: str, expected: list[Finding]):
+    assert found(lint(f"import dlt\n{text}\n")) == expected
+
+
+def test_a_comment_on_a_head_speaks_about_the_whole_head(lint: Lint):
+    report = lint(
+        """\
+        import penstock as dp
+
+        # penstock: ignore[PSL305] the target has a key
+        @dp.foreach_batch_sink(
+            name="sink",
+        )
+        def write(df, batch_id):
+            df.write.jdbc(url, "t")
+
+        -- = 0
+        """.replace("-- = 0", "")
+    )
+    assert found(report) == []
+    assert [one.rule.id for one in report.accepted] == ["PSL305"]
+
+
+def test_settings_accept_a_rule_everywhere(lint: Lint):
+    code = "import dlt\ndf.trigger(once=True)\n"
+    report = lint(code, spec="lint:\n  ignore: [psl303]\n")
+    assert (report.findings, [one.rule.id for one in report.accepted]) == ((), ["PSL303"])
+    with pytest.raises(SpecError) as error:
+        lint(code, spec="lint:\n  ignore: [PSL3]\n")
+    assert error.value.condition == "LINT_RULE_UNKNOWN"
+    with pytest.raises(SpecError, match="did you mean `ignore`"):
+        lint(code, spec="lint:\n  ignored: [PSL303]\n")
+
+
+def test_lines_are_those_of_the_cell_when_the_source_is_a_notebook(lint: Lint):
+    report = lint(
+        """\
+        # Databricks notebook source
+        import dlt
+
+        # COMMAND ----------
+
+        x = 1
+        df.trigger(once=True)
+        # COMMAND ----------
+        # MAGIC %sql
+        # MAGIC CREATE STREAMING TABLE a AS
+        # MAGIC SELECT count(DISTINCT b) FROM STREAM(c)
+        """
+    )
+    assert found(report) == [("PSL303", 7), ("PSL107", 11)]

@@ -1,0 +1,340 @@
+"""What `spark-pipelines` promises about projects holds here; each test is one of its promises.
+
+Where a promise is not kept on purpose, the test says what is true instead, and
+`docs/compatibility.md` says why.
+"""
+
+import sys
+
+import pytest
+
+import penstock as dp
+from penstock._api.registry import Registry, registration
+from penstock._cli.options import names
+from penstock._cli.scaffold import write_project
+from penstock._model.cdc import ScdType
+from penstock._model.dataset import DatasetKind
+from penstock._model.pipeline import PipelineSettings
+from penstock._plan.planner import Wishes, make_plan
+from penstock._project.loader import load_definitions
+from penstock._project.sources import find_sources
+from penstock._project.spec import load_settings
+from penstock.errors import DefinitionError, DefinitionErrors, SpecError, UserCodeError
+
+FULL = """
+{
+    "name": "shop",
+    "catalog": "main",
+    "DATABASE": "sales",
+    "configuration": {"region": "eu", "spark.sql.shuffle.partitions": "4"},
+    "libraries": [{"glob": {"include": "parts/**"}}],
+    "storage": "kept/here"
+}
+"""
+
+
+def settings_of(project, text, name="spark-pipeline.yml"):
+    project.write(name, text)
+    return load_settings(project.root, environ={})
+
+
+def errors_of(declare):
+    registry = Registry()
+    with registration(registry):
+        declare()
+    return registry.errors
+
+
+def no_query():
+    raise AssertionError("declaring does not call the query")
+
+
+# -- the spec file --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["database", "schema"])
+def test_every_field_is_read_when_the_spec_has_them_all(project, word):
+    found = settings_of(project, FULL.replace("DATABASE", word))
+    assert (found.name, found.catalog, found.schema) == ("shop", "main", "sales")
+    assert dict(found.configuration) == {"region": "eu", "spark.sql.shuffle.partitions": "4"}
+    assert found.source_patterns == ("parts/**",)
+    assert found.storage == f"file://{project.root}/kept/here"
+
+
+def test_the_folder_names_the_pipeline_when_the_spec_does_not(project):
+    found = settings_of(project, '{"libraries": []}')
+    assert (found.name, found.configuration) == ("orders", {})
+    assert found.storage.startswith(f"file://{project.root}/")
+
+
+def test_an_unknown_field_is_named_when_the_spec_has_one(project):
+    with pytest.raises(SpecError, match=r"\[SPEC_INVALID\].*`catalogtypo`"):
+        settings_of(project, "name: shop\ncatalogtypo: main\nlibraries: []")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "told"),
+    [("not_a_mapping", "mapping"), ("{key: {}}", "`configuration.key`"), ("{[1]: x}", "")],
+)
+def test_the_configuration_is_refused_when_it_is_no_mapping_of_texts(project, configuration, told):
+    with pytest.raises(SpecError) as caught:
+        settings_of(project, f"name: shop\nconfiguration: {configuration}")
+    assert told in str(caught.value)
+
+
+def test_a_number_is_a_text_when_the_configuration_has_one(project):
+    found = settings_of(project, "name: shop\nconfiguration: {1: something, n: 7}")
+    assert dict(found.configuration) == {"1": "something", "n": "7"}
+
+
+@pytest.mark.parametrize("name", ["spark-pipeline.yml", "spark-pipeline.yaml"])
+def test_the_spec_is_found_when_it_lies_in_a_folder_above(project, name):
+    project.write(name, "name: shop")
+    inner = project.write("deep/er/notes.txt").parent
+    assert load_settings(inner, environ={}).name == "shop"
+
+
+def test_two_specs_are_refused_when_they_lie_in_one_folder(project):
+    project.write("spark-pipeline.yaml", "name: a")
+    with pytest.raises(SpecError, match=r"spark-pipeline\.yaml"):
+        settings_of(project, "name: b")
+
+
+# -- source files ---------------------------------------------------------------------------------
+
+VIEW = (
+    "from pyspark import pipelines as dp\n\n@dp.materialized_view\ndef {0}():\n    raise OSError\n"
+)
+
+
+def loaded(project, *patterns):
+    found = PipelineSettings(
+        name="p", storage="file:///x", root=str(project.root), source_patterns=patterns
+    )
+    return load_definitions(found, namespace={})
+
+
+@pytest.mark.parametrize(
+    "pattern", ["src/main.py", "data/file.sql", "src/**", "transformations/**", "a/b/c/**"]
+)
+def test_a_pattern_is_taken_when_it_is_a_file_or_a_whole_folder(project, pattern):
+    file = pattern if pattern.endswith((".py", ".sql")) else pattern.replace("**", "x.py")
+    project.write(file, "")
+    assert [str(path.relative_to(project.root)) for path in _paths(project, pattern)] == [file]
+
+
+@pytest.mark.parametrize("pattern", ["t/**/*.py", "t/**/deep/*.py", "*/a.py", "**/*.py"])
+def test_wildcards_are_understood_when_spark_would_refuse_them(project, pattern):
+    project.write("t/a.py")
+    project.write("t/deep/b.py")
+    assert _paths(project, pattern)
+
+
+def _paths(project, pattern):
+    found = PipelineSettings(
+        name="p", storage="file:///x", root=str(project.root), source_patterns=(pattern,)
+    )
+    return list(find_sources(found))
+
+
+def test_only_files_of_the_pattern_are_loaded_when_there_are_others(project):
+    project.write("one/defs.py", VIEW.format("mv1"))
+    project.write("two/defs.py", VIEW.format("mv2"))
+    assert [dataset.name for dataset in loaded(project, "one/**").datasets] == ["mv1"]
+
+
+def test_an_error_in_a_file_comes_out_with_its_text(project):
+    project.write("defs.py", "raise RuntimeError('wrong on purpose')")
+    with pytest.raises(DefinitionErrors) as caught:
+        loaded(project, "**")
+    (error,) = caught.value.errors
+    assert isinstance(error, UserCodeError)
+    assert isinstance(error.__cause__, RuntimeError)
+    assert "wrong on purpose" in str(error)
+
+
+def test_a_file_of_another_kind_is_passed_over_in_a_folder_and_refused_by_name(project):
+    project.write("t/defs.py", VIEW.format("mv"))
+    project.write("t/Defs.java", "class Defs {}")
+    assert len(loaded(project, "t/**").datasets) == 1
+    with pytest.raises(SpecError, match=r"Defs\.java"):
+        loaded(project, "t/Defs.java")
+
+
+def test_the_folder_of_the_spec_is_the_current_one_when_files_are_loaded(
+    project, tmp_path, monkeypatch
+):
+    project.write("mypackage/__init__.py")
+    project.write("mypackage/my_module.py", "NAME = 'here'")
+    project.write(
+        "defs.py",
+        "import sys\nsys.path.append('.')\nimport mypackage.my_module as m\n" + VIEW.format("mv"),
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert len(loaded(project, "defs.py").datasets) == 1
+
+
+# -- declarations ---------------------------------------------------------------------------------
+
+
+def test_every_element_is_registered_with_name_target_and_place():
+    registry = Registry()
+    with registration(registry):
+        dp.materialized_view(no_query)
+        dp.table(name="st")(no_query)
+        dp.create_streaming_table("st2")
+        dp.append_flow(target="st2", name="flow1")(no_query)
+        dp.append_flow(target="st2", name="flow2")(no_query)
+        dp.create_sink(name="sink", format="parquet", options={"key1": "value1"})
+    found = registry.build()
+    assert [dataset.name for dataset in found.datasets] == ["no_query", "st", "st2"]
+    assert [dataset.kind for dataset in found.datasets] == [
+        DatasetKind.MATERIALIZED_VIEW,
+        None,
+        DatasetKind.STREAMING_TABLE,
+    ]
+    assert [(flow.name, flow.target) for flow in found.flows] == [
+        ("no_query", "no_query"),
+        ("st", "st"),
+        ("flow1", "st2"),
+        ("flow2", "st2"),
+    ]
+    (sink,) = found.sinks
+    assert (sink.name, sink.format, dict(sink.options)) == ("sink", "parquet", {"key1": "value1"})
+    for element in (*found.datasets, *found.flows, *found.sinks):
+        assert element.origin.file.endswith("test_spark_conventions.py")
+
+
+CDC = {"target": "t", "source": "s", "keys": ["k"], "sequence_by": "seq"}
+OUTSIDE = {
+    "table": lambda: dp.table(no_query),
+    "temporary_view": lambda: dp.temporary_view(no_query),
+    "materialized_view": lambda: dp.materialized_view(no_query),
+    "create_streaming_table": lambda: dp.create_streaming_table("t"),
+    "append_flow": lambda: dp.append_flow(target="t")(no_query),
+    "create_sink": lambda: dp.create_sink("s", "kafka"),
+    "create_auto_cdc_flow": lambda: dp.create_auto_cdc_flow(**CDC),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_declaration_is_refused_when_no_pipeline_is_loading(name):
+    with pytest.raises(DefinitionError, match=rf"\[OUTSIDE_PIPELINE\] `{name}`"):
+        OUTSIDE[name]()
+
+
+DATASETS = [dp.table, dp.temporary_view, dp.materialized_view]
+
+
+@pytest.mark.parametrize("decorator", DATASETS)
+def test_a_name_is_refused_when_it_is_a_number(decorator):
+    (error,) = errors_of(lambda: decorator(name=5)(no_query))
+    assert error.condition == "INVALID_PARAMETER"
+    assert "`name` must be a text, not int" in error.message
+
+
+@pytest.mark.parametrize("decorator", [dp.table, dp.materialized_view])
+def test_partition_columns_are_refused_when_one_is_a_number(decorator):
+    (error,) = errors_of(lambda: decorator(partition_cols=["a", 1, 2])(no_query))
+    assert error.condition == "INVALID_PARAMETER"
+    assert "`partition_cols`" in error.message
+
+
+@pytest.mark.parametrize("decorator", DATASETS)
+def test_a_decorator_tells_how_it_is_used_when_it_gets_a_text(decorator):
+    (error,) = errors_of(lambda: decorator("table1")(no_query))
+    assert error.condition == "DECORATOR_ARGUMENT_NOT_CALLABLE"
+    assert f"@{decorator.__name__}(name=" in f"{error.message} {error.hint}"
+
+
+# -- auto CDC -------------------------------------------------------------------------------------
+
+
+def cdc(**given):
+    registry = Registry()
+    with registration(registry):
+        dp.create_streaming_table("t")
+        dp.create_auto_cdc_flow(**{**CDC, **given})
+    return registry
+
+
+def test_the_flow_has_the_name_of_its_target_when_none_is_given():
+    (flow,) = cdc().build().flows
+    assert (flow.name, flow.target, flow.cdc.source) == ("t", "t", "s")
+    assert (flow.cdc.scd_type, flow.cdc.apply_as_deletes) == (ScdType.ONE, None)
+    (named,) = cdc(name="mine", column_list=["k", "v"], apply_as_deletes="op = 'D'").build().flows
+    assert (named.name, named.cdc.columns) == ("mine", ("k", "v"))
+
+
+@pytest.mark.parametrize(("given", "kept"), [(1, ScdType.ONE), ("1", ScdType.ONE),
+                                             (2, ScdType.TWO), ("2", ScdType.TWO)])  # fmt: skip
+def test_the_scd_type_is_taken_when_it_is_a_number_or_a_text(given, kept):
+    (flow,) = cdc(stored_as_scd_type=given).build().flows
+    assert flow.cdc.scd_type is kept
+
+
+@pytest.mark.parametrize("which", ["track_history_column_list", "track_history_except_column_list"])
+def test_tracked_columns_are_kept_when_the_type_is_two(which):
+    (flow,) = cdc(stored_as_scd_type=2, **{which: ["a", "b"]}).build().flows
+    track = flow.cdc.track_history
+    kept = track.columns if which == "track_history_column_list" else track.except_columns
+    assert kept == ("a", "b")
+
+
+def test_empty_lists_are_none_when_they_are_given():
+    lists = ("column_list", "except_column_list", "track_history_column_list",
+             "track_history_except_column_list")  # fmt: skip
+    assert cdc(**{key: [] for key in lists}).build().flows[0].cdc == cdc().build().flows[0].cdc
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"stored_as_scd_type": 3}, "stored_as_scd_type"),
+        ({"track_history_column_list": ["v"]}, "track_history_column_list"),
+        ({"column_list": ["a"], "except_column_list": ["b"]}, "except_column_list"),
+        ({"target": 123}, "`target` must be a text, not int"),
+        ({"keys": [123]}, "`keys`"),
+    ],
+)
+def test_a_flow_is_refused_when_an_argument_is_wrong(given, told):
+    (error,) = cdc(**given).errors
+    assert told in error.message
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"full_refresh": ("a", "b")},
+        {"refresh": ("a",)},
+        {"refresh": ("a",), "full_refresh": ("b",)},
+    ],
+)
+def test_selections_conflict_when_everything_is_refreshed(draft_graph, wishes):
+    with pytest.raises(SpecError, match="CONFLICTING_REFRESH_OPTIONS"):
+        make_plan(draft_graph, Wishes(full_refresh_all=True, **wishes))
+
+
+@pytest.fixture
+def draft_graph(draft):
+    draft.table("a")
+    draft.table("b")
+    return draft.graph()
+
+
+@pytest.mark.parametrize("text", ["a", "a,b,c", "a, b , c"])
+def test_names_are_split_when_an_option_lists_them(text):
+    assert names([text]) == tuple("abc"[: text.count(",") + 1])
+
+
+def test_a_new_project_loads_when_init_has_written_it(tmp_path):
+    write_project(tmp_path, "test_project")
+    found = load_settings(tmp_path / "test_project", environ={})
+    assert found.name == "test_project"
+    assert found.storage == f"file://{tmp_path}/test_project/storage"
+    (source,) = find_sources(found)
+    assert source.name == "orders.py"

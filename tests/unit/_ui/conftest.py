@@ -1,0 +1,26 @@
+"""Real event logs: of the demo, and of a project whose second update broke a rule."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock._ui.recording import Recording
+
+LOGS = Path(__file__).parent / "logs"
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A copy that a test may change: `demo` and `shop`."""
+    return Path(shutil.copytree(LOGS, tmp_path / "logs"))
+
+
+@pytest.fixture
+def demo(logs: Path) -> Recording:
+    return Recording("orders-demo", "orders-demo", logs / "demo")
+
+
+@pytest.fixture
+def shop(logs: Path) -> Recording:
+    return Recording("shop", "shop", logs / "shop")

@@ -1,0 +1,187 @@
+import json
+from datetime import UTC, datetime, timedelta
+
+from penstock._observe.events import (
+    EventOrigin,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    flow_progress,
+    update_progress,
+)
+from penstock._observe.log import EventLog
+from penstock._ui.model import UpdateModel
+from penstock._ui.recording import Recording
+from penstock._ui.series import Series
+
+ORDERS = "spark_catalog.default.orders"
+
+
+def test_the_graph_and_its_figures_are_told_when_a_log_is_read(demo):
+    model = demo.recorded("latest").model
+    cards = {card["name"]: card for card in model.cards()}
+    assert set(cards) == {
+        "orders_bronze",
+        "orders",
+        "revenue_5m",
+        "customer_totals",
+        "kafka orders",
+    }
+    assert cards["kafka orders"]["kind"] == "source"
+    orders = cards["orders"]
+    assert (orders["rows"], orders["quarantined"], orders["failed_checks"]) == (381, 6, 13)
+    assert orders["state"] == "COMPLETED"
+    assert orders["table_version"] == 1
+    assert 600 < orders["watermark_delay_seconds"] < 700
+    assert cards["orders_bronze"]["lag"] == 0
+    assert cards["customer_totals"]["batch_seconds"] > 1
+    edges = {
+        (edge["from"].rpartition(".")[2], edge["to"].rpartition(".")[2]) for edge in model.edges()
+    }
+    assert edges == {
+        ("source:kafka orders", "orders_bronze"),
+        ("orders_bronze", "orders"),
+        ("orders", "revenue_5m"),
+        ("orders", "customer_totals"),
+    }
+
+
+def test_a_dataset_is_told_whole_when_it_is_opened(demo):
+    found = demo.recorded("latest").model.dataset(ORDERS)
+    assert found["declared_at"] == "pipeline.py:32"
+    columns = {column["name"]: column["type"] for column in found["columns"]}
+    assert columns["amount"] == "decimal(12,2)"
+    rules = {rule["name"]: rule for rule in found["rules"]}
+    assert (rules["valid_json"]["passed"], rules["valid_json"]["failed"]) == (386, 1)
+    assert rules["known_customer"]["action"] == "warn"
+    series = found["series"]
+    assert sum(series["rules"]["valid_json"]["failed"]) == 1
+    assert sum(series["rows_out"]) == found["card"]["rows"]
+    assert [batch["batch_id"] for batch in found["batches"]] == [1, 0]
+    assert found["upstream"] == ["spark_catalog.default.orders_bronze"]
+    assert len(found["downstream"]) == 2
+    state = found["flows"][0]["progress"]["state"]
+    assert state[0]["operator"] == "dedupeWithinWatermark"
+    bronze = demo.recorded("latest").model.dataset("spark_catalog.default.orders_bronze")
+    partitions = bronze["flows"][0]["progress"]["sources"][0]["partitions"]
+    assert [part["lag"] for part in partitions] == [0, 0, 0]
+    assert sum(part["offset"] for part in partitions) == 400
+
+
+def test_an_error_has_its_way_out_when_a_flow_failed(shop):
+    model = shop.recorded("latest").model
+    error = model.dataset("spark_catalog.default.silver")["error"]
+    assert error["condition"] == "EXPECTATION_VIOLATED"
+    assert error["declared_at"] == "transformations/orders.py:19"
+    assert error["message"].startswith("flow 'silver': a row broke expect_or_fail")
+    assert error["hint"].startswith("nothing of the batch was written")
+    assert "hint:" not in error["message"]
+    states = {card["name"]: card["state"] for card in model.cards()}
+    assert (states["silver"], states["revenue"]) == ("FAILED", "SKIPPED")
+
+
+def test_the_history_is_newest_first_when_asked_for_in_pages(shop):
+    newest, oldest = shop.history()
+    assert (newest.state, oldest.state) == ("FAILED", "COMPLETED")
+    assert newest.full_refresh and not oldest.full_refresh
+    assert newest.error["condition"] == "UPDATE_FAILED"
+    assert 0 < oldest.ended - oldest.started < 60_000
+    assert shop.history(limit=1) == [newest]
+    assert shop.history(before=1) == [oldest]
+    assert shop.recorded(oldest.update_id).model.head()["state"] == "COMPLETED"
+    assert shop.recorded("no such update") is None
+
+
+def test_new_events_are_seen_when_the_log_grows(tmp_path):
+    recording = Recording("p", "p", tmp_path / "events")
+    assert recording.newest() is None
+    assert recording.recorded("latest") is None
+    log = EventLog(tmp_path / "events")
+    origin = EventOrigin(pipeline_name="p", update_id="u1", dataset_name="t", flow_name="f")
+    log(update_progress(origin, UpdateState.RUNNING, "runs"))
+    recorded = recording.recorded("latest")
+    assert recorded.model.head()["state"] == "RUNNING"
+    version = recorded.version
+    assert recording.recorded("latest").version == version
+    log(flow_progress(origin, FlowStatus.RUNNING, "f runs"))
+    assert recording.recorded("latest").version > version
+    assert recorded.model.cards()[0]["state"] == "RUNNING"
+    later = EventLog(tmp_path / "events")
+    later(update_progress(EventOrigin(update_id="u2"), UpdateState.CREATED, ""))
+    assert recording.recorded("latest").file.update_id == "u2"
+    assert recording.newest() == "u2"
+    log.close()
+    later.close()
+
+
+def test_half_a_line_waits_when_its_end_is_not_written_yet(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes()
+    cut = len(lines) - 300
+    path.write_bytes(lines[:cut])
+    recorded = demo.recorded("latest")
+    before = recorded.model.folded
+    with path.open("ab") as file:
+        file.write(lines[cut:])
+    assert demo.recorded("latest") is recorded
+    assert recorded.model.folded > before
+    assert recorded.model.head()["state"] == "COMPLETED"
+    assert recorded.model.folded == lines.count(b"\n")
+
+
+def test_a_log_is_read_on_when_lines_make_no_sense(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    good = path.read_bytes()
+    bad = [
+        b"not json",
+        b"\xff\xfe\x00",
+        b'{"event_type":"update_progress","timestamp":"2026-11-21T00:00:00Z","details":{"update_progress":{"state":"DANCING"}}}',
+        b'{"event_type":"flow_progress","timestamp":"2026-11-21T00:00:00Z","origin":{"dataset_name":"x"},"details":{"flow_progress":{}}}',
+        json.dumps({"event_type": "a" * 100_000, "timestamp": "2026-11-21T00:00:00Z"}).encode(),
+    ]
+    path.write_bytes(b"\n".join(bad) + b"\n" + good)
+    model = demo.recorded("latest").model
+    assert model.head()["state"] == "COMPLETED"
+    assert {card["name"] for card in model.cards()} >= {"orders", "revenue_5m"}
+
+
+def test_sums_stay_exact_when_a_series_is_joined():
+    series = Series()
+    for number in range(2000):
+        origin = EventOrigin(dataset_name="t", flow_name="f", batch_id=number)
+        series.add(
+            flow_progress(
+                origin, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=number)
+            ),
+            since_ms=None,
+        )
+        series.add(
+            flow_progress(
+                origin,
+                FlowStatus.RUNNING,
+                "",
+                metrics=FlowMetrics(num_input_rows=number, batch_duration_ms=10),
+            ),
+            since_ms=None,
+        )
+    columns = series.columns()
+    assert sum(columns["rows_out"]) == sum(range(2000))
+    assert len(columns["at"]) <= 240
+    assert columns["at"] == sorted(columns["at"])
+    newest = series.recent()[0]
+    assert (newest["batch_id"], newest["rows_in"], newest["rows_out"]) == (1999, 1999, 1999)
+
+
+def test_refreshes_have_a_duration_when_their_events_have_none():
+    model = UpdateModel()
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    origin = EventOrigin(update_id="u", dataset_name="mv", flow_name="mv")
+
+    def at(seconds, event):
+        return type(event)(**{**vars(event), "timestamp": start + timedelta(seconds=seconds)})
+
+    model.fold(at(0, flow_progress(origin, FlowStatus.RUNNING, "")))
+    metrics = FlowMetrics(num_output_rows=50)
+    model.fold(at(2, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
+    assert model.cards()[0]["batch_seconds"] == 2
+    assert model.dataset("mv")["series"]["rows_per_second"] == [25.0]

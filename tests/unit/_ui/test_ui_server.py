@@ -1,0 +1,260 @@
+import asyncio
+import json
+import threading
+
+import pytest
+from starlette.testclient import TestClient
+
+from penstock._ui.assets import load_assets
+from penstock._ui.guard import is_loopback
+from penstock._ui.hub import Hub
+from penstock._ui.server import build_app
+from penstock._ui.serving import WatchedLog, listen, recordings_of
+from penstock.errors import SetupError
+
+HERE = "http://127.0.0.1:7070"
+TOKEN = "a-long-enough-token"
+
+
+@pytest.fixture
+def client(demo, shop):
+    return TestClient(build_app([demo, shop], host="127.0.0.1", token=None), base_url=HERE)
+
+
+@pytest.fixture
+def locked(demo):
+    app = build_app([demo], host="0.0.0.0", token=TOKEN)
+    return TestClient(app, base_url="http://box.example:7070", follow_redirects=False)
+
+
+def test_all_pipelines_are_listed_when_there_are_several(client):
+    found = client.get("/api/pipelines").json()["pipelines"]
+    assert [pipeline["name"] for pipeline in found] == ["orders-demo", "shop"]
+    assert [update["state"] for update in found[1]["updates"]] == ["FAILED", "COMPLETED"]
+
+
+def test_an_update_and_a_dataset_are_answered_when_they_are_recorded(client):
+    update = client.get("/api/pipelines/shop/update").json()
+    assert update["newest"] is True
+    assert update["update"]["state"] == "FAILED"
+    older = client.get("/api/pipelines/shop/updates").json()["updates"][1]["update_id"]
+    update = client.get("/api/pipelines/shop/update", params={"update": older}).json()
+    assert (update["newest"], update["update"]["state"]) == (False, "COMPLETED")
+    name = "spark_catalog.default.silver"
+    dataset = client.get("/api/pipelines/shop/dataset", params={"name": name}).json()
+    assert dataset["card"]["state"] == "FAILED"
+    page = client.get("/api/pipelines/shop/updates", params={"limit": 1}).json()
+    assert (page["total"], page["next"], len(page["updates"])) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/pipelines/nobody/update",
+        "/api/pipelines/shop/update?update=nothing",
+        "/api/pipelines/shop/dataset?name=nothing",
+        "/api/pipelines/nobody/stream",
+        "/nothing.js",
+        "/docs",
+        "/openapi.json",
+    ],
+)
+def test_nothing_is_found_when_there_is_nothing(client, path):
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=100000", "before=-1", "before=x"])
+def test_a_wrong_number_is_refused_when_it_is_asked_for(client, query):
+    assert client.get(f"/api/pipelines/shop/updates?{query}").status_code == 422
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../server.py",
+        "/..%2fserver.py",
+        "/%2e%2e/server.py",
+        "/..%5cserver.py",
+        "/static/../../model.py",
+        "/%2fetc%2fpasswd",
+        "//etc/passwd",
+        "/index.html%00.js",
+        "/api/pipelines/..%2f..%2fdemo/update",
+        "/api/pipelines/shop/update?update=../../../etc/passwd",
+        "/api/pipelines/shop/update?update=..%2fdemo",
+    ],
+)
+def test_no_file_is_reached_when_a_path_climbs(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "root:" not in answer.text and "import" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7070", "127.0.0.1.evil.example", "127.evil.example", ""]
+)
+def test_a_request_is_refused_when_it_names_a_foreign_host(client, host):
+    answer = client.get("/api/pipelines", headers={"host": host})
+    assert answer.status_code == 421
+    assert "orders-demo" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:7070", "127.0.0.1:1", "[::1]:7070", "LOCALHOST"])
+def test_a_request_is_served_when_it_names_this_machine(client, host):
+    assert client.get("/api/pipelines", headers={"host": host}).status_code == 200
+
+
+def test_a_request_is_refused_when_a_foreign_page_makes_it(client):
+    for headers in (
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ):
+        answer = client.get("/api/pipelines", headers=headers)
+        assert answer.status_code == 403, headers
+        assert "access-control-allow-origin" not in answer.headers
+    assert client.get("/api/pipelines", headers={"origin": HERE}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+def test_a_request_is_refused_when_it_wants_to_change_something(client, method):
+    assert client.request(method, "/api/pipelines").status_code == 405
+
+
+def test_a_request_is_refused_when_it_is_too_large(client):
+    assert client.request("GET", "/api/pipelines", content=b"x").status_code == 413
+    assert client.get("/api/pipelines?" + "x" * 5000).status_code == 414
+
+
+def test_every_response_has_its_headers_when_it_succeeds_or_not(client):
+    for path in ("/", "/app.js", "/api/pipelines", "/nothing", "/api/pipelines/shop/update"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_nothing_is_told_when_the_token_is_missing_or_wrong(locked):
+    for path in ("/", "/app.js", "/api/pipelines", "/api/pipelines/orders-demo/stream"):
+        assert locked.get(path).status_code == 401
+        assert locked.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
+        assert locked.get(path, params={"token": TOKEN[:-1]}).status_code == 401
+        assert locked.get(path, headers={b"cookie": b"penstock_token=\xe9"}).status_code == 401
+
+
+def test_a_visitor_stays_signed_in_when_the_token_was_in_the_address(locked):
+    answer = locked.get("/", params={"token": TOKEN})
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert locked.get("/api/pipelines").status_code == 200
+    locked.cookies.clear()
+    assert locked.get("/api/pipelines").status_code == 401
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    assert locked.get("/api/pipelines", headers=bearer).status_code == 200
+
+
+def test_a_redirect_stays_here_when_the_path_names_another_host(locked):
+    answer = locked.get("http://box.example:7070//evil.example/", params={"token": TOKEN})
+    assert answer.headers["location"] == "/evil.example/"
+
+
+def test_an_address_for_others_is_refused_when_there_is_no_token(demo):
+    with pytest.raises(ValueError, match="token"):
+        build_app([demo], host="0.0.0.0", token=None)
+    assert not is_loopback("127.evil.example")
+    assert is_loopback("127.0.0.2") and is_loopback("::1") and is_loopback("localhost")
+
+
+def test_a_page_is_small_and_cached_when_it_is_loaded(client):
+    assets = load_assets()
+    assert sum(len(asset.zipped) for asset in assets.values()) < 300_000
+    answer = client.get("/app.js", headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    again = client.get("/app.js", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_no_page_names_another_host_when_it_is_served():
+    for name, asset in load_assets().items():
+        text = asset.body.decode()
+        for scheme in ("http://", "https://", "//cdn"):
+            for part in text.split(scheme)[1:]:
+                assert part.startswith("www.w3.org/"), f"{name}: {scheme}{part[:40]}"
+
+
+def test_changes_alone_are_sent_when_an_update_goes_on(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:25]))
+
+    async def watch():
+        hub = Hub()
+        first, second = hub.watch(demo), hub.watch(demo)
+        seen = []
+        async with asyncio.timeout(30):
+            for stream in (first, second):
+                assert (await anext(stream)).startswith(b"retry:")
+                seen.append(_message(await anext(stream)))
+            assert hub.watchers == 2
+            with path.open("ab") as file:
+                file.write(b"".join(lines[25:]))
+            while True:
+                name, body = _message(await anext(first))
+                seen.append((name, body))
+                if body["update"]["has_ended"]:
+                    break
+        await first.aclose()
+        await second.aclose()
+        assert hub.watchers == 0
+        return seen
+
+    seen = asyncio.run(watch())
+    assert [name for name, _ in seen[:2]] == ["update", "update"]
+    assert len(seen[0][1]["cards"]) == 5
+    assert [name for name, _ in seen[2:]] == ["changes"] * len(seen[2:])
+    changed = {card["name"] for _, body in seen[2:] for card in body["cards"]}
+    assert "revenue_5m" in changed and "kafka orders" not in changed
+
+
+def _message(text: bytes):
+    name, data = text.decode().strip().split("\n", 1)
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_answers_are_whole_when_many_ask_at_once(client, logs):
+    problems = []
+
+    def ask():
+        for path in ("/api/pipelines/shop/update", "/api/pipelines/orders-demo/update"):
+            answer = client.get(path)
+            if answer.status_code != 200 or not answer.json()["cards"]:
+                problems.append(answer.status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert problems == []
+
+
+def test_keys_differ_when_labels_are_the_same(tmp_path):
+    logs = [WatchedLog(label=label, directory=tmp_path) for label in ("A b", "a/B", "…")]
+    assert [each.key for each in recordings_of(logs)] == ["a-b", "a-b-2", "pipeline"]
+
+
+def test_the_port_is_named_when_it_is_taken():
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(SetupError, match=str(port)) as caught:
+            listen("127.0.0.1", port)
+        assert caught.value.condition == "CANNOT_LISTEN"
+        with listen("127.0.0.1", port, or_any=True) as other:
+            assert other.getsockname()[1] != port

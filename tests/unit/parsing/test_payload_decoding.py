@@ -1,0 +1,247 @@
+import io
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import fastavro
+import pytest
+
+from penstock.errors import DefinitionError
+from penstock.parsing.avro import PayloadError, decode_avro, struct_of_avro
+from penstock.parsing.confluent import read_indexes, struct_of_json_schema
+from penstock.parsing.protobuf import (
+    compile_files,
+    decode_protobuf,
+    message_at,
+    struct_of_message,
+)
+from penstock.parsing.schema import schema_from_file
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {
+            "name": "amount",
+            "type": [
+                "null",
+                {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+            ],
+        },
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
+        {"name": "before", "type": ["null", "State"]},
+        {"name": "tags", "type": {"type": "map", "values": "string"}},
+    ],
+}
+ROW = {
+    "id": 1,
+    "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "amount": Decimal("12.50"),
+    "state": "PAID",
+    "before": "NEW",
+    "tags": {"a": "b"},
+}
+PROTO = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+message Other { string text = 1; }
+message Order {
+  int64 id = 1;
+  optional string note = 2;
+  google.protobuf.Timestamp at = 3;
+  repeated Item items = 4;
+  map<string, uint64> counts = 5;
+  State state = 6;
+  google.protobuf.DoubleValue weight = 7;
+  bytes raw = 8;
+  message Item { uint32 n = 1; }
+  enum State { NEW = 0; PAID = 1; }
+}
+"""
+
+
+def encode(schema: dict, row: dict) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+def test_avro_schema_becomes_columns():
+    assert struct_of_avro(json.dumps(ORDER)).simpleString() == (
+        "struct<id:bigint,at:timestamp,amount:decimal(10,2),state:string,before:string,"
+        "tags:map<string,string>>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("{", "JSONDecodeError"),
+        ('{"type": "record", "name": "A"}', "not a record with fields"),
+        ('"long"', "not a record"),
+        (
+            '{"type":"record","name":"A","fields":[{"name":"x","type":["int","string"]}]}',
+            "union of several types",
+        ),
+        (
+            '{"type":"record","name":"A","fields":[{"name":"x","type":["null","A"]}]}',
+            "contains itself",
+        ),
+    ],
+)
+def test_avro_schema_is_refused_when_it_gives_no_columns(schema, reason):
+    with pytest.raises(DefinitionError, match=reason) as raised:
+        struct_of_avro(schema)
+    assert raised.value.condition == "PAYLOAD_SCHEMA_INVALID"
+
+
+def test_avro_payload_is_refused_when_it_is_cut_or_has_more():
+    schema, payload = json.dumps(ORDER), encode(ORDER, ROW)
+    assert decode_avro(payload, schema) == ROW
+    for end in range(len(payload)):
+        with pytest.raises(PayloadError):
+            decode_avro(payload[:end], schema)
+    with pytest.raises(PayloadError, match="3 bytes are left over"):
+        decode_avro(payload + b"abc", schema)
+
+
+def test_avro_payload_is_read_with_defaults_and_aliases_of_the_reader():
+    reader = {
+        "type": "record",
+        "name": "Order",
+        "fields": [
+            {"name": "number", "aliases": ["id"], "type": "double"},
+            {"name": "channel", "type": "string", "default": "web"},
+        ],
+    }
+    read = decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(reader))
+    assert read == {"number": 1.0, "channel": "web"}
+    bad = {**reader, "fields": [{"name": "missing", "type": "string"}]}
+    with pytest.raises(PayloadError, match="not of its Avro schema"):
+        decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(bad))
+
+
+def test_avro_schema_may_refer_to_others():
+    item = '{"type":"record","name":"Item","namespace":"shop","fields":[{"name":"n","type":"int"}]}'
+    order = (
+        '{"type":"record","name":"Order","fields":'
+        '[{"name":"items","type":{"type":"array","items":"shop.Item"}}]}'
+    )
+    assert struct_of_avro(order, (item,)).simpleString() == "struct<items:array<struct<n:int>>>"
+    payload = b"\x02\x0a\x00"
+    assert decode_avro(payload, order, references=(item,)) == {"items": [{"n": 5}]}
+
+
+def protobuf_order() -> tuple[bytes, bytes]:
+    from penstock.parsing.protobuf import message_class
+
+    files = compile_files(PROTO, {})
+    made = message_class(files, "shop.Order")(
+        id=7, items=[{"n": 2**32 - 1}], counts={"a": 2**64 - 1}, state=1, raw=b"\x00"
+    )
+    made.at.seconds, made.at.nanos = 1_767_225_600, 5_000
+    made.weight.value = 1.5
+    return files, made.SerializeToString()
+
+
+def test_protobuf_message_becomes_columns_and_a_record():
+    files, payload = protobuf_order()
+    assert struct_of_message(files, "shop.Order").simpleString() == (
+        "struct<id:bigint,note:string,at:timestamp,items:array<struct<n:bigint>>,"
+        "counts:map<string,decimal(20,0)>,state:string,weight:double,raw:binary>"
+    )
+    assert decode_protobuf(payload, files, "shop.Order", strict=True) == {
+        "id": 7,
+        "note": None,
+        "at": datetime(2026, 1, 1, 0, 0, 0, 5, tzinfo=UTC),
+        "items": [{"n": 2**32 - 1}],
+        "counts": {"a": 2**64 - 1},
+        "state": "PAID",
+        "weight": 1.5,
+        "raw": b"\x00",
+    }
+    assert message_at(files, [1]) == "shop.Order"
+    assert message_at(files, [1, 0]) == "shop.Order.Item"
+    with pytest.raises(PayloadError):
+        message_at(files, [5])
+
+
+@pytest.mark.parametrize("payload", [b"\x08", b"\xff\xff\xff", b"\xa2\x06\x01a", b"\x12\xff\x01"])
+def test_protobuf_payload_is_refused_when_it_is_cut_or_something_else(payload):
+    files, _ = protobuf_order()
+    with pytest.raises(PayloadError, match=r"not a shop\.Order"):
+        decode_protobuf(payload, files, "shop.Order")
+
+
+def test_protobuf_fields_of_a_newer_schema_are_an_error_only_when_strict():
+    files, payload = protobuf_order()
+    newer = payload + b"\xa0\x06\x01"
+    assert decode_protobuf(newer, files, "shop.Order")["id"] == 7
+    with pytest.raises(PayloadError, match="unknown fields 100"):
+        decode_protobuf(newer, files, "shop.Order", strict=True)
+
+
+def test_protobuf_schema_is_refused_when_it_has_no_such_message_or_recurses():
+    files = compile_files('syntax = "proto3"; message Node { Node next = 1; }', {})
+    with pytest.raises(DefinitionError, match="there are Node"):
+        struct_of_message(files, "Tree")
+    with pytest.raises(DefinitionError, match="contains itself"):
+        struct_of_message(files, "Node")
+    with pytest.raises(DefinitionError, match="not a FileDescriptorSet"):
+        struct_of_message(b"rubbish", "Node")
+    with pytest.raises(DefinitionError, match="cannot compile"):
+        compile_files("no proto", {})
+    with pytest.raises(DefinitionError, match="leaves its folder"):
+        compile_files(PROTO, {"../up.proto": ""})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [(b"\x00rest", ([0], 1)), (b"\x02\x02", ([1], 2)), (b"\x04\x02\x80\x02", ([1, 128], 4))],
+)
+def test_message_indexes_are_zigzag_numbers(body, expected):
+    assert read_indexes(body) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80", b"\x02", b"\x01", b"\xfe\xff\xff\xff\x0f"])
+def test_message_indexes_are_refused_when_cut_or_senseless(body):
+    with pytest.raises(PayloadError):
+        read_indexes(body)
+
+
+def test_json_schema_becomes_columns():
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer"},
+            "at": {"type": ["null", "string"], "format": "date-time"},
+            "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+            "items": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"n": {"type": "number"}}},
+            },
+            "labels": {"type": "object"},
+        },
+    }
+    assert struct_of_json_schema(json.dumps(schema)).simpleString() == (
+        "struct<id:bigint,at:timestamp,note:string,items:array<struct<n:double>>,"
+        "labels:map<string,string>>"
+    )
+    with pytest.raises(DefinitionError, match=r"\$ref"):
+        struct_of_json_schema('{"type":"object","properties":{"a":{"$ref":"#/b"}}}')
+
+
+def test_schema_is_read_from_files(tmp_path: Path):
+    avro, spark, broken = tmp_path / "a.avsc", tmp_path / "a.json", tmp_path / "b.json"
+    avro.write_text(json.dumps(ORDER))
+    spark.write_text(struct_of_avro(json.dumps(ORDER)).json())
+    broken.write_text("{}")
+    assert schema_from_file(avro) == schema_from_file(spark)
+    for path in (broken, tmp_path / "missing.ddl"):
+        with pytest.raises(DefinitionError, match=path.name):
+            schema_from_file(path)

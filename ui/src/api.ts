@@ -1,0 +1,261 @@
+/** What the server says, and how to hear it. */
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export interface Failure {
+  condition: string;
+  class_name: string;
+  message: string;
+  declared_at: string;
+  hint: string;
+  at: number | null;
+}
+
+export interface Summary {
+  update_id: string;
+  pipeline_name: string;
+  started: number;
+  ended: number | null;
+  state: string;
+  is_over: boolean;
+  continuous: boolean;
+  full_refresh: boolean;
+  error: Failure | null;
+  message: string;
+}
+
+export interface Pipeline {
+  key: string;
+  name: string;
+  event_log: string;
+  total: number;
+  updates: Summary[];
+}
+
+export interface Card {
+  id: string;
+  name: string;
+  kind: string;
+  state: string;
+  rows: number;
+  rows_per_second: number | null;
+  batch_seconds: number | null;
+  lag: number | null;
+  quarantined: number;
+  dropped: number;
+  failed_checks: number;
+  watermark_delay_seconds: number | null;
+  table_version: number | null;
+  error: string | null;
+}
+
+export interface Edge {
+  from: string;
+  to: string;
+  flow: string;
+}
+
+export interface Partition {
+  topic: string;
+  partition: string;
+  offset: number;
+  latest: number | null;
+  lag: number | null;
+}
+
+export interface Progress {
+  batch_id: number | null;
+  durations_ms: Record<string, number>;
+  watermark: string | null;
+  watermark_delay_seconds: number | null;
+  sources: { description: string; rows: number | null; partitions: Partition[]; metrics: Record<string, string> }[];
+  state: {
+    operator: string;
+    rows: number | null;
+    memory_bytes: number | null;
+    dropped_by_watermark: number | null;
+    duplicates_dropped: number | null;
+  }[];
+}
+
+export interface Flow {
+  name: string;
+  target: string;
+  state: string;
+  type: string;
+  once: boolean;
+  comment: string;
+  inputs: string[];
+  external_inputs: string[];
+  batches: number;
+  batch_id: number | null;
+  rows: number;
+  message: string;
+  technique: string;
+  changes: [number, string][];
+  progress: Progress | null;
+  error: Failure | null;
+}
+
+export interface Head {
+  pipeline_name: string;
+  update_id: string;
+  state: string | null;
+  has_ended: boolean;
+  message: string;
+  started: number | null;
+  ended: number | null;
+  last_event: number | null;
+  events: number;
+  error: Failure | null;
+  warnings: string[];
+  properties: Record<string, string | boolean | string[]>;
+  changes: [number, string][];
+}
+
+export interface Update {
+  pipeline: string;
+  now: number;
+  newest: boolean;
+  update: Head;
+  cards: Card[];
+  edges: Edge[];
+  flows: Flow[];
+}
+
+export interface Rule {
+  name: string;
+  condition: string;
+  action: string;
+  passed: number | null;
+  failed: number | null;
+}
+
+export interface Series {
+  at: number[];
+  rows_per_second: (number | null)[];
+  rows_out: number[];
+  batch_seconds: (number | null)[];
+  quarantined: number[];
+  lag: (number | null)[];
+  rules: Record<string, { passed: number[]; failed: number[] }>;
+}
+
+export interface Batch {
+  flow: string;
+  batch_id: number | null;
+  at: number;
+  rows_in: number;
+  rows_out: number;
+  duration_ms: number;
+  quarantined: number;
+}
+
+export interface Dataset {
+  card: Card;
+  declared_at: string;
+  format: string;
+  columns: { name: string; type: string; nullable: boolean; comment: string; depth: number }[];
+  rules: Rule[];
+  flows: Flow[];
+  upstream: string[];
+  downstream: string[];
+  error: Failure | null;
+  series: Series | null;
+  batches: Batch[];
+}
+
+export interface History {
+  total: number;
+  next: number | null;
+  updates: Summary[];
+}
+
+const at = (key: string) => `api/pipelines/${encodeURIComponent(key)}`;
+const named = (update: string) => `update=${encodeURIComponent(update)}`;
+
+async function get<T>(address: string, signal?: AbortSignal): Promise<T> {
+  const answer = await fetch(address, { signal });
+  if (!answer.ok) throw new Error((await answer.text()) || `status ${answer.status}`);
+  return answer.json() as Promise<T>;
+}
+
+export const getPipelines = (signal?: AbortSignal) => get<{ pipelines: Pipeline[] }>("api/pipelines", signal);
+export const getDataset = (key: string, update: string, name: string, signal?: AbortSignal) =>
+  get<Dataset>(`${at(key)}/dataset?${named(update)}&name=${encodeURIComponent(name)}`, signal);
+export const getHistory = (key: string, before: number | null, signal?: AbortSignal) =>
+  get<History>(`${at(key)}/updates?limit=50${before === null ? "" : `&before=${before}`}`, signal);
+
+/** Asks again whenever `again` changes, at most once per second, and keeps the last answer meanwhile. */
+export function useAnswer<T>(ask: (signal: AbortSignal) => Promise<T>, about: string, again: unknown) {
+  const [answer, setAnswer] = useState<{ about: string; value?: T; problem?: string }>({ about });
+  const last = useRef({ about: "", at: 0 });
+  useEffect(() => {
+    const stop = new AbortController();
+    const isNew = last.current.about !== about;
+    const wait = isNew ? 0 : Math.max(0, last.current.at + 1000 - Date.now());
+    const timer = setTimeout(() => {
+      last.current = { about, at: Date.now() };
+      ask(stop.signal)
+        .then((value) => setAnswer({ about, value }))
+        .catch((error: Error) => {
+          if (!stop.signal.aborted) setAnswer((old) => ({ ...old, about, problem: error.message }));
+        });
+    }, wait);
+    return () => {
+      clearTimeout(timer);
+      // A request under way is worth its answer, unless the page is about something else now.
+      if (last.current.about !== about) stop.abort();
+    };
+  }, [about, again]);
+  return answer.about === about ? answer : { about };
+}
+
+function merged<T>(old: T[], changed: T[], key: (item: T) => string): T[] {
+  if (!changed.length) return old;
+  const fresh = new Map(changed.map((item) => [key(item), item]));
+  return old.map((item) => fresh.get(key(item)) ?? item);
+}
+
+export type Link = "connecting" | "live" | "lost";
+
+/** An update as it goes on. Nothing is asked for while the page is hidden. */
+export function useUpdate(key: string, update: string): { body: Update | null; link: Link } {
+  const [body, setBody] = useState<Update | null>(null);
+  const [link, setLink] = useState<Link>("connecting");
+  useEffect(() => {
+    let stream: EventSource | null = null;
+    setBody(null);
+    const open = () => {
+      if (stream || document.hidden) return;
+      stream = new EventSource(`${at(key)}/stream?${named(update)}`);
+      stream.addEventListener("open", () => setLink("live"));
+      stream.addEventListener("error", () => setLink("lost"));
+      stream.addEventListener("update", (event) => setBody(JSON.parse((event as MessageEvent<string>).data)));
+      stream.addEventListener("changes", (event) => {
+        const changes = JSON.parse((event as MessageEvent<string>).data) as Update;
+        setBody(
+          (old) =>
+            old && {
+              ...old,
+              ...changes,
+              edges: old.edges,
+              cards: merged(old.cards, changes.cards, (card) => card.id),
+              flows: merged(old.flows, changes.flows, (flow) => flow.name),
+            },
+        );
+      });
+    };
+    const close = () => {
+      stream?.close();
+      stream = null;
+    };
+    const turn = () => (document.hidden ? close() : open());
+    open();
+    document.addEventListener("visibilitychange", turn);
+    return () => {
+      document.removeEventListener("visibilitychange", turn);
+      close();
+    };
+  }, [key, update]);
+  return { body, link };
+}

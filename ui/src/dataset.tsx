@@ -1,0 +1,364 @@
+/** Everything about one dataset, sink or source. */
+import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update } from "./api";
+import { Chart, RuleBars } from "./chart";
+import { brief, bytes, clock, count, moment, percent, rate, seconds, short } from "./format";
+import { Empty, Fact, FailureBox } from "./parts";
+import { to } from "./place";
+import { StateBadge } from "./state";
+
+interface Props {
+  pipelineKey: string;
+  update: string;
+  name: string;
+  body: Update | null;
+  link: Link;
+}
+
+export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
+  const id = body?.update.update_id ?? "";
+  const again = `${id} ${body?.update.events ?? ""}`;
+  const { value, problem } = useAnswer<Dataset>(
+    (signal) => getDataset(pipelineKey, update, name, signal),
+    `${pipelineKey}\n${update}\n${name}`,
+    again,
+  );
+  if (!value)
+    return (
+      <main id="main">
+        <Empty title={problem ? "This dataset is not in this update" : link === "lost" ? "The dashboard server does not answer" : "Loading…"}>
+          {problem && <a href={to.pipeline(pipelineKey, update)}>Back to the pipeline</a>}
+        </Empty>
+      </main>
+    );
+  const card = body?.cards.find((each) => each.id === name) ?? value.card;
+  const names = new Map(body?.cards.map((each) => [each.id, each.name]));
+  const lineage = (ids: string[]) =>
+    ids.length ? (
+      <ul class="chips">
+        {ids.map((each) => (
+          <li>
+            <a class="chip" href={to.dataset(pipelineKey, each, update)}>
+              {names.get(each) ?? each.replace(/^source:/, "")}
+            </a>
+          </li>
+        ))}
+      </ul>
+    ) : (
+      <span class="muted">none</span>
+    );
+  const series = value.series;
+  const hasPoints = !!series && series.at.length > 0;
+  const hasComments = value.columns.some((column) => column.comment);
+  const isSource = card.kind === "source";
+  return (
+    <main id="main">
+      <nav class="crumbs" aria-label="Where you are">
+        <a href={to.pipeline(pipelineKey, update)}>{body?.update.pipeline_name ?? pipelineKey}</a>
+        <span aria-hidden="true">/</span>
+        <span>{card.name}</span>
+      </nav>
+      <div class="page-head">
+        <div>
+          <h1>
+            {card.name} {card.state && <StateBadge state={card.state} />}
+          </h1>
+          <p class="muted">
+            {card.kind || "dataset"}
+            {value.format && `, ${value.format}`}
+            {!isSource && card.id !== card.name && (
+              <>
+                {" · "}
+                <code>{card.id}</code>
+              </>
+            )}
+            {value.declared_at && (
+              <>
+                {" · declared at "}
+                <code class="origin">{value.declared_at}</code>
+              </>
+            )}
+          </p>
+        </div>
+      </div>
+      {value.error && (
+        <FailureBox
+          failure={value.error}
+          title={`${card.state === "FAILED" ? "Failed" : "Last error"}${value.error.at !== null ? ` at ${clock(value.error.at)}` : ""}`}
+        />
+      )}
+      {!isSource && (
+        <dl class="facts">
+          <Fact name="Rows written">{short(card.rows)}</Fact>
+          <Fact name="Rows/s">{rate(card.rows_per_second)}</Fact>
+          <Fact name="Last batch">{seconds(card.batch_seconds)}</Fact>
+          <Fact name="Lag, rows" alarm={!!card.lag && card.state === "RUNNING"}>
+            {card.lag === null ? "–" : short(card.lag)}
+          </Fact>
+          <Fact name="Watermark behind">{brief(card.watermark_delay_seconds)}</Fact>
+          <Fact name="Quarantined" alarm={card.quarantined > 0}>
+            {short(card.quarantined)}
+          </Fact>
+          <Fact name="Table version">{card.table_version ?? "–"}</Fact>
+        </dl>
+      )}
+      <section class="panel lineage" aria-label="Lineage">
+        <div>
+          <h2>Reads from</h2>
+          {lineage(value.upstream)}
+        </div>
+        <div>
+          <h2>Feeds</h2>
+          {lineage(value.downstream)}
+        </div>
+      </section>
+      {!isSource && (
+        <section class="panel" aria-label="Throughput">
+          {hasPoints ? (
+            <div class="charts">
+              <Chart title="Rows per second, while at work" at={series.at} format={(v) => rate(v)} lines={[{ name: "rows/s", values: series.rows_per_second, color: "--chart-a" }]} />
+              <Chart title="Duration of a micro-batch or refresh" at={series.at} format={(v) => seconds(v)} lines={[{ name: "duration", values: series.batch_seconds, color: "--chart-b" }]} />
+              {series.lag.some((lag) => lag) && (
+                <Chart title="Rows that wait at the sources" at={series.at} format={(v) => short(v)} lines={[{ name: "lag", values: series.lag, color: "--chart-c" }]} />
+              )}
+              {series.quarantined.some((rows) => rows) && (
+                <Chart title="Rows into quarantine" at={series.at} format={(v) => short(v)} lines={[{ name: "rows", values: series.quarantined, color: "--chart-c" }]} />
+              )}
+            </div>
+          ) : (
+            <Empty title="No micro-batch or refresh in this update yet" />
+          )}
+        </section>
+      )}
+      {value.rules.length > 0 && <Rules value={value} />}
+      {value.flows.map((flow) => (
+        <FlowPanel flow={flow} />
+      ))}
+      {value.columns.length > 0 && (
+        <section class="panel" aria-labelledby="schema">
+          <h2 id="schema">
+            Schema <span class="muted">{value.columns.filter((column) => !column.depth).length} columns</span>
+          </h2>
+          <div class="scrolls" tabIndex={0} role="group" aria-label="Schema">
+            <table class="plain">
+              <thead>
+                <tr>
+                  <th scope="col">Column</th>
+                  <th scope="col">Type</th>
+                  <th scope="col">Nullable</th>
+                  {hasComments && <th scope="col">Comment</th>}
+                </tr>
+              </thead>
+              <tbody>
+                {value.columns.map((column) => (
+                  <tr>
+                    <td>
+                      <code style={{ paddingLeft: `${column.depth * 1.25}rem` }}>{column.name}</code>
+                    </td>
+                    <td>
+                      <code class="muted">{column.type}</code>
+                    </td>
+                    <td class="muted">{column.nullable ? "yes" : "no"}</td>
+                    {hasComments && <td>{column.comment}</td>}
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </section>
+      )}
+      {value.batches.length > 0 && <Batches value={value} />}
+    </main>
+  );
+}
+
+function Rules({ value }: { value: Dataset }) {
+  return (
+    <section class="panel" aria-labelledby="rules">
+      <h2 id="rules">Expectations</h2>
+      <ul class="rules">
+        {value.rules.map((rule) => {
+          const counts = value.series?.rules[rule.name];
+          const all = (rule.passed ?? 0) + (rule.failed ?? 0);
+          return (
+            <li>
+              <div class="rule-text">
+                <strong>{rule.name}</strong>
+                {rule.action && <span class={`action action-${rule.action}`}>{rule.action}</span>}
+                {rule.condition && <code>{rule.condition}</code>}
+              </div>
+              {rule.passed === null ? (
+                <span class="muted rule-numbers">not evaluated</span>
+              ) : (
+                <div class="rule-numbers">
+                  <span class={rule.failed ? "rule-failed warn-text" : "rule-failed"}>{count(rule.failed ?? 0)} failed</span>
+                  <span class="muted">
+                    {percent(all - (rule.failed ?? 0), all)} of {short(all)} passed
+                  </span>
+                </div>
+              )}
+              {counts && value.series ? <RuleBars at={value.series.at} {...counts} /> : <span class="bars" />}
+            </li>
+          );
+        })}
+      </ul>
+    </section>
+  );
+}
+
+function FlowPanel({ flow }: { flow: Flow }) {
+  const progress = flow.progress;
+  const partitions = progress?.sources.flatMap((source) => source.partitions) ?? [];
+  const durations = Object.entries(progress?.durations_ms ?? {}).filter(([name, ms]) => name !== "triggerExecution" && ms > 0);
+  const most = Math.max(1, ...durations.map(([, ms]) => ms));
+  return (
+    <section class="panel" aria-label={`Flow ${flow.name}`}>
+      <h2>
+        Flow {flow.name} <StateBadge state={flow.state} />
+      </h2>
+      {flow.comment && <p>{flow.comment}</p>}
+      <p class="muted">
+        {[
+          flow.type.toLowerCase().replaceAll("_", " "),
+          flow.once && "once",
+          `${count(flow.batches)} ${flow.batches === 1 ? "batch" : "batches"}`,
+          flow.batch_id !== null && `last batch id ${flow.batch_id}`,
+          flow.technique && `last refresh: ${flow.technique === "NO_OP" ? "nothing to do" : flow.technique.toLowerCase().replaceAll("_", " ")}`,
+          flow.message && flow.state !== "FAILED" && flow.message,
+        ]
+          .filter(Boolean)
+          .join(" · ")}
+      </p>
+      {progress && (
+        <div class="flow-parts">
+          {durations.length > 0 && (
+            <div>
+              <h3>Where the last batch spent its time</h3>
+              <ul class="spent">
+                {durations
+                  .sort((a, b) => b[1] - a[1])
+                  .map(([name, ms]) => (
+                    <li>
+                      <span>{name}</span>
+                      <span class="bar" aria-hidden="true">
+                        <span style={{ width: `${(100 * ms) / most}%` }} />
+                      </span>
+                      <span class="number">{seconds(ms / 1000)}</span>
+                    </li>
+                  ))}
+              </ul>
+            </div>
+          )}
+          {progress.state.length > 0 && (
+            <div>
+              <h3>State</h3>
+              <dl class="pairs">
+                {progress.state.map((operator) => (
+                  <>
+                    <dt>{operator.operator}</dt>
+                    <dd>
+                      {operator.rows !== null && `${count(operator.rows)} rows, `}
+                      {bytes(operator.memory_bytes)}
+                      {!!operator.duplicates_dropped && `, ${count(operator.duplicates_dropped)} duplicates in the last batch`}
+                      {!!operator.dropped_by_watermark && `, ${count(operator.dropped_by_watermark)} rows too late in the last batch`}
+                    </dd>
+                  </>
+                ))}
+                {progress.watermark && (
+                  <>
+                    <dt>watermark</dt>
+                    <dd>
+                      {moment(Date.parse(progress.watermark))}, {brief(progress.watermark_delay_seconds)} behind
+                    </dd>
+                  </>
+                )}
+              </dl>
+            </div>
+          )}
+          {partitions.length > 0 && (
+            <div>
+              <h3>Kafka partitions</h3>
+              <table class="plain tight">
+                <thead>
+                  <tr>
+                    <th scope="col">Topic</th>
+                    <th scope="col" class="number">
+                      Partition
+                    </th>
+                    <th scope="col" class="number">
+                      Read to
+                    </th>
+                    <th scope="col" class="number">
+                      Lag
+                    </th>
+                  </tr>
+                </thead>
+                <tbody>
+                  {partitions.map((partition) => (
+                    <tr>
+                      <td>{partition.topic}</td>
+                      <td class="number">{partition.partition}</td>
+                      <td class="number">{count(partition.offset)}</td>
+                      <td class={partition.lag ? "number warn-text" : "number"}>{partition.lag === null ? "–" : count(partition.lag)}</td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+            </div>
+          )}
+        </div>
+      )}
+    </section>
+  );
+}
+
+function Batches({ value }: { value: Dataset }) {
+  const hasIds = value.batches.some((batch) => batch.batch_id !== null);
+  const several = value.flows.length > 1;
+  return (
+    <section class="panel" aria-labelledby="batches">
+      <h2 id="batches">{hasIds ? "Last micro-batches" : "Last refreshes"}</h2>
+      <div class="scrolls" tabIndex={0} role="group" aria-label="Last micro-batches">
+        <table class="plain">
+          <thead>
+            <tr>
+              {several && <th scope="col">Flow</th>}
+              {hasIds && (
+                <th scope="col" class="number">
+                  Batch
+                </th>
+              )}
+              <th scope="col">Ended</th>
+              {hasIds && (
+                <th scope="col" class="number">
+                  Rows in
+                </th>
+              )}
+              <th scope="col" class="number">
+                Rows written
+              </th>
+              <th scope="col" class="number">
+                Quarantined
+              </th>
+              <th scope="col" class="number">
+                Duration
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {value.batches.slice(0, 12).map((batch) => (
+              <tr>
+                {several && <td>{batch.flow}</td>}
+                {hasIds && <td class="number">{batch.batch_id ?? "–"}</td>}
+                <td>{clock(batch.at)}</td>
+                {hasIds && <td class="number">{count(batch.rows_in)}</td>}
+                <td class="number">{count(batch.rows_out)}</td>
+                <td class={batch.quarantined ? "number warn-text" : "number"}>{count(batch.quarantined)}</td>
+                <td class="number">{batch.duration_ms ? seconds(batch.duration_ms / 1000) : "–"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}

@@ -1,0 +1,61 @@
+/** Numbers and times for people. */
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+
+export const count = (value: number) => whole.format(value);
+export const short = (value: number) => (Math.abs(value) < 100_000 ? whole.format(value) : compact.format(value));
+
+export function rate(value: number | null): string {
+  if (value === null) return "–";
+  return value > 0 && value < 10 ? value.toFixed(1) : short(value);
+}
+
+export function seconds(value: number | null): string {
+  if (value === null) return "–";
+  if (value === 0) return "0 s";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  const minutes = Math.floor(value / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(value % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+/** A length of time where there is little room. */
+export function brief(value: number | null): string {
+  if (value === null) return "–";
+  if (value < 60) return seconds(value);
+  if (value < 3600) return `${Math.round(value / 60)} min`;
+  return value < 172_800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86_400)} d`;
+}
+
+export function bytes(value: number | null): string {
+  if (value === null) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let size = value;
+  let unit = 0;
+  for (; size >= 1000 && unit < units.length - 1; unit++) size /= 1000;
+  return `${size < 10 && unit ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+}
+
+export const clock = (at: number) => new Date(at).toLocaleTimeString("en-GB");
+
+export function moment(at: number): string {
+  const date = new Date(at);
+  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
+  return `${day}, ${date.toLocaleTimeString("en-GB")}`;
+}
+
+export function ago(at: number, now: number): string {
+  const passed = Math.max(0, now - at) / 1000;
+  return passed < 5 ? "just now" : `${brief(passed)} ago`;
+}
+
+export function percent(part: number, all: number): string {
+  if (!all) return "–";
+  const value = (100 * part) / all;
+  if (part && value < 0.1) return "< 0.1 %";
+  // Never "100 %" as long as something is missing.
+  return `${part < all && value > 99.9 ? "> 99.9" : value.toFixed(value === 0 || value === 100 ? 0 : 1)} %`;
+}

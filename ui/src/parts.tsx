@@ -1,0 +1,89 @@
+/** Pieces that several pages share. */
+import type { ComponentChildren } from "preact";
+import type { Failure, Head, Pipeline, Summary } from "./api";
+import { moment, seconds } from "./format";
+import { to } from "./place";
+import { look } from "./state";
+
+export const stateOf = (summary: Summary, isNewest: boolean) =>
+  summary.is_over || isNewest ? summary.state : "INTERRUPTED";
+
+export function headState(head: Head, isNewest: boolean): string | null {
+  return head.has_ended || isNewest ? head.state : "INTERRUPTED";
+}
+
+/** The last results, oldest first, each with its shape as well as its colour. */
+export function Dots({ pipeline, current }: { pipeline: Pipeline; current?: string }) {
+  const updates = pipeline.updates;
+  return (
+    <ol class="dots" aria-label="Last updates, oldest first">
+      {[...updates].reverse().map((update, i) => {
+        const isNewest = i === updates.length - 1;
+        const state = stateOf(update, isNewest);
+        const { word, tone, path } = look(state);
+        const took = update.ended !== null && update.is_over ? `, ${seconds((update.ended - update.started) / 1000)}` : "";
+        const text = `${word}, ${moment(update.started)}${took}`;
+        return (
+          <li>
+            <a
+              class={`dot tone-${tone}`}
+              href={to.pipeline(pipeline.key, isNewest ? undefined : update.update_id)}
+              title={text}
+              aria-label={text}
+              aria-current={update.update_id === current ? "true" : undefined}
+            >
+              <svg viewBox="0 0 16 16" aria-hidden="true">
+                <path d={path} fill="none" stroke="currentColor" />
+              </svg>
+            </a>
+          </li>
+        );
+      })}
+    </ol>
+  );
+}
+
+export function FailureBox({ failure, title, href }: { failure: Failure; title: ComponentChildren; href?: string }) {
+  return (
+    <section class="failure" aria-label="Error">
+      <header>
+        <strong>{title}</strong>
+        <code class="condition">{failure.condition || failure.class_name}</code>
+        {failure.declared_at && (
+          <span class="origin">
+            declared at <code>{failure.declared_at}</code>
+          </span>
+        )}
+        {href && (
+          <a class="more" href={href}>
+            Open dataset
+          </a>
+        )}
+      </header>
+      <pre>{failure.message}</pre>
+      {failure.hint && (
+        <p class="hint">
+          <strong>Way out</strong> {failure.hint}
+        </p>
+      )}
+    </section>
+  );
+}
+
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <strong>{title}</strong>
+      {children && <p>{children}</p>}
+    </div>
+  );
+}
+
+export function Fact({ name, children, alarm }: { name: string; children: ComponentChildren; alarm?: boolean }) {
+  return (
+    <div class={alarm ? "fact alarm" : "fact"}>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}

@@ -1,0 +1,65 @@
+/** Addresses within the page, after the `#`. */
+import { useEffect, useState } from "preact/hooks";
+
+export interface Place {
+  page: "pipelines" | "pipeline" | "dataset" | "updates";
+  pipeline: string;
+  update: string;
+  dataset: string;
+}
+
+export const LATEST = "latest";
+
+const part = encodeURIComponent;
+
+export const to = {
+  pipelines: () => "#/",
+  pipeline: (key: string, update = LATEST) => `#/${part(key)}${update === LATEST ? "" : `/update/${part(update)}`}`,
+  dataset: (key: string, name: string, update = LATEST) => `${to.pipeline(key, update)}/dataset/${part(name)}`,
+  updates: (key: string) => `#/${part(key)}/updates`,
+};
+
+export function placeOf(hash: string): Place {
+  const parts = hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
+  const place: Place = { page: "pipelines", pipeline: parts[0] ?? "", update: LATEST, dataset: "" };
+  if (!parts.length) return place;
+  place.page = "pipeline";
+  if (parts[1] === "updates") place.page = "updates";
+  const rest = parts[1] === "update" ? parts.slice(3) : parts.slice(1);
+  if (parts[1] === "update" && parts[2]) place.update = parts[2];
+  if (rest[0] === "dataset" && rest[1]) {
+    place.page = "dataset";
+    place.dataset = rest[1];
+  }
+  return place;
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+export function usePlace(): Place {
+  const [place, setPlace] = useState(() => placeOf(location.hash));
+  useEffect(() => {
+    const turn = () => setPlace(placeOf(location.hash));
+    addEventListener("hashchange", turn);
+    return () => removeEventListener("hashchange", turn);
+  }, []);
+  return place;
+}
+
+/** The time, renewed as often as asked for; `0` stands still. */
+export function useNow(everyMs: number): number {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => {
+    if (!everyMs) return;
+    setNow(Date.now());
+    const timer = setInterval(() => setNow(Date.now()), everyMs);
+    return () => clearInterval(timer);
+  }, [everyMs]);
+  return now;
+}
