@@ -1,5 +1,6 @@
 """Rows leave quarantine once, whatever dies in between."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from update_project import Project
 
 from penstock import monitoring
+from penstock._cli.main import main
 from penstock._project.spec import load_settings
 from penstock._repair import replay_quarantine
 from penstock._runtime.lease import Lease
@@ -75,7 +77,7 @@ def _places(project: Project) -> tuple[list[Any], list[Any]]:
     return table, sorted((row["amount"], row["id"]) for row in kept)
 
 
-def test_repaired_rows_move_once_and_flow_on(project: Project):
+def test_repaired_rows_move_once_and_flow_on(project: Project, capsys: pytest.CaptureFixture[str]):
     assert _places(project) == ([1], [(50, 2), (60, 3), (70, None), (500, 4)])
     seen = monitoring.status(project.root)
     assert seen is not None
@@ -115,9 +117,11 @@ def test_repaired_rows_move_once_and_flow_on(project: Project):
 
     # Without any rule, all of them are good rows.
     project.source(NO_RULES)
-    done = _replay(project)
-    assert done is not None
-    assert (done.moved, done.kept) == (3, 0)
+    capsys.readouterr()
+    command = ["quarantine", "replay", "silver", "--project", str(project.root)]
+    assert main([*command, "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["table"], body["moved"], body["kept"], body["resumed"]) == ("silver", 3, 0, False)
     assert {row["id"] for row in project.table("silver").collect()} == {1, 2, 3, 4, 5, 6, None}
     assert project.table("silver_quarantine").isEmpty()
 
