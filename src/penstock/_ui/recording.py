@@ -1,8 +1,9 @@
 """A pipeline's event log, read as it grows: its updates, and the models of those in view."""
 
+import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from penstock._observe.decoding import event_of_line
 from penstock._observe.events import Event, UpdateState
 from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
+from penstock._observe.status_file import writer_of
 from penstock._ui.masking import masked
 from penstock._ui.model import UpdateModel, error_view
 
@@ -76,6 +78,7 @@ class UpdateSummary:
         ended: The same, where it has ended; of one that broke off, its last event.
         state: Its last state; empty when unknown.
         is_over: Whether a final state was recorded.
+        is_gone: Whether it broke off: its process is gone, or a later update has begun.
         continuous: Whether it ran until stopped.
         full_refresh: Whether any table was started over.
         error: Why it failed.
@@ -88,6 +91,7 @@ class UpdateSummary:
     ended: int | None
     state: str
     is_over: bool
+    is_gone: bool = False
     continuous: bool
     full_refresh: bool
     error: dict[str, Any] | None
@@ -150,6 +154,19 @@ class Recording:
         """Held while a model is read."""
         return self._lock
 
+    def is_writer_gone(self, update: str) -> bool:
+        """Whether the process of an update is known to be gone; only this machine's are known."""
+        writer = writer_of(self.directory)
+        if writer is None or writer[0] != update:
+            return False
+        try:
+            os.kill(writer[1], 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first.
 
@@ -161,7 +178,14 @@ class Recording:
             self._list()
             end = len(self._files) if before is None else max(0, min(before, len(self._files)))
             files = self._files[max(0, end - limit) : end]
-            return [self._summary(file) for file in reversed(files)]
+            return [self._with_life(self._summary(file)) for file in reversed(files)]
+
+    def _with_life(self, summary: UpdateSummary) -> UpdateSummary:
+        if summary.is_over:
+            return summary
+        is_newest = summary.update_id == self._files[-1].update_id
+        is_gone = not is_newest or self.is_writer_gone(summary.update_id)
+        return replace(summary, is_gone=is_gone)
 
     def _list(self) -> None:
         """List the folder again if something was added to it or taken away."""

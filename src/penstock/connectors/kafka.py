@@ -313,6 +313,7 @@ def _check_offsets(given: Mapping[str, str], *, streaming: bool) -> None:
         value = given.get(name.lower())
         if value is not None and value.strip().lower() not in keywords:
             _check_offsets_json(name, value, keywords)
+            _check_ends(name, value, streaming=streaming)
     for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
         value = given.get(name.lower())
         if value is not None:
@@ -340,6 +341,24 @@ def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None
             )
         ),
     )
+
+
+def _check_ends(name: str, text: str, *, streaming: bool) -> None:
+    """A batch cannot begin at what is latest, and cannot end at what is earliest."""
+    if name == "startingOffsets":
+        refused, meaning = (() if streaming else (-1,)), "latest"
+    else:
+        refused, meaning = (-2,), "earliest"
+    for topic, partitions in json.loads(text).items():
+        for number, offset in partitions.items():
+            if offset in refused or offset < -2:
+                said = f"{offset} ({meaning})" if offset in refused else str(offset)
+                raise ConnectorError(
+                    "KAFKA_OFFSETS_INVALID",
+                    f"option `{name}`: partition {number} of topic {topic!r} cannot be {said}",
+                    hint="an offset from 0, -2 for the earliest to start at, -1 for the latest "
+                    "to end at; a stream may also start at the latest",
+                )
 
 
 def _check_assign(given: Mapping[str, str]) -> None:

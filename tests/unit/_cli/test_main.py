@@ -84,6 +84,7 @@ print(code, time.perf_counter() - begin, sorted(heavy & loaded))
         "broker stop",
         "broker status",
         "demo",
+        "ui",
     ],
 )
 def test_every_command_explains_itself_when_asked(command: str) -> None:

@@ -262,3 +262,20 @@ def test_a_delay_is_refused_when_it_is_no_duration(value: str) -> None:
 def test_limits_are_refused_when_the_least_is_above_the_most() -> None:
     error = refused({**MINIMAL, "minOffsetsPerTrigger": "50", "maxOffsetsPerTrigger": "5"})
     assert "above" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "streaming", "said"),
+    [
+        ("startingOffsets", -1, False, "-1 (latest)"),
+        ("endingOffsets", -2, False, "-2 (earliest)"),
+        ("startingOffsets", -3, True, "cannot be -3"),
+    ],
+)
+def test_offset_is_refused_when_reading_cannot_begin_or_end_there(
+    name: str, offset: int, streaming: bool, said: str
+) -> None:
+    given = {**MINIMAL, name: f'{{"orders": {{"0": {offset}}}}}'}
+    error = refused(given, streaming=streaming)
+    assert error.condition == "KAFKA_OFFSETS_INVALID"
+    assert said in error.message
