@@ -1,6 +1,7 @@
 """Rows leave quarantine once, whatever dies in between."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from update_project import Project
 from penstock import monitoring
 from penstock._cli.main import main
 from penstock._project.spec import load_settings
-from penstock._repair import replay_quarantine
+from penstock._repair import replay_quarantine, reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.checkpoint_doctor import Weight, examine
+from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock.errors import PlanError, SetupError, SpecError
 
@@ -148,6 +150,21 @@ def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):
     assert done is not None
     assert (done.resumed, done.moved, done.kept) == (False, 0, 3)
     assert not list((project.path("silver").parents[3] / "state" / "replay").rglob("*.parquet"))
+
+
+def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
+    settings = load_settings(project.root)
+    (found,) = checkpoints(settings, "silver")
+    shutil.rmtree(found.path)
+    project.add("b.json", [_row(8, 8)])
+    assert [one.kind for one in examine(settings, "silver")] == ["checkpoint-missing"]
+    result = project.run(refresh=("silver",))
+    assert [error.condition for error in result.failures] == ["CHECKPOINT_MISSING"]
+    assert project.rows("silver", "id") == [(1,)]
+    reset_flow(settings, "silver")
+    project.run(refresh=("silver",))
+    # As announced: what the source still has comes once more.
+    assert project.rows("silver", "id") == [(1,), (1,), (8,)]
 
 
 def test_a_replay_is_refused_when_it_could_do_harm(project: Project):
