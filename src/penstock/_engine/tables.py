@@ -33,6 +33,7 @@ from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.fenced import last_number
+from penstock._tables.files import StorageFiles
 from penstock._tables.late import FindLateRows
 from penstock._tables.layout import StorageLayout, TableRef
 from penstock._tables.log_scan import append_only_start
@@ -230,8 +231,10 @@ class PipelineTables:
         """The id of the target table.
 
         Raises:
-            CheckpointError: The checkpoint belongs to a table that is no longer there: it would
-                take up in the middle, and the rows before would be missing.
+            CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to a table that is no longer
+                there: it would take up in the middle, and the rows before would be missing.
+                `CHECKPOINT_MISSING`: The table has batches of a checkpoint that is gone: a new one
+                in its place would count from 0, and its batches would be taken for these.
         """
         path = self.paths.get(node.target)
         if path is None:
@@ -248,7 +251,28 @@ class PipelineTables:
                 hint=f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
                 "the old table",
             )
+        if table_id is not None and state.stateful_operators is not None:
+            self._check_checkpoint(node, path, state.epoch)
         return table_id
+
+    def _check_checkpoint(self, node: FlowNode, table: str, epoch: str) -> None:
+        name = node.flow.name
+        place = self.layout.checkpoint_path(name, epoch)
+        if StorageFiles(self._spark).read(f"{place}/metadata") is not None:
+            return
+        last = last_number(DeltaJvm(self._spark), table, app_id(self._settings.name, name, epoch))
+        if last < 0:  # it has not got to its first batch
+            return
+        raise CheckpointError(
+            "CHECKPOINT_MISSING",
+            f"the checkpoint of flow {name!r} is gone: nothing is in {place}, but "
+            f"{node.flow.target!r} has its batches up to {last}",
+            flow=name,
+            origin=node.flow.origin,
+            hint=f"restore it; or --full-refresh {node.flow.target} rebuilds the table; or "
+            f"`penstock checkpoint reset {name} --from earliest` reads all of the source once more "
+            "into the table as it is",
+        )
 
     # -- writers -------------------------------------------------------------------------------
 
