@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,6 +17,7 @@ from penstock._ui.masking import masked
 from penstock._ui.model import UpdateModel, error_view
 
 _MAX_MODELS = 6
+_SETTLED_SECONDS = 1.0
 _BLOCK = 4 << 20
 _TAIL = 64 << 10
 _METRICS_LINE = b'"event_type":"stream_progress"'
@@ -50,6 +52,8 @@ class Recorded:
                 if end == 0:
                     block += lines.readline()
                     end = len(block)
+                    if not block.endswith(b"\n"):
+                        break
                 # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
                 skips = size - self._offset > 2 * _BLOCK
                 self._fold(block[:end], skips_metrics=skips)
@@ -194,12 +198,14 @@ class Recording:
         except OSError:
             self._files, self._by_id, self._listed = [], {}, None
             return
+        # The clock of a file system is coarse: what came a moment ago may not be all.
+        is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
         seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._listed:
             return
         self._files = updates(self.directory)
         self._by_id = {file.update_id: file for file in self._files}
-        self._listed = seen
+        self._listed = seen if is_settled else None
 
     def _summary(self, file: UpdateFile) -> UpdateSummary:
         try:
