@@ -10,7 +10,10 @@ from penstock._project.spec import load_settings
 pytestmark = pytest.mark.spark
 
 RULES = """
-from no_such_library import Step, scored
+from no_such_library import Step
+from pyspark.sql import SparkSession
+
+spark = SparkSession.getActiveSession()
 
 class Clean(Step):
     def __init__(self, name):
