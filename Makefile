@@ -10,8 +10,8 @@ CHAOS_KILLS := 100,50
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
-demo: jars  ## orders from a real Kafka to gold tables; EVENTS=20000 to end by itself, RATE=500 per second
-	$(BIN)/penstock demo $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
+demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVENTS=20000 to end by itself, RATE=500 per second
+	$(BIN)/penstock demo --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
 test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	@.ci/test $(PYTEST_ARGS)

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PRELUDE = "import penstock as dp\nfrom pyspark.sql import functions as F\n"
 NEW_PIPELINE = "<!-- new pipeline -->"
-OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat"}
+OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip"}
 # Options of other programs that the pages name.
 FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor"}
 

@@ -43,6 +43,7 @@ class Served:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "ui", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
@@ -117,7 +118,11 @@ def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
     found = json.loads(get(served.address + "api/pipelines"))["pipelines"]
     assert [pipeline["name"] for pipeline in found] == ["shop"]
     assert "app.js" in get(served.address)
-    assert served.stop(signal.SIGINT) == 0
+    with urllib.request.urlopen(served.address + "api/pipelines/shop/stream") as stream:
+        assert stream.readline() == b"retry: 2000\n"
+        assert served.stop(signal.SIGINT) == 0
+        assert b"event: update" in stream.read()
+    assert served.process.stderr.read() == ""
 
 
 def test_a_token_is_made_and_asked_for_when_others_can_reach_the_address() -> None:
@@ -268,9 +273,44 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         )
         story.state("silver", FlowStatus.FAILED, error)
         page.wait_for_selector('.failure:has-text("SINK_GONE"):has-text("bring it back")')
-        story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))
         page.click(".crumbs a")
+        status = tmp_path / "state" / "status.json"
+        status.parent.mkdir()
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        status.write_text(json.dumps({"update_id": "story-1", "process_id": ended.pid}))
+        page.set_default_timeout(10_000)
+        page.wait_for_selector('.failure:has-text("This update broke off")')
+        status.unlink()
+        story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))
         page.wait_for_selector("h1 [data-state=FAILED]")
+        assert problems == []
+    finally:
+        served.stop()
+
+
+def test_a_name_is_only_text_when_it_looks_like_something_else(
+    open_page, problems, tmp_path: Path
+) -> None:
+    story = Story(tmp_path / "events")
+    name = 'c.s.<img src="/x" onerror="alert(1)">/%2e#?&'
+    table = replace(story.origin, dataset_name=name)
+    story.log(definition("dataset_definition", table, "", {"dataset_type": "STREAMING_TABLE"}))
+    body = {"output_dataset": name, "external_inputs": ["json /data/<b>in</b>/100%"]}
+    story.log(definition("flow_definition", replace(story.origin, flow_name="f"), "", body))
+    error = ErrorInfo(condition="<i>", class_name="E", message="<script>alert(2)</script>")
+    flow = replace(table, flow_name="f")
+    story.log(flow_progress(flow, FlowStatus.FAILED, "", error=error))
+    served = Served(str(tmp_path))
+    try:
+        page = open_page(served.address)
+        page.wait_for_selector(".failure pre >> text=<script>alert(2)</script>")
+        page.click(".card:not(.small)")
+        page.wait_for_selector("h1 >> text=onerror")
+        page.click(".chip")
+        page.wait_for_selector("h1 >> text=<b>in</b>/100%")
+        page.go_back()
+        page.wait_for_selector("h1 >> text=onerror")
         assert problems == []
     finally:
         served.stop()
@@ -316,7 +356,7 @@ def test_every_text_is_legible_and_nothing_overflows(
     ):
         page.goto(recorded + place)
         page.wait_for_selector("#main h1, #main .panel")
-        page.wait_for_function("!document.querySelector('.empty')")
+        page.wait_for_function("() => !document.querySelector('.empty')")
         assert page.evaluate(CONTRAST) == [], place
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, place

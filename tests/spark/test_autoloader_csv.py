@@ -152,10 +152,15 @@ def test_lines_are_enough_when_there_is_no_header(stream):
     skipping.put("a.csv", "about\nthis file\n" + text)
     rows = skipping.run()
     assert [(r["a"], str(r["d"]), r["s"], rescued(r, "_r")) for r in rows] == expected
-    named = stream({"cloudFiles.format": "csv"}, name="named")
+    named = stream({"cloudFiles.format": "csv", "header": "false"}, name="named")
     named.put("a.csv", "1,x\n")
     (row,) = named.run()
     assert named.columns == ["_c0", "_c1", "_rescued_data"]
+    assert tuple(row)[:2] == ("1", "x")
+    inferred = stream({"cloudFiles.format": "csv"}, name="inferred")
+    inferred.put("a.csv", "id,name\n1,x\n")
+    (row,) = inferred.run()
+    assert inferred.columns == ["id", "name", "_rescued_data"]
     assert tuple(row)[:2] == ("1", "x")
 
 

@@ -337,3 +337,32 @@ def test_events_are_applied_as_they_come_when_the_update_is_continuous(project):
         result = run.stop()
     assert not result.failures
     assert rows(project, "customers", *columns) == after
+
+
+def test_a_plain_stream_reads_the_target_until_its_rows_change(project):
+    project.source(
+        """
+@dp.temporary_view
+def changes():
+    return spark.readStream.schema("id INT, seq INT, __START_AT INT").json("data")
+
+dp.create_streaming_table("people")
+dp.create_auto_cdc_flow(
+    "people", "changes", keys=["id"], sequence_by="seq", except_column_list=["__START_AT"])
+
+@dp.table
+def audit():
+    return dp.read_stream("people")
+"""
+    )
+    project.add("a.json", [{"id": 1, "seq": 1}, {"id": 2, "seq": 1}, {"id": 1, "seq": 2}])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "audit") == [(1, 2), (2, 1)]
+    project.add("b.json", [{"id": 3, "seq": 1}])
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "audit") == [(1, 2), (2, 1), (3, 1)]
+    project.add("c.json", [{"id": 1, "seq": 3}])
+    result = project.run()
+    assert [failure.condition for failure in result.failures] == ["SOURCE_ROWS_CHANGED"]
+    assert rows(project, "people") == [(1, 3), (2, 1), (3, 1)]
+    assert rows(project, "audit") == [(1, 2), (2, 1), (3, 1)]

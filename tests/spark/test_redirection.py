@@ -29,6 +29,7 @@ class World:
         self.spark = spark
         self.root = root
         self.files_read: list[dict[str, Any]] = []
+        self.resolved: list[str] = []
         (root / "raw").mkdir()
         lines = [json.dumps({"id": n, "name": f"n{n}"}) for n in range(3)]
         (root / "raw" / "a.json").write_text("\n".join(lines), encoding="utf-8")
@@ -47,10 +48,16 @@ class World:
                 self.spark, self.tables, self.layout, catalog="main", schema="shop"
             ),
             map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
+            resolve_secrets=self._secret,
             files=self._files,
             events=self.root / "events",
             configuration=self.configuration,
         )
+
+    def _secret(self, text: str) -> str:
+        if "${secret:" in text:
+            self.resolved.append(text)
+        return text.replace("${secret:crm/key}", "sesame")
 
     def _files(self, **given: Any) -> DataFrame:
         self.files_read.append(given)
@@ -188,11 +195,35 @@ def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spar
     assert world.files_read[-1]["options"] == {"cloudFiles.format": "json"}
 
 
+def test_metadata_of_files_is_there_when_sql_asks_for_it(world: World, spark: SparkSession):
+    files = "read_files('/Volumes/main/raw', format => 'json')"
+    df, _ = world.evaluate(
+        lambda: spark.sql(f"SELECT *, _metadata.file_name AS f, '_metadata' AS t FROM {files}")
+    )
+    assert df.columns == ["id", "name", "f", "t"]
+    assert {(row.f, row.t) for row in df.collect()} == {("a.json", "_metadata")}
+    for text in (
+        f"SELECT a.* EXCEPT (name), a._metadata.file_size FROM STREAM {files} a",
+        f"WITH raw AS (SELECT *, `_metadata`.file_size FROM STREAM({files})) SELECT * EXCEPT (name)"
+        " FROM raw",
+    ):
+        df, _ = world.evaluate(lambda text=text: spark.sql(text))
+        assert df.isStreaming, text
+        assert df.columns == ["id", "file_size"], text
+    df, _ = world.evaluate(lambda: spark.sql("SELECT *, _metadata FROM json.`/Volumes/main/raw`"))
+    assert df.columns == ["id", "name", "_metadata"]
+    assert df.first()["_metadata"].file_name == "a.json"
+
+
 def test_table_functions_become_readers_when_sql_calls_them(world: World, spark: SparkSession):
     kafka = "read_kafka(bootstrapServers => 'localhost:1', subscribe => 'orders')"
     df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka}"))
     assert df.isStreaming
     assert "kafka orders" in evaluation.external
+    group = "groupIdPrefix => 'with-' || secret('crm', 'key')"
+    df, _ = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka[:-1]}, {group})"))
+    assert df.isStreaming
+    assert world.resolved == ["with-${secret:crm/key}"]
     df, _ = world.evaluate(
         lambda: spark.sql("SELECT event_type, get_json_object(details, '$.x') FROM event_log('p')")
     )

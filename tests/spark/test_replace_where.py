@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from delta.tables import DeltaTable
 from update_project import Project
 
 from penstock._observe.events import UpdateState
@@ -107,11 +108,8 @@ def test_only_the_window_is_replaced_when_the_source_changes(project: Project, m
     assert kinds.pop((3, 3)) == ["delete"]
     assert kinds.pop((3, 300)) == ["insert"]
     assert kinds in ({}, {(2, 2): ["delete", "insert"]})
-    (history,) = project.spark.sql(
-        f"SELECT operationParameters.predicate FROM (DESCRIBE HISTORY delta.`"
-        f"{project.path('recent')}`) WHERE version = {version}"
-    ).collect()
-    assert "day >= " in history[0]
+    (commit,) = DeltaTable.forPath(project.spark, str(project.path("recent"))).history(1).collect()
+    assert "day >= " in commit.operationParameters["predicate"]
 
     project.run()
     assert project.version("recent") == version  # neither source nor window changed

@@ -65,6 +65,7 @@ def test_decorators_keep_the_type_of_the_function_when_called(registry: Registry
         dp.materialized_view(name="m", refresh_policy="full", quarantine=False)(query),
         Callable[[], int],
     )
+    assert_type(dp.table(name="w", replace_where="a > 1")(query), Callable[[], int])
     assert_type(dp.temporary_view(name="v", comment="c", spark_conf={})(query), Callable[[], int])
     assert_type(dp.append_flow(target="s", name="f", once=True)(query), Callable[[], int])
     assert_type(dp.expect("r", "a")(query), Callable[[], int])

@@ -17,6 +17,7 @@ export interface Summary {
   ended: number | null;
   state: string;
   is_over: boolean;
+  is_gone: boolean;
   continuous: boolean;
   full_refresh: boolean;
   error: Failure | null;
@@ -101,6 +102,8 @@ export interface Head {
   update_id: string;
   state: string | null;
   has_ended: boolean;
+  /** Its process is known to be gone, or a later update has begun. */
+  is_gone: boolean;
   message: string;
   started: number | null;
   ended: number | null;
@@ -116,6 +119,8 @@ export interface Update {
   pipeline: string;
   now: number;
   newest: boolean;
+  /** Of a long log, how much is read by now. */
+  read_percent: number | null;
   update: Head;
   cards: Card[];
   edges: Edge[];

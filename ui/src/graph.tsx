@@ -13,6 +13,7 @@ const SMALL = 48;
 const MARGIN = 28;
 const FAR = 0.5;
 const TOOLS = 40;
+const LEGIBLE = 0.24;
 const STILL = 120;
 
 interface Box {
@@ -161,17 +162,27 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
   const search = useRef<HTMLInputElement>(null);
   const view = useRef<View>({ x: 0, y: 0, k: 1 });
   const moved = useRef(false);
+  const rest = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
   const [direction, setDirection] = useState<"LR" | "TB">(innerWidth < 700 ? "TB" : "LR");
   const [wanted, setWanted] = useState("");
   const [focused, setFocused] = useState("");
   const shape = cards.map((card) => card.id).join("\n") + edges.map((edge) => `${edge.from}\t${edge.to}`).join("\n");
   const drawing = useMemo(() => plan(cards, edges, direction), [shape, direction]);
 
+  const settle = () => {
+    const { k } = view.current;
+    plane.current?.classList.remove("moving");
+    frame.current?.classList.toggle("far", k < FAR);
+    frame.current?.style.setProperty("--k", Math.max(k, 0.12).toFixed(2));
+  };
   const apply = () => {
     const { x, y, k } = view.current;
     if (!plane.current || !frame.current) return;
     plane.current.style.transform = `translate(${x}px, ${y}px) scale(${k})`;
-    frame.current.classList.toggle("far", k < FAR);
+    // While it moves, the plane is scaled as a picture; when it rests, it is drawn sharply again.
+    plane.current.classList.add("moving");
+    clearTimeout(rest.current);
+    rest.current = setTimeout(settle, moved.current ? 160 : 0);
   };
   const zoomAt = (factor: number, px: number, py: number) => {
     const { x, y, k } = view.current;
@@ -184,12 +195,17 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
     const box = frame.current!.getBoundingClientRect();
     zoomAt(factor, box.width / 2, box.height / 2);
   };
-  const fit = () => {
+  const fit = (least = 0.06) => {
     const box = frame.current?.getBoundingClientRect();
     if (!box?.width || !drawing.width) return;
     const height = box.height - TOOLS;
-    const k = clamp(Math.min(box.width / drawing.width, height / drawing.height), 0.06, 1);
-    view.current = { x: (box.width - drawing.width * k) / 2, y: TOOLS + (height - drawing.height * k) / 2 - MARGIN * k * 0.5, k };
+    const k = clamp(Math.min(box.width / drawing.width, height / drawing.height), least, 1);
+    view.current = {
+      // What does not fit is cut on its far side: data comes from the left, or from the top.
+      x: Math.max(direction === "LR" ? 0 : -Infinity, (box.width - drawing.width * k) / 2),
+      y: Math.max(direction === "TB" ? TOOLS : -Infinity, TOOLS + (height - drawing.height * k) / 2 - MARGIN * k * 0.5),
+      k,
+    };
     moved.current = false;
     apply();
   };
@@ -212,12 +228,12 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
     apply();
   };
 
-  useLayoutEffect(fit, [drawing]);
+  useLayoutEffect(() => fit(LEGIBLE), [drawing]);
   useEffect(() => {
     const element = frame.current!;
     const resized = new ResizeObserver(() => {
       setDirection(element.clientWidth < 640 ? "TB" : "LR");
-      if (!moved.current) fit();
+      if (!moved.current) fit(LEGIBLE);
     });
     resized.observe(element);
     const wheel = (event: WheelEvent) => {
@@ -372,7 +388,7 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
         <button type="button" aria-label="Zoom out" title="Zoom out (−)" onClick={() => zoom(0.8)}>
           −
         </button>
-        <button type="button" title="Fit (0)" onClick={fit}>
+        <button type="button" title="Fit (0)" onClick={() => fit()}>
           Fit
         </button>
       </div>

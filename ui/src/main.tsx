@@ -75,7 +75,7 @@ function skip(event: MouseEvent) {
 function Watched({ place, pipelines, pipeline }: { place: Place; pipelines: Pipeline[] | null; pipeline: Pipeline | null }) {
   const { body, link } = useUpdate(place.pipeline, place.update);
   const shared = { pipelineKey: place.pipeline, update: place.update, body, link };
-  const isLive = body && body.newest && !body.update.has_ended;
+  const isLive = body && !body.update.has_ended && !body.update.is_gone;
   return (
     <>
       <Bar place={place} pipelines={pipelines} link={isLive || link === "lost" ? link : null} />

@@ -5,11 +5,10 @@ import { moment, seconds } from "./format";
 import { to } from "./place";
 import { look } from "./state";
 
-export const stateOf = (summary: Summary, isNewest: boolean) =>
-  summary.is_over || isNewest ? summary.state : "INTERRUPTED";
+export const stateOf = (summary: Summary) => (summary.is_gone ? "INTERRUPTED" : summary.state);
 
-export function headState(head: Head, isNewest: boolean): string | null {
-  return head.has_ended || isNewest ? head.state : "INTERRUPTED";
+export function headState(head: Head): string | null {
+  return head.is_gone ? "INTERRUPTED" : head.state;
 }
 
 /** The last results, oldest first, each with its shape as well as its colour. */
@@ -19,7 +18,7 @@ export function Dots({ pipeline, current }: { pipeline: Pipeline; current?: stri
     <ol class="dots" aria-label="Last updates, oldest first">
       {[...updates].reverse().map((update, i) => {
         const isNewest = i === updates.length - 1;
-        const state = stateOf(update, isNewest);
+        const state = stateOf(update);
         const { word, tone, path } = look(state);
         const took = update.ended !== null && update.is_over ? `, ${seconds((update.ended - update.started) / 1000)}` : "";
         const text = `${word}, ${moment(update.started)}${took}`;

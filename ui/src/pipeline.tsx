@@ -25,7 +25,7 @@ const total = (values: (number | null)[]) => values.reduce<number>((sum, value) 
 
 export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, link }: Props) {
   const [tab, setTab] = useState<Tab>("graph");
-  const runs = !!body && !body.update.has_ended && body.newest;
+  const runs = !!body && !body.update.has_ended && !body.update.is_gone;
   const now = useNow(runs ? 1000 : 0);
   if (!body) {
     if (pipelines && !pipeline)
@@ -56,7 +56,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
   }
   const head = body.update;
   const real = body.cards.filter(isReal);
-  const state = headState(head, body.newest);
+  const state = headState(head);
   const end = head.ended ?? (runs ? now : (head.last_event ?? now));
   const quiet = runs && head.last_event ? (now - head.last_event) / 1000 : 0;
   const failed = body.flows.filter((flow) => flow.error && flow.state === "FAILED");
@@ -72,16 +72,36 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           </h1>
           <p class="muted">
             {head.started !== null && <>started {moment(head.started)}, </>}
-            {runs ? "running for " : "took "}
+            {runs ? "running for " : head.is_gone ? "was heard for " : "took "}
             {head.started !== null && seconds((end - head.started) / 1000)}
             {head.properties.continuous ? ", continuous" : ", triggered"}
             {quiet > QUIET_SECONDS && (
-              <span class="warn-text"> · no event for {brief(quiet)}: idle, or its process is gone</span>
+              <span class="warn-text"> · no event for {brief(quiet)}: idle, or stuck</span>
             )}
           </p>
         </div>
         {pipeline && <Dots pipeline={pipeline} current={head.update_id} />}
       </div>
+      {body.read_percent !== null && (
+        <p class="notice" role="status">
+          Reading a long event log: {body.read_percent} %. Figures grow until then.
+        </p>
+      )}
+      {head.is_gone && (
+        <section class="failure" aria-label="Broke off">
+          <strong>This update broke off</strong>
+          <p class="hint">
+            Its process is gone without a last word
+            {head.last_event !== null && <>; the last event is of {moment(head.last_event)}</>}.
+            {body.newest && (
+              <>
+                {" "}
+                <strong>Way out</strong> start it again with <code>penstock run</code>: it continues where the last commits are.
+              </>
+            )}
+          </p>
+        </section>
+      )}
       {!body.newest && (
         <p class="notice">
           This is an earlier update. <a href={to.pipeline(pipelineKey)}>Show the latest one</a>
@@ -303,7 +323,7 @@ function Timeline({ pipelineKey, update, body, end }: { pipelineKey: string; upd
         <span class="line-name">Update</span>
         {row(phases)}
         <span class="line-end">
-          <StateBadge state={headState(body.update, body.newest)} />
+          <StateBadge state={headState(body.update)} />
         </span>
       </div>
       {body.flows.map((flow) => {

@@ -22,7 +22,7 @@ export function Pipelines({ pipelines }: { pipelines: Pipeline[] | null }) {
                   <a href={to.pipeline(pipeline.key)}>{pipeline.name}</a>
                   {isDouble(pipeline.name) && <span class="muted small-text">{pipeline.key}</span>}
                 </h2>
-                {newest && <StateBadge state={stateOf(newest, true)} />}
+                {newest && <StateBadge state={stateOf(newest)} />}
               </div>
               {newest ? (
                 <>

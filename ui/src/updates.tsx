@@ -27,11 +27,11 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
     const stop = new AbortController();
     void load(null, stop.signal);
     return () => stop.abort();
-  }, [pipelineKey, newest?.update_id, newest?.state]);
+  }, [pipelineKey, newest?.update_id, newest?.state, newest?.is_gone]);
 
   const longest = Math.max(1, ...updates.map((update) => (update.ended ?? update.started) - update.started));
-  const states = [...new Set(updates.map((update, i) => stateOf(update, i === 0)))];
-  const shown = updates.map((update, i) => ({ update, state: stateOf(update, i === 0) })).filter(({ state }) => !only || state === only);
+  const states = [...new Set(updates.map(stateOf))];
+  const shown = updates.map((update) => ({ update, state: stateOf(update) })).filter(({ state }) => !only || state === only);
   return (
     <main id="main">
       <nav class="crumbs" aria-label="Where you are">
@@ -76,7 +76,7 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
                 <span class="update-bar" aria-hidden="true">
                   <span class={`tone-${look(state).tone}`} style={{ width: `${took === null ? 0 : Math.max(0.5, (100_000 * took) / longest)}%` }} />
                 </span>
-                <span class="update-took number">{update.is_over || !isNewest ? seconds(took) : "running"}</span>
+                <span class="update-took number">{update.is_over || update.is_gone ? seconds(took) : "running"}</span>
                 {update.state === "FAILED" && (
                   <span class="update-error bad-text">
                     {update.error && <code>{update.error.condition}</code>} {update.message}

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,16 @@ def register(app: typer.Typer) -> None:
     app.command("preview")(preview)
     _quarantine.command("list")(list_tables)
     _quarantine.command("show")(show)
+    _quarantine.command(
+        "replay",
+        epilog="Examples: penstock quarantine replay silver | "
+        "penstock quarantine replay silver --project shop --output json",
+    )(replay)
     app.add_typer(_quarantine, name="quarantine", no_args_is_help=True)
+    app.command(
+        "quality",
+        epilog="Examples: penstock quality | penstock quality --dataset silver --update all",
+    )(quality)
     app.command("events")(events)
 
 
@@ -104,6 +114,47 @@ def show(
     _print_rows(f"the quarantine of {table}", found.columns, found.rows, found.total, output)
 
 
+def replay(
+    table: Table,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Let quarantined rows go through the rules of their table again, after a rule was corrected.
+
+    Rows that pass get into the table, the others stay, with the rules that they break now. Killed
+    half-way, the next replay finishes it: no row is lost or doubled. Refused while the pipeline
+    runs.
+    """
+    from penstock._repair import replay_quarantine
+
+    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        done = replay_quarantine(settings, table)
+    if output is OutputFormat.JSON:
+        _print_json(
+            {
+                "table": done.table,
+                "quarantine_version": done.version,
+                "moved": done.moved,
+                "kept": done.kept,
+                "resumed": done.resumed,
+            }
+        )
+        return
+    if done.version is None:
+        print(f"no row of {done.table} was ever in quarantine")
+        return
+    finished = "an interrupted replay was finished: " if done.resumed else ""
+    print(
+        f"{finished}{done.moved:,} rows moved into {done.table}, {done.kept:,} stay in quarantine"
+    )
+
+
 def events(
     update: Annotated[
         str, typer.Option("--update", help="`latest`, `all`, or an id or its beginning.")
@@ -152,6 +203,60 @@ def events(
     if is_empty and not follow:
         what = "no events match" if log.updates(directory) else "there are no events yet"
         print(f"{what} in {directory}", file=sys.stderr)
+
+
+def quality(
+    update: Annotated[
+        str, typer.Option("--update", help="`latest`, `all`, or an id or its beginning.")
+    ] = "latest",
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Only this dataset.")] = None,
+    rule: Annotated[str | None, typer.Option("--rule", help="Only this rule.")] = None,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print how many rows passed and broke each rule, per batch. JSON has an object per line."""
+    from penstock._observe import log
+
+    directory = log.event_directory(
+        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    )
+    chosen = None if update == "all" else update
+    if update not in (log.LATEST, "all"):
+        chosen = _one_update(directory, update)
+    found = log.read_events(directory, update=chosen, event_type="flow_progress", dataset=dataset)
+    counts = [one for event in found for one in _counts(event) if rule in (None, one["rule"])]
+    if output is OutputFormat.JSON:
+        for one in counts:
+            print(json.dumps(one, ensure_ascii=False))
+        return
+    if not counts:
+        print(f"no batch has counts of rules in {directory}", file=sys.stderr)
+        return
+    heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
+    rows = [
+        [f"{one[head]:,}" if isinstance(one[head], int) else str(one[head]) for head in heads]
+        for one in counts
+    ]
+    print_table(heads, rows, right=("batch_id", "passed", "failed"))
+
+
+def _counts(event: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    origin, body = event.get("origin", {}), event["details"]["flow_progress"]
+    for counts in (body.get("data_quality") or {}).get("expectations", ()):
+        yield {
+            "timestamp": event["timestamp"],
+            "update_id": origin.get("update_id"),
+            "flow": origin.get("flow_name"),
+            "batch_id": origin.get("batch_id"),
+            "dataset": counts["dataset"],
+            "rule": counts["name"],
+            "passed": counts["passed_records"],
+            "failed": counts["failed_records"],
+        }
 
 
 def _one_update(directory: Path, wanted: str) -> str:
@@ -207,7 +312,12 @@ def _figures(event: dict[str, Any]) -> str:
     for key, verb in verbs.items():
         if key in metrics:
             parts.append(f"{plural(metrics[key], 'row')} {verb}")
-    for key, verb in (("dropped_records", "dropped"), ("quarantined_records", "quarantined")):
+    for key, verb in (
+        ("dropped_records", "dropped"),
+        ("quarantined_records", "quarantined"),
+        ("late_records", "late"),
+        ("duplicate_records", "duplicate"),
+    ):
         if quality.get(key):
             parts.append(f"{quality[key]:,} {verb}")
     if "batch_duration_ms" in metrics:

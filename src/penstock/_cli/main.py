@@ -10,12 +10,14 @@ import typer
 
 from penstock._cli import (
     check,
+    checkpoint,
     dashboard,
     exit_codes,
     inspection,
     lint,
     machine,
     scaffold,
+    state,
     status,
     update,
 )
@@ -63,6 +65,8 @@ lint.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+checkpoint.register(app)
+state.register(app)
 machine.register(app)
 dashboard.register(app)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._api.reading import DatasetReader, reading
+from penstock._engine import file_metadata, sql_names
 from penstock._engine.assumptions import Assumptions
 from penstock._engine.autoloader.opening import OpenedFiles, collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
@@ -62,7 +62,6 @@ _NOT_HERE = {
     ),
     "PATH_NOT_FOUND": "nothing is there; map its beginning below `paths` in the settings",
 }
-_view_numbers = itertools.count()
 
 
 @dataclass
@@ -172,7 +171,10 @@ class OutsideReads:
         """See `Redirect.sql`."""
         if _WITHOUT_EFFECT.match(text):
             return None
-        return rewrite_names(self._spark, text, self._replacement)
+        if not file_metadata.named_in(text):
+            return rewrite_names(self._spark, text, self._replacement)
+        rewritten = rewrite_names(self._spark, text, self._replacement_with_metadata)
+        return file_metadata.using_shown(rewritten)
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
@@ -285,12 +287,24 @@ class OutsideReads:
     # -- SQL -----------------------------------------------------------------------------------
 
     def _replacement(self, found: Found) -> str | None:
+        df = self._files_of(found)
+        if df is not None:
+            return sql_names.as_view(df)
+        return None if isinstance(found, FunctionCall) else self._relation(found)
+
+    def _replacement_with_metadata(self, found: Found) -> str | None:
+        df = self._files_of(found)
+        return (
+            self._replacement(found) if df is None else sql_names.as_view(file_metadata.showing(df))
+        )
+
+    def _files_of(self, found: Found) -> DataFrame | None:
+        """What a table function or ``json.`/path` `` reads; `None` for a name."""
         if isinstance(found, FunctionCall):
-            df = call_function(self._spark, found, self._functions)
-            return None if df is None else _as_view(df)
+            return call_function(self._spark, found, self._functions)
         if len(found.parts) == 2 and found.parts[0].lower() in _PATH_FORMATS:
             return self._path_relation(found)
-        return self._relation(found)
+        return None
 
     def _relation(self, found: RelationReference) -> str | None:
         return None if self._is_temporary(found) else self._through_view(found)
@@ -300,7 +314,7 @@ class OutsideReads:
         if found.options:
             reader = reader.options(**found.options)
         df = self.table(found.name, reader)
-        return None if df is None else _as_view(df)
+        return None if df is None else sql_names.as_view(df)
 
     def _is_temporary(self, found: RelationReference) -> bool:
         """Whether the user's code has made a temporary view of that name."""
@@ -309,15 +323,16 @@ class OutsideReads:
         catalog: Any = self._spark._jsparkSession.sessionState().catalog()
         return bool(catalog.getTempView(found.parts[0]).isDefined())
 
-    def _path_relation(self, found: RelationReference) -> str:
+    def _path_relation(self, found: RelationReference) -> DataFrame:
         """``json.`/path` ``: the files of the mapped path; below STREAM a real stream."""
         source, path = found.parts
         if not found.is_streaming:
-            return _as_view(self._spark.read.format(source).load(path))
+            return self._spark.read.format(source).load(path)
         reader: Any = self._spark.readStream.format(source)
         if source.lower() not in ("delta", "text", "binaryfile"):
             reader = reader.schema(self._spark.read.format(source).load(path).schema)
-        return _as_view(reader.load(path))
+        df: DataFrame = reader.load(path)
+        return df
 
     def _read_files(
         self, path: str, options: Mapping[str, str], schema: str | None, streaming: bool
@@ -540,12 +555,6 @@ class Evaluator(OutsideReads, DatasetReader):
     def _owner(self) -> tuple[str, bool]:
         # A view is evaluated inside of the flow that reads it, and belongs to that flow.
         return self._stack.get()[0][0], isinstance(self._source, SchemaSource)
-
-
-def _as_view(df: DataFrame) -> str:
-    name = f"__penstock_{next(_view_numbers)}"
-    df.createOrReplaceTempView(name)
-    return f"`{name}`"
 
 
 class DatasetCycleError(BaseException):

@@ -164,7 +164,8 @@ class _Reader:
         for rule in ("ReplaceExpressions", "RewriteWithExpression", "SimplifyCasts"):
             node = getattr(optimizer, rule).apply(node)
         left, right = node.left().outputSet(), node.right().outputSet()
-        some = self._jvm.scala.Some(1_000_000)
+        # Any moment will do; so late a one, because py4j passes smaller numbers as Integer.
+        some = self._jvm.scala.Some(1_000_000_000_000)
         bounded = bool(helper.isWatermarkInJoinKeys(node)) or all(
             helper.getStateValueWatermark(one, other, node.condition(), some).isDefined()
             for one, other in ((left, right), (right, left))

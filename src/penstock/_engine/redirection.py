@@ -24,6 +24,7 @@ from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from penstock._engine import file_metadata
 from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
 
 Reader = DataFrameReader | DataStreamReader
@@ -260,14 +261,14 @@ def _wrap_session() -> None:
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
             try:
-                return original_sql(self, rewritten, args)
+                return file_metadata.without_shown(original_sql(self, rewritten, args), text)
             except (PySparkException, Py4JJavaError) as error:
                 if NOT_VARIANT not in str(error):
                     raise
                 df = original_sql(self, spell_json_paths(self, rewritten), args)
                 if reads_nested(df._jdf.queryExecution().analyzed()):
                     raise
-                return df
+                return file_metadata.without_shown(df, text)
         finally:
             formatter.clear()
 

@@ -5,6 +5,7 @@ else of the user's SQL stays as written. Common table expressions shadow dataset
 subqueries are searched too.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class FunctionCall:
 
 
 Found = RelationReference | FunctionCall
+_view_numbers = itertools.count()
 
 
 def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None]) -> str:
@@ -110,6 +112,13 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None])
     for start, end, replacement in reversed(replacements):
         text = text[:start] + replacement + text[end:]
     return text
+
+
+def as_view(df: Any) -> str:
+    """Give a DataFrame a name that can stand in a query."""
+    name = f"__penstock_{next(_view_numbers)}"
+    df.createOrReplaceTempView(name)
+    return f"`{name}`"
 
 
 def _joined_literals(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ _ACTIONS = {
 _WRITES = {"save", "saveAsTable", "insertInto", "jdbc", "parquet", "json", "csv", "orc", "append"}
 _SAFE_CALLS = {"merge", "overwritePartitions", "createOrReplace", "replace"}
 _SAFE_TEXTS = ("merge into", "on conflict", "txnversion", "txnappid", "replacewhere", "overwrite")
+_COLUMNS = {"lit", "createDataFrame"}
 _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
 
 
@@ -40,9 +41,13 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
     frames = _made_of(function, rows)
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     writes = [call for call in calls if _is_write(call, frames)]
-    if writes and not _is_idempotent(function, calls, batch_id):
+    unsafe = [call for call in writes if not _is_safe(call, function)]
+    if unsafe and not _is_guarded(function, calls, batch_id):
+        first = getattr(min(unsafe, key=lambda call: call.lineno).func, "attr", "")
         yield Hit(
-            "PSL305", function.lineno, f"{function.name} writes, and does not use its batch id"
+            "PSL305",
+            function.lineno,
+            f"{function.name} calls {first}() without its batch id",
         )
     actions = [
         call
@@ -78,20 +83,33 @@ def _is_write(call: ast.Call, frames: set[str]) -> bool:
     return bool({"write", "writeTo"} & set(chain(call.func)))
 
 
-def _is_idempotent(function: ast.FunctionDef, calls: list[ast.Call], batch_id: str) -> bool:
-    if any(getattr(call.func, "attr", "") in _SAFE_CALLS for call in calls):
-        return True
+def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
+    """Whether a write has the same effect when it is done again."""
+    root = root_name(call.func)
+    parts: list[ast.AST] = [call]
     for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == root for target in node.targets
+        ):
+            parts.append(node.value)
+    for node in (inner for part in parts for inner in ast.walk(part)):
+        if isinstance(node, ast.Attribute) and node.attr in _SAFE_CALLS:
+            return True
         text = constant_text(node) if isinstance(node, ast.expr) else None
         if text is not None and any(safe in text.lower() for safe in _SAFE_TEXTS):
             return True
-    logged = {
+    return False
+
+
+def _is_guarded(function: ast.FunctionDef, calls: list[ast.Call], batch_id: str) -> bool:
+    """Whether the batch id is used for anything but a message or a column."""
+    beside = {
         id(inner)
         for call in calls
-        if getattr(call.func, "attr", getattr(call.func, "id", "")) in _LOGGING
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in _LOGGING | _COLUMNS
         for inner in ast.walk(call)
     }
     return any(
-        isinstance(node, ast.Name) and node.id == batch_id and id(node) not in logged
+        isinstance(node, ast.Name) and node.id == batch_id and id(node) not in beside
         for node in ast.walk(function)
     )

@@ -161,6 +161,11 @@ def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
     for key, value in {**settings.parameters, **settings.configuration}.items():
         for rule, message in setting_findings(key, value):
             yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
+    for target in settings.alerts.targets:
+        given = {"webhook": target.webhook, **target.headers, **target.mail}
+        for key, value in given.items():
+            for rule, message in setting_findings(key, value):
+                yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
 
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:

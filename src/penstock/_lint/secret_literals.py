@@ -11,6 +11,7 @@ _FORMS = (
     ("a Databricks token", re.compile(r"\bdapi[0-9a-f]{32}\b")),
     ("a GitHub token", re.compile(r"\bgh[pousr]_[A-Za-z0-9]{30,}\b")),
     ("a Slack token", re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}")),
+    ("a Slack webhook", re.compile(r"hooks\.slack\.com/services/\w+/\w+/\w+")),
     ("a signed web token", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}")),
     ("a password in a URL", re.compile(r"\b[a-z][a-z0-9+.:-]*://[^/\s:@{}$]+:[^/\s:@{}$]+@", re.I)),
     ("a password in a URL", re.compile(r"\bjdbc:\S*[?;&]password=[^;&{}$\s]+", re.I)),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from penstock._model.alert import AlertSettings
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -57,6 +58,7 @@ class PipelineSettings:
         tables: Tables that the pipeline reads but does not make, by the name that it uses.
         notes: One sentence for each thing that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
+        alerts: What to look out for while it runs, and whom to tell.
     """
 
     name: str
@@ -77,6 +79,7 @@ class PipelineSettings:
     tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _NO_TABLES)
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

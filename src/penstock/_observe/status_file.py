@@ -8,17 +8,12 @@ import json
 import os
 import threading
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.events import (
-    ErrorInfo,
-    Event,
-    EventOrigin,
-    Level,
-)
+from penstock._observe.decoding import event_of_json
+from penstock._observe.events import Event
 from penstock._observe.log import LATEST, encode, event_directory, read_events, select_updates
 from penstock._observe.status import StatusFold
 
@@ -99,27 +94,20 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
             return body
     fold = StatusFold()
     for event in read_events(directory, update=update_id):
-        fold(_event(event))
+        fold(event_of_json(event))
     return {**fold.as_json(), "process_id": None}
 
 
-def _event(body: dict[str, Any]) -> Event:
-    """An event of the log as it was emitted."""
-    origin = body.get("origin") or {}
-    error = None
-    for exception in (body.get("error") or {}).get("exceptions", ()):
-        error = ErrorInfo(
-            condition=exception.get("condition", ""),
-            class_name=exception.get("class_name", ""),
-            message=exception.get("message", ""),
-            fatal=bool(body["error"].get("fatal", True)),
-        )
-    return Event(
-        event_type=body["event_type"],
-        message=body.get("message") or "",
-        origin=EventOrigin(**origin),
-        details=body.get("details") or {},
-        level=Level(body.get("level", Level.INFO)),
-        error=error,
-        timestamp=datetime.fromisoformat(body["timestamp"]),
-    )
+def writer_of(directory: Path) -> tuple[str, int] | None:
+    """Which update last wrote its status beside this event log, and its process id.
+
+    `None` where no status is beside it: a copy of a log, or one of long ago.
+    """
+    try:
+        body = json.loads((directory.parent / "state" / _NAME).read_bytes())
+        update_id, process_id = body["update_id"], body["process_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(update_id, str) or not isinstance(process_id, int) or process_id <= 0:
+        return None
+    return update_id, process_id

@@ -95,6 +95,7 @@ class SourceExecutor:
                         file=source_location(cell.file, 1).file,
                         context=context,
                         first_line=cell.line,
+                        declarations_only=bool(cell.magic),
                     )
                 case CellKind.RUN:
                     self._run_notebook(cell, namespace, context)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock._model.alert import AlertSettings
 from penstock._model.name import split_name
 from penstock._model.paths import canonical_path
 from penstock._model.pipeline import ExternalTable
@@ -33,6 +34,7 @@ class FileSettings:
         tables: Tables that are read but not made.
         notes: What has no effect.
         lint_ignore: Rules of `penstock lint` that are accepted.
+        alerts: What to look out for, and whom to tell.
     """
 
     root: Path
@@ -53,6 +55,7 @@ class FileSettings:
     tables: Mapping[str, ExternalTable] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Lay these settings over others: what they say wins, mappings are merged key by key."""
@@ -77,6 +80,7 @@ class FileSettings:
             paths=merged_paths(base.paths, self.paths),
             tables=_merged_tables(base.tables, self.tables),
             notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
+            alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
             lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 

@@ -132,6 +132,7 @@ def load_settings(
         tables=MappingProxyType(dict(read.tables)),
         notes=read.notes,
         lint_ignore=read.lint_ignore,
+        alerts=read.alerts,
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from penstock._api.arguments import nearest
 from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
+from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
 from penstock._project.documents import Node, read_document
 from penstock._project.file_settings import table_key
 from penstock._project.lakeflow import FOREIGN_KEYS, refuse_ingestion
@@ -163,6 +164,9 @@ class PipelineSpec(_Part):
         default_factory=dict,
         description="Tables that the pipeline reads but does not make: a path, or a mapping.",
     )
+    alerts: AlertsSpec = Field(
+        default_factory=AlertsSpec, description="What to look out for, and whom to tell."
+    )
     lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
 
     @field_validator("paths")
@@ -269,6 +273,14 @@ def _suggestion(path: KeyPath) -> str:
             model = EnvironmentSpec
         case ("extends", _, *_):
             model = Extends
+        case ("alerts", "rules", _, _, *_):
+            model = AlertRuleSpec
+        case ("alerts", "to", _, "email", _, *_):
+            model = MailSpec
+        case ("alerts", "to", _, _, *_):
+            model = AlertTargetSpec
+        case ("alerts", _, *_):
+            model = AlertsSpec
         case ("lint", _, *_):
             model = LintSpec
     known = keys_of(model)

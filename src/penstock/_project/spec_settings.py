@@ -55,6 +55,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         paths={prefix: _place(document, root, "paths", prefix) for prefix in spec.paths},
         tables={name: _table(spec, document, root, name) for name in spec.tables},
         lint_ignore=tuple(spec.lint.ignore),
+        alerts=spec.alerts.settings(),
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),
     )
 

@@ -63,7 +63,14 @@ class SqlContext:
         return SqlName(parts)
 
 
-def declare_sql(text: str, *, file: str, context: SqlContext, first_line: int = 1) -> None:
+def declare_sql(
+    text: str,
+    *,
+    file: str,
+    context: SqlContext,
+    first_line: int = 1,
+    declarations_only: bool = False,
+) -> None:
     """Declare everything that SQL text declares. What is wrong is recorded, never raised.
 
     A wrong statement declares nothing; those after it are looked at all the same.
@@ -73,6 +80,8 @@ def declare_sql(text: str, *, file: str, context: SqlContext, first_line: int = 
         file: As in a `SourceLocation`.
         context: Updated by `USE` and `SET`.
         first_line: Line of the file at which the text begins.
+        declarations_only: Leave out statements that a pipeline's source cannot hold: the text is a
+            cell beside those of another language, which may be meant for other days.
 
     Raises:
         DefinitionError: No registry is active.
@@ -85,7 +94,8 @@ def declare_sql(text: str, *, file: str, context: SqlContext, first_line: int = 
             for declaration in _declarations(raw, context):
                 _Declarer(registry, context, raw.source).declare(declaration)
         except DefinitionError as error:
-            registry.record(error)
+            if not (declarations_only and error.condition == "SQL_STATEMENT_NOT_SUPPORTED"):
+                registry.record(error)
 
 
 def _declarations(raw: Statement, context: SqlContext) -> Iterator[Declaration]:

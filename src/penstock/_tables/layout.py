@@ -79,6 +79,11 @@ class StorageLayout:
         parts = (path_segment(part.lower()) for part in (name.catalog, name.schema, name.name))
         return TableRef("/".join((self.state_dir, "cdc", *parts)), f"{name} (CDC state)")
 
+    def replay_staging(self, name: DatasetName) -> str:
+        """Where a replay keeps what it has decided about the rows in quarantine of a table."""
+        parts = (path_segment(part.lower()) for part in (name.catalog, name.schema, name.name))
+        return "/".join((self.state_dir, "replay", *parts))
+
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         """The checkpoint of one flow in one epoch."""
         return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"

@@ -6,6 +6,7 @@ than the last ones it got.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from penstock._observe.log import encode
 from penstock._ui.recording import LATEST, Recording
 
 _BEAT_SECONDS = 0.4
+_LONGEST_BEAT_SECONDS = 1.5
+_REST = 25
 _IDLE_BEATS = 12
 _KEEPALIVE_SECONDS = 15.0
 MAX_WATCHERS = 100
@@ -28,14 +31,20 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
     now = datetime.now(UTC)
     with recording.lock:
         model = recorded.model
+        view = model.view(now)
+        head, newest = model.head(view), recording.newest() == recorded.file.update_id
+        is_gone = not head["has_ended"] and (
+            not newest or recording.is_writer_gone(recorded.file.update_id)
+        )
         return {
             "pipeline": recording.key,
             "now": int(now.timestamp() * 1000),
-            "newest": recording.newest() == recorded.file.update_id,
-            "update": model.head(now) | {"update_id": recorded.file.update_id},
-            "cards": model.cards(now),
+            "newest": newest,
+            "read_percent": recorded.read_percent,
+            "update": head | {"update_id": recorded.file.update_id, "is_gone": is_gone},
+            "cards": model.cards(view),
             "edges": model.edges(),
-            "flows": model.flows(now),
+            "flows": model.flows(view),
         }
 
 
@@ -51,6 +60,7 @@ class _Topic:
     seen: tuple[str, int] | None = None
     structure: int = -1
     beats: int = 0
+    is_behind: bool = False
     body: dict[str, Any] | None = None
     stamps: dict[str, tuple[int, Any]] = field(default_factory=dict)
     encoded: dict[int, bytes] = field(default_factory=dict)
@@ -80,10 +90,11 @@ class _Topic:
                 if stamp not in stamps or stamps[stamp][1] != item:
                     stamps[stamp] = (version, item)
                     changed = True
-        head = ("update", body["newest"], body["update"])
+        head = ("update", body["newest"], body["read_percent"], body["update"])
         if "head" not in stamps or stamps["head"][1] != head:
             stamps["head"] = (version, head)
             changed = True
+        self.is_behind = body["read_percent"] is not None
         self.seen, self.structure, self.stamps = seen, recorded.model.structure, stamps
         if changed:
             self.whole_at = version if whole else self.whole_at
@@ -116,6 +127,14 @@ class Hub:
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.watchers = 0
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all streams, so that the server can end."""
+        self._closed = True
+        for topic in self._topics.values():
+            async with topic.wake:
+                topic.wake.notify_all()
 
     async def watch(self, recording: Recording, update: str = LATEST) -> AsyncIterator[bytes]:
         """Server-sent events of an update, from its present state on, until the reader goes."""
@@ -128,14 +147,16 @@ class Hub:
         sent = 0
         try:
             yield b"retry: 2000\n\n"
-            while True:
+            while not self._closed:
                 try:
                     async with asyncio.timeout(_KEEPALIVE_SECONDS), topic.wake:
-                        while topic.version == sent:
+                        while topic.version == sent and not self._closed:
                             await topic.wake.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
+                if topic.version == sent:
+                    return
                 message, sent = topic.message(sent), topic.version
                 yield message
         finally:
@@ -149,12 +170,16 @@ class Hub:
 
     async def _beat(self, topic: _Topic) -> None:
         while True:
-            before = topic.version
+            before, began = topic.version, time.monotonic()
             await asyncio.to_thread(topic.look)
+            took = time.monotonic() - began
+            if topic.is_behind:
+                took = 0.0
             if topic.version != before:
                 async with topic.wake:
                     topic.wake.notify_all()
-            await asyncio.sleep(_BEAT_SECONDS)
+            # A large pipeline is looked at less often, so that watching stays cheap.
+            await asyncio.sleep(max(_BEAT_SECONDS, min(_LONGEST_BEAT_SECONDS, _REST * took)))
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock._observe.events import ErrorInfo, Event, FlowStatus
-from penstock._observe.snapshot import DatasetView, FlowView, Snapshot, short_names
+from penstock._observe.snapshot import DatasetView, FlowView, Snapshot, UpdateView, short_names
 from penstock._ui.progress import progress_view
 from penstock._ui.series import Series
 
@@ -150,9 +150,13 @@ class UpdateModel:
     def _life(self, flow: str) -> _FlowLife:
         return self._lives.setdefault(flow, _FlowLife())
 
-    def head(self, now: datetime | None = None) -> dict[str, Any]:
+    def view(self, now: datetime | None = None) -> UpdateView:
+        """The snapshot at one moment, for the methods below."""
+        return self._snapshot.view(now)
+
+    def head(self, view: UpdateView | None = None) -> dict[str, Any]:
         """State of the update as a whole."""
-        view = self._snapshot.view(now)
+        view = view or self.view()
         ended = self._changes[-1][0] if view.has_ended and self._changes else None
         return {
             "pipeline_name": view.pipeline_name,
@@ -174,9 +178,9 @@ class UpdateModel:
             "changes": self._changes[-50:],
         }
 
-    def cards(self, now: datetime | None = None) -> list[dict[str, Any]]:
+    def cards(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
         """One card per dataset, sink and outside source, in the order of their events."""
-        view = self._snapshot.view(now)
+        view = view or self.view()
         cards = [self._card(dataset) for dataset in view.datasets]
         seen = {card["id"] for card in cards}
         hidden = [name for name in self._declared if name not in seen]
@@ -202,18 +206,18 @@ class UpdateModel:
             {"from": source, "to": target, "flow": flow} for (source, target), flow in found.items()
         ]
 
-    def flows(self, now: datetime | None = None) -> list[dict[str, Any]]:
+    def flows(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
         """What each flow went through, for the timeline."""
-        view = self._snapshot.view(now)
+        view = view or self.view()
         return [self._flow(flow) for dataset in view.datasets for flow in dataset.flows]
 
-    def dataset(self, name: str, now: datetime | None = None) -> dict[str, Any] | None:
+    def dataset(self, name: str) -> dict[str, Any] | None:
         """Everything about one dataset, sink or outside source; `None` if there is none."""
-        card = next((card for card in self.cards(now) if card["id"] == name), None)
+        view = self.view()
+        card = next((card for card in self.cards(view) if card["id"] == name), None)
         if card is None:
             return None
         declared = self._declared.get(name) or _Declared(name=name, kind=card["kind"])
-        view = self._snapshot.view(now)
         dataset = next((found for found in view.datasets if found.name == name), None)
         error = self._errors.get(name)
         edges = self.edges()

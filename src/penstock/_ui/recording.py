@@ -1,8 +1,10 @@
 """A pipeline's event log, read as it grows: its updates, and the models of those in view."""
 
+import os
 import threading
+import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,15 @@ from typing import Any
 from penstock._observe.decoding import event_of_line
 from penstock._observe.events import Event, UpdateState
 from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
+from penstock._observe.status_file import writer_of
 from penstock._ui.masking import masked
 from penstock._ui.model import UpdateModel, error_view
 
 _MAX_MODELS = 6
-_BLOCK = 4 << 20
+_SETTLED_SECONDS = 1.0
+_BLOCK = 1 << 20
+_MOST = 2 * _BLOCK
+_RECENT = 8 * _BLOCK
 _TAIL = 64 << 10
 _METRICS_LINE = b'"event_type":"stream_progress"'
 LATEST = "latest"
@@ -28,19 +34,32 @@ class Recorded:
         self.model = UpdateModel()
         self.version = 0
         self._offset = 0
+        self._size = 0
+
+    @property
+    def read_percent(self) -> int | None:
+        """How much of a long log is read; `None` when nothing but its newest events may miss."""
+        if self._size - self._offset <= _BLOCK:
+            return None
+        return 100 * self._offset // self._size
 
     def refresh(self) -> bool:
-        """Read what was added; whether there was anything. A last line without end waits."""
+        """Read what was added; whether there was anything. A last line without end waits.
+
+        Of a long log only a part is read at a time, so that others are served in between.
+        """
         try:
             size = self.file.path.stat().st_size
         except OSError:
             return False
         if size <= self._offset:
             return False
+        self._size = size
+        until = min(size, self._offset + _MOST)
         folded = self.model.folded
         with self.file.path.open("rb") as lines:
             lines.seek(self._offset)
-            while self._offset < size:
+            while self._offset < until:
                 block = lines.read(_BLOCK)
                 end = block.rfind(b"\n") + 1
                 if not block or (end == 0 and len(block) < _BLOCK):
@@ -48,8 +67,10 @@ class Recorded:
                 if end == 0:
                     block += lines.readline()
                     end = len(block)
+                    if not block.endswith(b"\n"):
+                        break
                 # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
-                skips = size - self._offset > 2 * _BLOCK
+                skips = size - self._offset > _RECENT
                 self._fold(block[:end], skips_metrics=skips)
                 self._offset += end
                 lines.seek(self._offset)
@@ -76,6 +97,7 @@ class UpdateSummary:
         ended: The same, where it has ended; of one that broke off, its last event.
         state: Its last state; empty when unknown.
         is_over: Whether a final state was recorded.
+        is_gone: Whether it broke off: its process is gone, or a later update has begun.
         continuous: Whether it ran until stopped.
         full_refresh: Whether any table was started over.
         error: Why it failed.
@@ -88,6 +110,7 @@ class UpdateSummary:
     ended: int | None
     state: str
     is_over: bool
+    is_gone: bool = False
     continuous: bool
     full_refresh: bool
     error: dict[str, Any] | None
@@ -150,6 +173,19 @@ class Recording:
         """Held while a model is read."""
         return self._lock
 
+    def is_writer_gone(self, update: str) -> bool:
+        """Whether the process of an update is known to be gone; only this machine's are known."""
+        writer = writer_of(self.directory)
+        if writer is None or writer[0] != update:
+            return False
+        try:
+            os.kill(writer[1], 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first.
 
@@ -161,7 +197,14 @@ class Recording:
             self._list()
             end = len(self._files) if before is None else max(0, min(before, len(self._files)))
             files = self._files[max(0, end - limit) : end]
-            return [self._summary(file) for file in reversed(files)]
+            return [self._with_life(self._summary(file)) for file in reversed(files)]
+
+    def _with_life(self, summary: UpdateSummary) -> UpdateSummary:
+        if summary.is_over:
+            return summary
+        is_newest = summary.update_id == self._files[-1].update_id
+        is_gone = not is_newest or self.is_writer_gone(summary.update_id)
+        return replace(summary, is_gone=is_gone)
 
     def _list(self) -> None:
         """List the folder again if something was added to it or taken away."""
@@ -170,12 +213,14 @@ class Recording:
         except OSError:
             self._files, self._by_id, self._listed = [], {}, None
             return
+        # The clock of a file system is coarse: what came a moment ago may not be all.
+        is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
         seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._listed:
             return
         self._files = updates(self.directory)
         self._by_id = {file.update_id: file for file in self._files}
-        self._listed = seen
+        self._listed = seen if is_settled else None
 
     def _summary(self, file: UpdateFile) -> UpdateSummary:
         try:

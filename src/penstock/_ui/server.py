@@ -18,18 +18,21 @@ _MAX_PAGE = 200
 Update = Annotated[str, Query(max_length=100)]
 
 
-def build_app(recordings: list[Recording], *, host: str, token: str | None) -> App:
+def build_app(
+    recordings: list[Recording], *, host: str, token: str | None, hub: Hub | None = None
+) -> App:
     """The dashboard over some pipelines, behind its guard.
 
     Args:
         recordings: Event logs, with different keys.
         host: The address that the server listens on.
         token: What every request must know; `None` for none, on a loopback address only.
+        hub: Of the streams; whoever ends the server closes it before.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
     assets = load_assets()
-    hub = Hub()
+    streams = hub if hub is not None else Hub()
 
     def recording_of(key: str) -> Recording:
         found = pipelines.get(key)
@@ -83,10 +86,10 @@ def build_app(recordings: list[Recording], *, host: str, token: str | None) -> A
     @app.get("/api/pipelines/{key}/stream")
     async def stream(key: str, update: Update = LATEST) -> Response:
         recording = recording_of(key)
-        if hub.watchers >= MAX_WATCHERS:
+        if streams.watchers >= MAX_WATCHERS:
             raise HTTPException(503, "too many pages watch")
         return StreamingResponse(
-            hub.watch(recording, update),
+            streams.watch(recording, update),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )

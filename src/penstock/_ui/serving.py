@@ -138,13 +138,21 @@ def serve(
     require_extra()
     import uvicorn
 
+    from penstock._ui.hub import Hub
     from penstock._ui.server import build_app
 
     if not is_loopback(host) and token is None:
         token = new_token()
-    server = uvicorn.Server(
+    hub = Hub()
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await hub.close()
+            await super().shutdown(sockets)
+
+    server = Server(
         uvicorn.Config(
-            build_app(recordings_of(logs), host=host, token=token),
+            build_app(recordings_of(logs), host=host, token=token, hub=hub),
             access_log=False,
             log_level="warning",
             server_header=False,

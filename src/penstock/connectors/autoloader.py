@@ -186,6 +186,9 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         ConnectorError: `AUTOLOADER_OPTION_UNKNOWN` or `AUTOLOADER_OPTION_INVALID`.
     """
     own, parse = _split(options)
+    if not has_schema and own.get("format", "").strip().lower() == "csv":
+        # Who lets columns be inferred has them named in the files, unless he says otherwise.
+        parse = {"header": "true", **parse} if "header" not in _folded(parse) else parse
     _refuse_unsupported(own)
     file_format = own.get("format", "").strip()
     if file_format and file_format.lower() not in {name.lower() for name in FORMATS}:
@@ -215,6 +218,10 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
     )
 
 
+# Of the format, but written with the prefix in older notebooks.
+_OF_FORMATS = {"header", "inferschema"}
+
+
 def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Auto Loader's own options under their names in lower case, and those of the format."""
     own: dict[str, str] = {}
@@ -224,9 +231,9 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         name = folded.removeprefix(_PREFIX)
         if name in _KNOWN:
             own[name] = value
-        elif not folded.startswith(_PREFIX):
+        elif name in _OF_FORMATS or not folded.startswith(_PREFIX):
             if folded != "path":
-                parse[key] = value
+                parse[key[len(key) - len(name) :]] = value
         elif not name.startswith(_IGNORED_PREFIXES):
             near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
             raise ConnectorError(

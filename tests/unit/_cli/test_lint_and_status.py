@@ -9,6 +9,7 @@ from penstock._cli.main import main
 from penstock._observe.events import (
     ErrorInfo,
     EventOrigin,
+    ExpectationCounts,
     FlowMetrics,
     FlowStatus,
     UpdateState,
@@ -89,7 +90,7 @@ def test_lint_explains_a_rule(capsys: pytest.CaptureFixture[str]):
     assert main(["lint", "--explain", "PSL000"]) == 2
 
 
-@pytest.mark.parametrize("command", ["lint", "status"])
+@pytest.mark.parametrize("command", ["lint", "status", "quality", "history"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert main([command, "--help"]) == 0
     assert f"penstock {command}" in capsys.readouterr().out.split("Examples:")[1]
@@ -142,7 +143,58 @@ def test_status_shows_the_newest_update(project: Path, capsys: pytest.CaptureFix
     assert main(["status", "--update", "no"]) == 2
 
 
+def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["history"]) == 0
+    assert "no recorded update" in capsys.readouterr().err
+    _record(project, failed=False)
+    _record(project, failed=True)
+    log = EventLog(project / "events")
+    log(update_progress(EventOrigin(update_id="9f"), UpdateState.RUNNING, ""))
+    log.close()
+    assert main(["history", "--output", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["state"], row["error"]) for row in rows] == [
+        ("RUNNING", None),
+        ("FAILED", "FLOW_FAILED"),
+        ("COMPLETED", None),
+    ]
+    assert main(["history", "-n", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "9f" in text
+    assert "8c1f" not in text
+
+
 def test_status_fails_when_the_update_did(project: Path, capsys: pytest.CaptureFixture[str]):
     _record(project, failed=True)
     assert main(["status"]) == 1
     assert "a: [FLOW_FAILED] no\n  hint: yes" in capsys.readouterr().out
+
+
+def test_quality_has_a_line_per_batch_and_rule(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["quality"]) == 0
+    assert "no batch has counts" in capsys.readouterr().err
+    log = EventLog(project / "events")
+    for number in range(2):
+        origin = EventOrigin(
+            pipeline_name="shop",
+            update_id="8c1f",
+            dataset_name="c.s.a",
+            flow_name="a",
+            batch_id=number,
+        )
+        rules = [
+            ExpectationCounts(name=name, dataset="c.s.a", passed_records=9, failed_records=number)
+            for name in ("has_id", "positive")
+        ]
+        metrics = FlowMetrics(num_output_rows=9)
+        log(flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics, expectations=rules))
+    log.close()
+    assert main(["quality", "--rule", "positive", "--output", "json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["batch_id"], one["rule"], one["failed"]) for one in lines] == [
+        (0, "positive", 0),
+        (1, "positive", 1),
+    ]
+    assert main(["quality", "--dataset", "a", "--update", "8c"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert main(["quality", "--update", "no"]) == 2

@@ -89,6 +89,19 @@ def test_a_secret_in_the_settings_is_found_at_its_line(lint: Lint):
     assert "hunter2" not in one.message
 
 
+def test_a_secret_of_an_alert_is_found(lint: Lint):
+    report = lint(
+        "import dlt\n",
+        spec="alerts:\n  to:\n  - webhook: https://hooks.slack.com/services/T0/B0/abc\n"
+        "  - email:\n      to: [a@example.org]\n      password: hunter2\n"
+        "  - email:\n      to: [a@example.org]\n      password: ${secret:mail}\n",
+    )
+    assert [one.message for one in report.findings] == [
+        "the value of webhook is a Slack webhook",
+        "the value of password is a secret",
+    ]
+
+
 def test_actions_are_told_from_transformations(lint: Lint):
     report = lint(
         """\
@@ -131,6 +144,13 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
         stream.writeStream.foreachBatch(logged_only)
         stream.writeStream.foreachBatch(merged)
 
+        def merged_and_appended(df, batch_id):
+            target.merge(df, "t.id = s.id").whenNotMatchedInsertAll().execute()
+            log = spark.createDataFrame([{"batch": batch_id, "rows": 1}])
+            df.withColumn("batch", F.lit(batch_id)).write.mode("append").save("/log")
+
+        stream.writeStream.foreachBatch(merged_and_appended)
+
         @dp.foreach_batch_sink(name="twice")
         def twice(rows, number):
             good = rows.where("a > 0")
@@ -142,7 +162,7 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
             print(rows.count())
         """
     )
-    assert found(report) == [("PSL305", 3), ("PSL306", 17)]
+    assert found(report) == [("PSL305", 3), ("PSL305", 13), ("PSL306", 24)]
 
 
 def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):

@@ -58,6 +58,13 @@ def folded(*events: Event, now: float = 10) -> DatasetView:
     return dataset
 
 
+def test_micro_batches_are_counted_once_when_their_events_overlap() -> None:
+    first, second = batch(0, 100, seconds=2), batch(1, 100, seconds=3)
+    view = folded(first[0], second[0], first[1], second[1])
+    assert view.flows[0].batches == 2
+    assert view.flows[0].batch_id == 1
+
+
 def test_figures_add_up_when_micro_batches_come_as_two_events_each() -> None:
     view = folded(
         event(FlowStatus.STARTING),

@@ -95,6 +95,7 @@ def test_sql_is_declared_at_its_place_when_a_notebook_has_sql_cells(project, dec
     assert (one["file"], one["first_line"]) == (str(path), 8)
     assert one["context"] is two["context"]
     assert one["context"].variables == {"source": "orders"}
+    assert one["declarations_only"]
 
 
 def test_each_file_has_its_own_context_when_it_is_sql(project, declared_sql):

@@ -248,6 +248,28 @@ def test_a_decorator_tells_how_it_is_used_when_it_gets_a_text(decorator):
     assert f"@{decorator.__name__}(name=" in f"{error.message} {error.hint}"
 
 
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (lambda: dp.create_sink(1, "kafka"), "`name` must be a text, not int"),
+        (lambda: dp.create_sink("s", 1), "`format` must be a text, not int"),
+        (lambda: dp.create_sink("s", "kafka", "x"), "`options`"),
+        (lambda: dp.create_streaming_table(name=5), "`name` must be a text, not int"),
+        (lambda: dp.create_streaming_table("t", comment=5), "`comment` must be a text, not int"),
+        (lambda: dp.create_streaming_table("t", table_properties=["a"]), "`table_properties`"),
+        (lambda: dp.create_streaming_table("t", schema=5), "`schema`"),
+        (lambda: dp.create_streaming_table("t", cluster_by="a"), "`cluster_by`"),
+        (lambda: dp.append_flow(target=5)(no_query), "`target` must be a text, not int"),
+        (lambda: dp.append_flow(target="t", spark_conf="a")(no_query), "`spark_conf`"),
+        (lambda: dp.append_flow(target="t", name="a.b")(no_query), "`name`"),
+    ],
+)
+def test_a_declaration_is_refused_when_an_argument_has_another_type(declare, told):
+    (error,) = errors_of(declare)
+    assert told in error.message
+    assert error.origin.file.endswith("test_spark_conventions.py")
+
+
 # -- auto CDC -------------------------------------------------------------------------------------
 
 

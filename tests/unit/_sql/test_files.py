@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock._api.registry import Registry, registration
 from penstock._graph.index import build_index
 from penstock._model.dataset import DatasetKind
 from penstock._model.expectation import OnViolation
 from penstock._model.pipeline import PipelineSettings
+from penstock._sql.declare import SqlContext, declare_sql
 
 SETTINGS = PipelineSettings(name="p", storage="file:///s", root="/r", catalog="main", schema="shop")
 
@@ -157,3 +159,12 @@ def test_an_example_of_the_documentation_is_declared_when_a_user_copies_it(sql, 
 
 def test_the_documentation_has_examples():
     assert len(EXAMPLES) >= 5
+
+
+def test_statements_that_declare_nothing_are_left_out_when_only_declarations_count():
+    text = "CREATE TABLE a (b INT); INSERT INTO a VALUES (1); CREATE VIEW v AS SELECT 1; CREAT x"
+    registry = Registry()
+    with registration(registry):
+        declare_sql(text, file="a.py", context=SqlContext(), declarations_only=True)
+    assert [error.condition for error in registry.errors] == ["SQL_SYNTAX"]
+    assert [flow.target for flow in registry.declared().flows] == ["v"]

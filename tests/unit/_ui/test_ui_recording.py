@@ -1,15 +1,21 @@
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 from penstock._observe.events import (
+    ErrorInfo,
     EventOrigin,
     FlowMetrics,
     FlowStatus,
     UpdateState,
+    definition,
     flow_progress,
     update_progress,
 )
 from penstock._observe.log import EventLog
+from penstock._ui.hub import whole_update
 from penstock._ui.model import UpdateModel
 from penstock._ui.recording import Recording
 from penstock._ui.series import Series
@@ -185,3 +191,81 @@ def test_refreshes_have_a_duration_when_their_events_have_none():
     model.fold(at(2, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
     assert model.cards()[0]["batch_seconds"] == 2
     assert model.dataset("mv")["series"]["rows_per_second"] == [25.0]
+
+
+def test_sinks_and_views_have_their_place_when_they_are_declared():
+    model = UpdateModel()
+    origin = EventOrigin(pipeline_name="p", update_id="u")
+
+    def declare(kind, body, **about):
+        model.fold(definition(kind, EventOrigin(**{**vars(origin), **about}), "", body))
+
+    declare("dataset_definition", {"dataset_type": "TEMPORARY_VIEW"}, dataset_name="c.s.view")
+    declare("dataset_definition", {"dataset_type": "STREAMING_TABLE"}, dataset_name="c.s.table")
+    declare("sink_definition", {"format": "kafka"}, sink_name="out")
+    flows = {
+        "into_table": {"output_dataset": "c.s.table", "input_datasets": ["c.s.view"]},
+        "into_sink": {"output_sink": "out", "input_datasets": ["c.s.table"]},
+    }
+    for name, body in flows.items():
+        declare("flow_definition", body, flow_name=name)
+    failed = EventOrigin(update_id="u", sink_name="out", flow_name="into_sink")
+    error = ErrorInfo(condition="SINK_GONE", class_name="FlowError", message="gone")
+    model.fold(flow_progress(failed, FlowStatus.FAILED, "", error=error))
+    cards = {card["id"]: card for card in model.cards()}
+    assert {name: card["kind"] for name, card in cards.items()} == {
+        "c.s.table": "streaming table",
+        "out": "sink",
+        "c.s.view": "temporary view",
+    }
+    assert (cards["out"]["state"], cards["out"]["error"]) == ("FAILED", "SINK_GONE")
+    assert {(edge["from"], edge["to"]) for edge in model.edges()} == {
+        ("c.s.view", "c.s.table"),
+        ("c.s.table", "out"),
+    }
+    assert model.dataset("out")["format"] == "kafka"
+    assert model.dataset("c.s.table")["downstream"] == ["out"]
+
+
+def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
+    log = EventLog(tmp_path / "events")
+    origin = EventOrigin(pipeline_name="p", update_id="u1")
+    log(update_progress(origin, UpdateState.RUNNING, "runs"))
+    log.close()
+    recording = Recording("p", "p", tmp_path / "events")
+    status = tmp_path / "state" / "status.json"
+    status.parent.mkdir()
+
+    def is_gone():
+        body = whole_update(recording, "latest")["update"]
+        assert recording.history()[0].is_gone == body["is_gone"]
+        return body["is_gone"]
+
+    assert not is_gone()
+    status.write_text("{ torn")
+    assert not is_gone()
+    status.write_text(json.dumps({"update_id": "u1", "process_id": os.getpid()}))
+    assert not is_gone()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    status.write_text(json.dumps({"update_id": "u1", "process_id": ended.pid}))
+    assert is_gone()
+    status.write_text(json.dumps({"update_id": "another", "process_id": ended.pid}))
+    assert not is_gone()
+
+
+def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    batches = [line for line in lines if b'"num_output_rows"' in line]
+    many = batches * (7_000_000 // len(b"".join(batches)))
+    path.write_bytes(b"".join(lines[:20]) + b"".join(many) + b"".join(lines[20:]))
+    shares = [demo.recorded("latest").read_percent]
+    while shares[-1] is not None and len(shares) < 10:
+        shares.append(demo.recorded("latest").read_percent)
+    assert 20 < shares[0] < 60
+    assert shares[-1] is None
+    demo.recorded("latest")
+    model = demo.recorded("latest").model
+    assert model.head()["state"] == "COMPLETED"
+    assert model.folded == len(lines) + len(many)

@@ -34,7 +34,7 @@ def test_prefix_and_case_do_not_matter_when_options_are_read():
     [
         ("cloudFiles.schemaEvolutionMod", "schemaEvolutionMode"),
         ("cloudFiles.maxFilePerTrigger", "maxFilesPerTrigger"),
-        ("cloudFiles.inferSchema", None),
+        ("cloudFiles.inferSchemas", None),
     ],
 )
 def test_the_nearest_name_is_shown_when_a_prefixed_option_is_unknown(given, near):
@@ -43,6 +43,16 @@ def test_the_nearest_name_is_shown_when_a_prefixed_option_is_unknown(given, near
     assert given in error.message
     if near is not None:
         assert near in (error.hint or "")
+
+
+def test_csv_files_have_headers_when_columns_are_inferred_and_nobody_says_otherwise():
+    csv = {"cloudFiles.format": "CSV"}
+    assert dict(options(csv).parse) == {"header": "true"}
+    assert dict(options({**csv, "HEADER": "false"}).parse) == {"HEADER": "false"}
+    assert dict(options(csv, schema=True).parse) == {}
+    assert dict(options({"format": "json"}).parse) == {}
+    older = {**csv, "cloudFiles.header": "false", "cloudFiles.inferSchema": "true"}
+    assert dict(options(older).parse) == {"header": "false", "inferSchema": "true"}
 
 
 def test_unknown_names_go_to_the_format_when_they_have_no_prefix():

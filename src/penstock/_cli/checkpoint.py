@@ -1,0 +1,269 @@
+"""`checkpoint`: how far flows have read, what is wrong with their checkpoints, and a new one."""
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.inspection import print_table
+from penstock._cli.options import OutputFormat
+from penstock._cli.text import size
+
+if TYPE_CHECKING:
+    from penstock._tables.checkpoint_files import Checkpoint
+
+_app = typer.Typer(help="Checkpoints of flows: how far they have read, and what is wrong.")
+
+FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
+
+
+class Start(StrEnum):
+    """Where a flow with a new checkpoint begins."""
+
+    EARLIEST = "earliest"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    _app.command("list", epilog="Example: penstock checkpoint list --output json")(list_all)
+    _app.command("inspect", epilog="Example: penstock checkpoint inspect silver")(inspect)
+    _app.command("doctor", epilog="Examples: penstock checkpoint doctor | ... doctor silver")(
+        doctor
+    )
+    _app.command(
+        "reset",
+        epilog="Examples: penstock checkpoint reset to_kafka --from earliest | "
+        "penstock checkpoint reset to_kafka --from earliest --yes",
+    )(reset)
+    app.add_typer(_app, name="checkpoint", no_args_is_help=True)
+
+
+def list_all(
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print all checkpoints: those that flows go on with, and those of earlier epochs."""
+    from penstock._tables.checkpoint_files import checkpoints
+
+    found = checkpoints(
+        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    )
+    if output is OutputFormat.JSON:
+        _print_json([_summary(one) for one in found])
+        return
+    if not found:
+        print("no flow has a checkpoint yet")
+        return
+    heads = ("flow", "epoch", "used", "planned", "finished", "state", "size")
+    print_table(
+        heads,
+        [
+            (
+                one.flow,
+                one.epoch,
+                "yes" if one.is_current else "no",
+                _number(one.last_planned),
+                _number(one.last_finished),
+                size(sum(part.size for part in one.state)) if one.state else "-",
+                size(one.size),
+            )
+            for one in found
+        ],
+        right=heads[3:],
+    )
+
+
+def inspect(
+    flow: FlowName,
+    epoch: Annotated[
+        str | None, typer.Option("--epoch", help="Instead of the one that is used.")
+    ] = None,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print what a checkpoint holds: offsets per source, watermark, state, pinned settings."""
+    from penstock._tables.checkpoint_files import checkpoints
+
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    found = checkpoints(settings, flow)
+    chosen = [one for one in found if epoch is None or one.epoch.startswith(epoch)]
+    if not chosen:
+        raise typer.BadParameter(
+            f"epochs of {flow!r}: {', '.join(one.epoch for one in found)}", param_hint="--epoch"
+        )
+    one = chosen[0]
+    if output is OutputFormat.JSON:
+        _print_json(_details(one))
+        return
+    body = _details(one)
+    print(f"flow {one.flow}, epoch {one.epoch}{'' if one.is_current else ' (not used)'}")
+    print(f"path {one.path}")
+    print(f"query id {one.query_id or 'unknown'}")
+    print(
+        f"batch {_number(one.last_planned)} planned at {body['planned_at'] or '-'}, "
+        f"{_number(one.last_finished)} finished, watermark {body['watermark'] or 'none'}"
+    )
+    for number, offset in enumerate(body["offsets"]):
+        print(f"source {number}: {json.dumps(offset, ensure_ascii=False)}")
+    for operator in body["state"]:
+        print(
+            f"stateful operator {operator['operator']}: {operator['partitions']} partitions, "
+            f"newest version {_number(operator['version'])}, {size(operator['bytes'])}"
+        )
+    for key, value in body["conf"].items():
+        print(f"pinned {key} = {value}")
+    for name, reason in one.damaged.items():
+        print(f"damaged: {name} {reason}")
+
+
+def doctor(
+    flow: Annotated[
+        str | None, typer.Argument(help="Only this flow.", metavar="FLOW", show_default=False)
+    ] = None,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Look for damage, and for checkpoints that do not fit their tables. Changes nothing.
+
+    Exit code 1 if something would make the next start fail or lose rows.
+    """
+    from penstock._tables.checkpoint_doctor import Weight, examine
+
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    found = examine(settings, flow)
+    if output is OutputFormat.JSON:
+        _print_json(
+            [
+                {
+                    "flow": one.flow,
+                    "epoch": one.epoch,
+                    "kind": one.kind,
+                    "weight": one.weight.value,
+                    "message": one.message,
+                    "hint": one.hint,
+                }
+                for one in found
+            ]
+        )
+    else:
+        for one in found:
+            print(f"{one.weight} {one.flow} {one.kind}: {one.message}")
+            if one.hint:
+                print(f"    hint: {one.hint}")
+        if not found:
+            print("nothing is wrong")
+    bad = any(one.weight is Weight.ERROR for one in found)
+    return exit_codes.UPDATE_FAILED if bad else exit_codes.OK
+
+
+def reset(
+    flow: FlowName,
+    start: Annotated[
+        Start, typer.Option("--from", help="Where its source is read from, as the source allows.")
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
+    ] = False,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Give a flow a new checkpoint: it reads its sources from where they begin, once more.
+
+    The old checkpoint and the rows in the target stay. Refused while the pipeline runs.
+    """
+    from penstock._repair import plan_reset, reset_flow
+
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    plan = reset_flow(settings, flow) if yes else plan_reset(settings, flow)
+    if output is OutputFormat.JSON:
+        _print_json(
+            {
+                "flow": plan.flow,
+                "done": yes,
+                "old_epoch": plan.old_epoch,
+                "new_epoch": plan.new_epoch,
+                "old_checkpoint": plan.old_checkpoint,
+                "from": start.value,
+                "steps": list(plan.steps),
+            }
+        )
+        return
+    print(f"reset of flow {plan.flow}, from {start}:")
+    for step in plan.steps:
+        print(f"  {step}")
+    print("done" if yes else "nothing was changed: --yes does it")
+
+
+def _summary(one: "Checkpoint") -> dict[str, Any]:
+    return {
+        "flow": one.flow,
+        "epoch": one.epoch,
+        "used": one.is_current,
+        "path": str(one.path),
+        "exists": one.exists,
+        "query_id": one.query_id,
+        "planned_batch": one.last_planned,
+        "finished_batch": one.last_finished,
+        "state_bytes": sum(part.size for part in one.state),
+        "bytes": one.size,
+        "damaged": dict(one.damaged),
+    }
+
+
+def _details(one: "Checkpoint") -> dict[str, Any]:
+    last = one.planned[-1] if one.planned else None
+    operators = sorted({part.operator for part in one.state})
+    state = []
+    for operator in operators:
+        parts = [part for part in one.state if part.operator == operator]
+        newest = [part.versions[-1] for part in parts if part.versions]
+        state.append(
+            {
+                "operator": operator,
+                "partitions": len(parts),
+                "version": min(newest) if newest else None,
+                "bytes": sum(part.size for part in parts),
+            }
+        )
+    return {
+        **_summary(one),
+        "planned_at": _moment(None if last is None else last.timestamp_ms),
+        "watermark": _moment(None if last is None else last.watermark_ms or None),
+        "offsets": [] if last is None else list(last.offsets),
+        "state": state,
+        "conf": {} if last is None else dict(last.conf),
+    }
+
+
+def _moment(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _print_json(body: Any) -> None:
+    print(json.dumps(body, indent=2, ensure_ascii=False))

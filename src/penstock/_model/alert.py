@@ -1,0 +1,86 @@
+"""Alerts: what to look out for while a pipeline runs, and whom to tell."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class AlertKind(StrEnum):
+    """What an alert looks at."""
+
+    FAILURE_RATE = "failure_rate"
+    """Share of rows that broke a rule, over the last batches."""
+    BACKLOG = "backlog"
+    """Records that wait at the sources of a flow."""
+    NO_PROGRESS = "no_progress_seconds"
+    """Seconds since the last batch of a running flow."""
+    FAILED = "failed"
+    """A flow or the update failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertRule:
+    """One thing to look out for.
+
+    Attributes:
+        name: Unique in the pipeline.
+        kind: What it looks at.
+        threshold: It fires above this.
+        flow: Only this flow; empty = each.
+        dataset: Only rules of this dataset; empty = each.
+        rule: Only this expectation; empty = each.
+        batches: Of a failure rate: over so many batches.
+        min_rows: Of a failure rate: not with fewer rows.
+    """
+
+    name: str
+    kind: AlertKind
+    threshold: float = 0.0
+    flow: str = ""
+    dataset: str = ""
+    rule: str = ""
+    batches: int = 5
+    min_rows: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertTarget:
+    """Whom to tell. Exactly one of webhook, command and mail_to is given.
+
+    Attributes:
+        webhook: URL that takes a POST; may hold a secret, so it is never shown.
+        slack: Whether the webhook wants Slack's form.
+        headers: Of the request; never shown.
+        command: Program and arguments; it gets the alert as JSON on its standard input.
+        mail_to: Addresses.
+        mail: `from`, `host`, `port`, `user`, `password`, `tls` (`starttls`, `ssl`, `none`).
+    """
+
+    webhook: str = field(default="", repr=False)
+    slack: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    command: tuple[str, ...] = ()
+    mail_to: tuple[str, ...] = ()
+    mail: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        if self.command:
+            return f"command {self.command[0]}"
+        return "mail" if self.mail_to else ("Slack webhook" if self.slack else "webhook")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertSettings:
+    """All alerts of a pipeline.
+
+    Attributes:
+        rules: What to look out for.
+        targets: Whom to tell, each of every alert.
+        repeat_seconds: About the same thing nobody is told more often.
+    """
+
+    rules: tuple[AlertRule, ...] = ()
+    targets: tuple[AlertTarget, ...] = ()
+    repeat_seconds: float = 3600.0

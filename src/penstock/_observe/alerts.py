@@ -1,0 +1,231 @@
+"""Decides from events which alerts fire and which are resolved. Pure: the time is passed in.
+
+An alert is *firing* for one thing (a flow, or a rule of a dataset) or it is not. Changes of that
+state are told, and a state that lasts is told again after `repeat_seconds`; a state that goes to
+and fro is told no more often than that.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock._model.alert import AlertKind, AlertRule
+from penstock._observe.events import Event, FlowStatus, UpdateState
+
+_ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """What somebody is told.
+
+    Attributes:
+        alert: Name of the alert.
+        kind: What it looks at.
+        state: `firing` or `resolved`.
+        about: Flow, or dataset and rule.
+        value: What was measured; `None` where there is nothing to measure.
+        threshold: Of the alert.
+        message: One sentence.
+        pipeline: Its name.
+        update_id: Of the update.
+        at: When it was decided.
+        suppressed: Changes of the state that nobody was told since the last time.
+    """
+
+    alert: str
+    kind: str
+    state: str
+    about: str
+    value: float | None
+    threshold: float
+    message: str
+    pipeline: str
+    update_id: str
+    at: datetime
+    suppressed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The generic form that webhooks and commands get."""
+        moment = self.at.astimezone(UTC).isoformat(timespec="milliseconds")
+        return {
+            "version": 1,
+            "alert": self.alert,
+            "kind": self.kind,
+            "state": self.state,
+            "about": self.about,
+            "value": self.value,
+            "threshold": self.threshold,
+            "message": self.message,
+            "pipeline": self.pipeline,
+            "update_id": self.update_id,
+            "timestamp": moment.replace("+00:00", "Z"),
+            "suppressed": self.suppressed,
+        }
+
+
+@dataclass
+class _State:
+    """Of one alert about one thing."""
+
+    is_firing: bool = False
+    told: bool = False
+    told_at: datetime | None = None
+    suppressed: int = 0
+    value: float | None = None
+    message: str = ""
+
+
+@dataclass
+class _Counts:
+    batches: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class AlertBook:
+    """The states of all alerts of one update. Not thread-safe.
+
+    Args:
+        rules: What to look out for.
+        repeat_seconds: See `AlertSettings`.
+    """
+
+    def __init__(self, rules: tuple[AlertRule, ...], *, repeat_seconds: float) -> None:
+        self._rules = rules
+        self._repeat_seconds = repeat_seconds
+        self._states: dict[tuple[str, str], _State] = {}
+        self._counts: dict[tuple[str, str, str], _Counts] = {}
+        self._running: dict[str, datetime] = {}
+        self._pipeline = ""
+        self._update_id = ""
+
+    def observe(self, event: Event) -> list[Notice]:
+        """Take in an event; what has to be told because of it."""
+        self._pipeline = event.origin.pipeline_name or self._pipeline
+        self._update_id = event.origin.update_id or self._update_id
+        if event.event_type == "update_progress":
+            state = UpdateState(event.details["update_progress"]["state"])
+            if state is UpdateState.FAILED:
+                self._failed("update", event)
+        elif event.event_type == "flow_progress" and event.origin.flow_name:
+            self._flow(event, event.details["flow_progress"])
+        return list(self._notices(event.timestamp))
+
+    def tick(self, now: datetime) -> list[Notice]:
+        """Let time pass; what has to be told because of that."""
+        for rule in self._of(AlertKind.NO_PROGRESS):
+            for flow, since in self._running.items():
+                if rule.flow and rule.flow.lower() != flow.lower():
+                    continue
+                waited = (now - since).total_seconds()
+                text = f"flow {flow} has finished no batch for {waited:,.0f} seconds"
+                self._set(rule, f"flow {flow}", waited, text)
+        return list(self._notices(now))
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _flow(self, event: Event, body: dict[str, Any]) -> None:
+        flow, status = event.origin.flow_name, FlowStatus(body["status"])
+        metrics = body.get("metrics")
+        if metrics is None:
+            if status is FlowStatus.FAILED:
+                self._failed(f"flow {flow}", event)
+            if status is FlowStatus.RUNNING:
+                self._running[flow] = event.timestamp
+            elif status in _ENDED:
+                self._running.pop(flow, None)
+                self._resolve(AlertKind.NO_PROGRESS, f"flow {flow}", f"flow {flow} has ended")
+            return
+        if flow in self._running:
+            self._running[flow] = event.timestamp
+            self._resolve(AlertKind.NO_PROGRESS, f"flow {flow}", f"flow {flow} goes on")
+        waiting = metrics.get("backlog_records")
+        for rule in self._of(AlertKind.BACKLOG) if waiting is not None else ():
+            if not rule.flow or rule.flow.lower() == flow.lower():
+                text = f"{waiting:,} records wait at the sources of flow {flow}"
+                self._set(rule, f"flow {flow}", float(waiting), text)
+        for counts in (body.get("data_quality") or {}).get("expectations", ()):
+            self._quality(counts)
+
+    def _quality(self, counts: dict[str, Any]) -> None:
+        dataset, name = counts["dataset"], counts["name"]
+        for rule in self._of(AlertKind.FAILURE_RATE):
+            if rule.rule and rule.rule != name:
+                continue
+            wanted = rule.dataset.lower()
+            if wanted and not f".{dataset.lower()}".endswith(f".{wanted}"):
+                continue
+            window = self._counts.setdefault((rule.name, dataset, name), _Counts()).batches
+            window.append((counts["passed_records"], counts["failed_records"]))
+            while len(window) > rule.batches:
+                window.popleft()
+            failed = sum(broken for _, broken in window)
+            total = failed + sum(passed for passed, _ in window)
+            if total < max(1, rule.min_rows):
+                continue
+            rate = failed / total
+            text = f"{failed:,} of {total:,} rows ({rate:.2%}) break {name} of {dataset}"
+            self._set(rule, f"{dataset}: {name}", rate, text)
+
+    def _failed(self, about: str, event: Event) -> None:
+        reason = f": [{event.error.condition}] {event.error.message}" if event.error else ""
+        for rule in self._of(AlertKind.FAILED):
+            if rule.flow and about.lower() != f"flow {rule.flow.lower()}":
+                continue
+            state = self._states.setdefault((rule.name, about), _State())
+            state.is_firing, state.message = True, f"{about} failed{reason}"
+
+    # -- states --------------------------------------------------------------------------------
+
+    def _of(self, kind: AlertKind) -> list[AlertRule]:
+        return [rule for rule in self._rules if rule.kind is kind]
+
+    def _set(self, rule: AlertRule, about: str, value: float, message: str) -> None:
+        state = self._states.setdefault((rule.name, about), _State())
+        was, state.is_firing = state.is_firing, value > rule.threshold
+        state.value, state.message = value, message
+        state.suppressed += was is not state.is_firing
+
+    def _resolve(self, kind: AlertKind, about: str, message: str) -> None:
+        for rule in self._of(kind):
+            state = self._states.get((rule.name, about))
+            if state is not None and state.is_firing:
+                state.is_firing, state.message, state.value = False, message, None
+                state.suppressed += 1
+
+    def _notices(self, now: datetime) -> Iterator[Notice]:
+        for rule in self._rules:
+            for (name, about), state in self._states.items():
+                if name == rule.name and self._is_due(state, now):
+                    yield self._notice(rule, about, state, now)
+
+    def _is_due(self, state: _State, now: datetime) -> bool:
+        if state.told_at is None:
+            return state.is_firing
+        is_news = state.is_firing is not state.told
+        waited = (now - state.told_at).total_seconds()
+        # The end of what was told is told at once; all else not more often than asked.
+        if is_news and not state.is_firing:
+            return True
+        return state.is_firing and waited >= self._repeat_seconds
+
+    def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> Notice:
+        suppressed = max(0, state.suppressed - 1)
+        state.told = state.is_firing
+        state.suppressed = 0
+        if state.is_firing:
+            state.told_at = now
+        return Notice(
+            alert=rule.name,
+            kind=rule.kind.value,
+            state="firing" if state.is_firing else "resolved",
+            about=about,
+            value=state.value,
+            threshold=rule.threshold,
+            message=state.message,
+            pipeline=self._pipeline,
+            update_id=self._update_id,
+            at=now,
+            suppressed=suppressed,
+        )

@@ -1,0 +1,159 @@
+"""`alerts` of a spec file: what to look out for, and whom to tell."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class AlertRuleSpec(_Part):
+    """One thing to look out for: exactly one of the first four."""
+
+    name: str = Field(description="Unique name.")
+    failure_rate: float | None = Field(
+        default=None,
+        strict=False,
+        ge=0,
+        lt=1,
+        description="Share of rows that break a rule: 0.05 is 5 %.",
+    )
+    backlog: int | None = Field(
+        default=None, strict=False, ge=0, description="Records that wait at the sources of a flow."
+    )
+    no_progress_seconds: float | None = Field(
+        default=None,
+        strict=False,
+        gt=0,
+        description="Seconds since the last batch of a running flow.",
+    )
+    failed: bool | None = Field(default=None, description="true: a flow or the update failed.")
+    flow: str = Field(default="", description="Only this flow.")
+    dataset: str = Field(default="", description="Only rules of this dataset.")
+    rule: str = Field(default="", description="Only this expectation.")
+    batches: int = Field(
+        default=5, strict=False, ge=1, description="Batches that a failure rate is over."
+    )
+    min_rows: int = Field(
+        default=1, strict=False, ge=1, description="Rows that a failure rate needs."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum(value is not None for value in self._kinds().values()) != 1 or self.failed is False:
+            known = ", ".join(f"`{kind.value}`" for kind in AlertKind)
+            raise ValueError(f"needs exactly one of {known}")
+        return self
+
+    def _kinds(self) -> dict[AlertKind, float | None]:
+        return {
+            AlertKind.FAILURE_RATE: self.failure_rate,
+            AlertKind.BACKLOG: self.backlog,
+            AlertKind.NO_PROGRESS: self.no_progress_seconds,
+            AlertKind.FAILED: None if self.failed is None else 0.0,
+        }
+
+    def rule_of(self) -> AlertRule:
+        """The same as plain data."""
+        kind, threshold = next(
+            (kind, value) for kind, value in self._kinds().items() if value is not None
+        )
+        return AlertRule(
+            name=self.name,
+            kind=kind,
+            threshold=float(threshold),
+            flow=self.flow,
+            dataset=self.dataset,
+            rule=self.rule,
+            batches=self.batches,
+            min_rows=self.min_rows,
+        )
+
+
+class MailSpec(_Part):
+    """A mail server and who gets the mail."""
+
+    to: Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])] = (
+        Field(description="Addresses.")
+    )
+    sender: str | None = Field(default=None, alias="from", description="Sender.")
+    host: str = Field(default="localhost", description="Mail server.")
+    port: int | None = Field(default=None, strict=False, description="Its port.")
+    user: str | None = Field(default=None, description="To log in with.")
+    password: str | None = Field(default=None, description="`${secret:...}`.")
+    tls: str = Field(
+        default="starttls", pattern="^(starttls|ssl|none)$", description="starttls, ssl or none."
+    )
+
+
+class AlertTargetSpec(_Part):
+    """Whom to tell: exactly one of webhook, command and email."""
+
+    webhook: str | None = Field(default=None, description="URL; may be `${secret:...}`.")
+    format: str = Field(
+        default="generic", pattern="^(generic|slack)$", description="Form of the webhook's JSON."
+    )
+    headers: dict[str, str] = Field(default_factory=dict, description="Of the webhook's request.")
+    command: Annotated[
+        list[str] | None, BeforeValidator(_listed, json_schema_input_type=str | list[str])
+    ] = Field(default=None, description="Program and arguments; it gets JSON on its input.")
+    email: MailSpec | None = Field(default=None, description="A mail server and addresses.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum(bool(one) for one in (self.webhook, self.command, self.email)) != 1:
+            raise ValueError("needs exactly one of `webhook`, `command`, `email`")
+        return self
+
+    def target(self) -> AlertTarget:
+        """The same as plain data."""
+        mail = {}
+        if self.email is not None:
+            given = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
+            mail = {key: str(value) for key, value in given.items()}
+        return AlertTarget(
+            webhook=self.webhook or "",
+            slack=self.format == "slack",
+            headers=self.headers,
+            command=tuple(self.command or ()),
+            mail_to=tuple(self.email.to) if self.email is not None else (),
+            mail=mail,
+        )
+
+
+class AlertsSpec(_Part):
+    """`alerts: {rules: [...], to: [...]}`."""
+
+    rules: list[AlertRuleSpec] = Field(default_factory=list, description="What to look out for.")
+    to: list[AlertTargetSpec] = Field(
+        default_factory=list, description="Whom to tell; without it, only the event log is told."
+    )
+    repeat_seconds: float = Field(
+        default=3600.0,
+        strict=False,
+        gt=0,
+        description="About the same thing nobody is told more often.",
+    )
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        names = [rule.name for rule in self.rules]
+        if len(set(names)) != len(names):
+            raise ValueError("has two rules of one name")
+        return self
+
+    def settings(self) -> AlertSettings:
+        """The same as plain data."""
+        return AlertSettings(
+            rules=tuple(rule.rule_of() for rule in self.rules),
+            targets=tuple(target.target() for target in self.to),
+            repeat_seconds=self.repeat_seconds,
+        )

@@ -1,0 +1,282 @@
+"""Looks for damage in checkpoints, and for checkpoints that do not fit their tables.
+
+Nothing is changed. What is found tells whether the next start would fail, or go wrong in silence.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables.checkpoint_files import Checkpoint, checkpoints, flow_records
+from penstock._tables.files import local_path
+from penstock._tables.layout import StorageLayout
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class Weight(StrEnum):
+    """How bad it is."""
+
+    NOTE = "note"
+    """Nothing to do."""
+    WARNING = "warning"
+    """The next start may fail, or do work again."""
+    ERROR = "error"
+    """The next start fails, or loses rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One thing that was found.
+
+    Attributes:
+        flow: Name of the flow.
+        epoch: Of the checkpoint.
+        kind: Stable name.
+        weight: How bad it is.
+        message: What is there.
+        hint: The way out.
+    """
+
+    flow: str
+    epoch: str
+    kind: str
+    weight: Weight
+    message: str
+    hint: str = ""
+
+
+def examine(settings: PipelineSettings, flow: str | None = None) -> list[Trouble]:
+    """Look at all checkpoints, or at those of one flow; the worst comes first.
+
+    Raises:
+        SpecError: As `checkpoints`.
+    """
+    found = checkpoints(settings, flow)
+    everywhere = found if flow is None else checkpoints(settings)
+    owners = Counter(one.query_id for one in everywhere if one.query_id is not None)
+    troubles: list[Trouble] = []
+    tables = _tables_by_id(settings)
+    for one in found:
+        if not one.is_current:
+            troubles.append(_old(one))
+            continue
+        troubles += _files(one)
+        if one.query_id is not None and owners[one.query_id] > 1:
+            others = [other.flow for other in everywhere if other.query_id == one.query_id]
+            troubles.append(_copied(one, sorted(others)))
+        troubles += _state(one)
+        troubles += _table(one, settings, tables)
+    order = list(Weight)[::-1]
+    return sorted(troubles, key=lambda one: (order.index(one.weight), one.flow, one.kind))
+
+
+def _trouble(one: Checkpoint, kind: str, weight: Weight, message: str, hint: str = "") -> Trouble:
+    return Trouble(
+        flow=one.flow, epoch=one.epoch, kind=kind, weight=weight, message=message, hint=hint
+    )
+
+
+def _rebuild(one: Checkpoint) -> str:
+    return (
+        f"restore {one.path} from a copy that is as old as the table; or rebuild the table from "
+        "its sources: `penstock run --full-refresh` with its name"
+    )
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def _files(one: Checkpoint) -> Iterator[Trouble]:
+    if not one.exists:
+        yield _trouble(
+            one,
+            "checkpoint-missing",
+            Weight.ERROR,
+            f"{one.path} is gone, but the flow was started with it: batches would be numbered from "
+            "0 again, and taken for those that the table has already",
+            f"`penstock checkpoint reset {one.flow} --from earliest` starts a new checkpoint; "
+            "or --full-refresh the table",
+        )
+        return
+    newest = {f"offsets/{one.last_planned}", f"commits/{one.last_finished}", "metadata"}
+    for name, reason in one.damaged.items():
+        number = int(name.rpartition("/")[2]) if "/" in name else None
+        last = max(one.last_planned or 0, one.last_finished or 0)
+        matters = name in newest or (number is not None and number >= last)
+        if name == "metadata" and not (one.planned or one.finished or len(one.damaged) > 1):
+            continue  # it has not got to its first batch
+        yield _trouble(
+            one,
+            "file-damaged",
+            Weight.ERROR if matters else Weight.WARNING,
+            f"{name} {reason}",
+            _rebuild(one) if matters else "Spark reads older batches only to look back",
+        )
+    yield from _logs(one)
+
+
+def _logs(one: Checkpoint) -> Iterator[Trouble]:
+    planned = [batch.batch_id for batch in one.planned]
+    open_ones = [number for number in planned if number > (one.last_finished or -1)]
+    if one.last_finished is None:
+        open_ones = planned
+    if len(open_ones) == 1:
+        yield _trouble(
+            one,
+            "batch-open",
+            Weight.NOTE,
+            f"batch {open_ones[0]} is planned and not finished: the next start runs it again",
+        )
+    elif len(open_ones) > 1:
+        yield _trouble(
+            one,
+            "commits-missing",
+            Weight.ERROR,
+            f"batches {open_ones[0]} to {open_ones[-1]} are planned and not finished, though Spark "
+            "plans one at a time: files of `commits` are missing",
+            _rebuild(one),
+        )
+    damaged = {int(name[8:]) for name in one.damaged if name.startswith("offsets/")}
+    known = {*planned, *damaged}
+    if one.last_finished is not None and one.last_finished not in known:
+        yield _trouble(
+            one,
+            "offsets-missing",
+            Weight.ERROR,
+            f"batch {one.last_finished} is finished, but offsets/{one.last_finished} is missing: "
+            "the next start cannot know where it ended",
+            _rebuild(one),
+        )
+    gaps = sorted(set(range(min(known), max(known) + 1)) - known) if known else []
+    if gaps:
+        yield _trouble(
+            one,
+            "offsets-gap",
+            Weight.WARNING,
+            f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
+            "Spark reads only the newest ones; find out who deletes files here",
+        )
+    if one.planned:
+        counts = {len(batch.offsets) for batch in one.planned[-2:]}
+        if len(counts) > 1:
+            yield _trouble(
+                one,
+                "sources-changed",
+                Weight.WARNING,
+                "the number of sources changed between the last two batches",
+                "a query with other sources needs a new checkpoint",
+            )
+
+
+def _copied(one: Checkpoint, owners: list[str]) -> Trouble:
+    return _trouble(
+        one,
+        "query-id-shared",
+        Weight.ERROR,
+        f"{len(owners)} checkpoints have the query id {one.query_id}: one is a copy of the other "
+        f"({', '.join(owners)})",
+        "each flow needs a checkpoint of its own: reset the one that was copied",
+    )
+
+
+def _old(one: Checkpoint) -> Trouble:
+    return _trouble(
+        one,
+        "not-used",
+        Weight.NOTE,
+        f"{one.path} ({one.size:,} bytes) belongs to an earlier epoch; no flow goes on with it",
+        "it may be deleted when nobody wants to look back",
+    )
+
+
+# -- state --------------------------------------------------------------------------------------
+
+
+def _state(one: Checkpoint) -> Iterator[Trouble]:
+    if not one.state or one.last_finished is None:
+        return
+    pinned = one.planned[-1].conf.get(_PARTITIONS, "") if one.planned else ""
+    operators = sorted({part.operator for part in one.state})
+    for operator in operators:
+        parts = [part for part in one.state if part.operator == operator]
+        if pinned.isdecimal() and len(parts) != int(pinned):
+            yield _trouble(
+                one,
+                "state-partitions",
+                Weight.WARNING,
+                f"stateful operator {operator} has {len(parts)} partitions, the checkpoint "
+                f"was made with {pinned}",
+                _rebuild(one),
+            )
+        wanted = one.last_finished + 1
+        behind = [
+            part.partition for part in parts if not part.versions or part.versions[-1] < wanted
+        ]
+        if behind:
+            yield _trouble(
+                one,
+                "state-behind",
+                Weight.WARNING,
+                f"stateful operator {operator} has no version {wanted} of partition "
+                f"{behind[0]}{' and others' if len(behind) > 1 else ''}, which batch "
+                f"{one.last_finished} has made",
+                _rebuild(one),
+            )
+
+
+# -- table --------------------------------------------------------------------------------------
+
+
+def _table(
+    one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+) -> Iterator[Trouble]:
+    record = flow_records(settings).get(one.flow)
+    if record is None or record.target_id is None:
+        return
+    path = tables.get(record.target_id)
+    if path is None:
+        yield _trouble(
+            one,
+            "table-unknown",
+            Weight.WARNING,
+            "the table that it belongs to does not lie in the storage of the pipeline: it was "
+            "dropped or made anew, or has a path of its own",
+            "if it was dropped: --full-refresh it",
+        )
+        return
+    from deltalake import DeltaTable
+
+    # The identity of `_tables.writer.app_id`, spelled here because that room part needs Spark.
+    identity = f"{settings.name}/{one.flow}/writer/{one.epoch}"
+    taken = DeltaTable(str(path)).transaction_version(identity)
+    last = one.last_planned
+    if taken is None:
+        return
+    if last is None or taken > last:
+        yield _trouble(
+            one,
+            "behind-table",
+            Weight.ERROR,
+            f"the table has batch {taken}, the newest one of the checkpoint is "
+            f"{'none' if last is None else last}: it is an older copy, and its next batches would "
+            "be taken for ones that are in already",
+            _rebuild(one),
+        )
+
+
+def _tables_by_id(settings: PipelineSettings) -> dict[str, Path]:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    root = local_path(StorageLayout(settings.storage).root)
+    found: dict[str, Path] = {}
+    for log in sorted((root or Path()).glob("tables/*/*/*/_delta_log")):
+        try:
+            found[str(DeltaTable(str(log.parent)).metadata().id)] = log.parent
+        except DeltaError:
+            continue  # `penstock preview` tells what is wrong with it
+    return found

@@ -1,0 +1,287 @@
+"""Reads Spark's checkpoints of flows from their files: no Spark, no lease, also while it runs.
+
+A checkpoint has a log of planned batches (`offsets`), one of finished ones (`commits`), an id of
+its query (`metadata`) and the files of the state stores. Only local storage is read.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables.files import local_path
+from penstock._tables.layout import StorageLayout, path_segment, segment_name
+from penstock.errors import SpecError
+
+_STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(?:changelog|zip|delta|snapshot)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedBatch:
+    """A file of `offsets`.
+
+    Attributes:
+        batch_id: Spark's.
+        offsets: One per source; JSON values as far as they are JSON. `None` = no offset yet.
+        watermark_ms: Of the batch.
+        timestamp_ms: When it was planned.
+        conf: Settings that Spark pins to the checkpoint.
+    """
+
+    batch_id: int
+    offsets: tuple[Any, ...]
+    watermark_ms: int | None
+    timestamp_ms: int | None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatePartition:
+    """Files of one partition of one stateful operator.
+
+    Attributes:
+        operator: Its number.
+        partition: Its number.
+        versions: Of its files, oldest first.
+        size: In bytes.
+    """
+
+    operator: int
+    partition: int
+    versions: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint as its files tell.
+
+    Attributes:
+        flow: Name of the flow.
+        epoch: Its identity.
+        path: Its folder.
+        is_current: Whether the flow goes on with it.
+        exists: Whether there is a folder at all.
+        query_id: Of `metadata`; `None` if it cannot be read.
+        planned: Batches in `offsets` that are not deleted yet, oldest first.
+        finished: Ids of the batches in `commits`, oldest first.
+        damaged: Files that cannot be read, with the reason; relative to the folder.
+        state: Partitions of stateful operators.
+        size: Of the whole folder, in bytes.
+    """
+
+    flow: str
+    epoch: str
+    path: Path
+    is_current: bool
+    exists: bool
+    query_id: str | None
+    planned: tuple[LoggedBatch, ...]
+    finished: tuple[int, ...]
+    damaged: Mapping[str, str]
+    state: tuple[StatePartition, ...]
+    size: int
+
+    @property
+    def last_planned(self) -> int | None:
+        """The newest batch that was planned."""
+        return self.planned[-1].batch_id if self.planned else None
+
+    @property
+    def last_finished(self) -> int | None:
+        """The newest batch that was finished."""
+        return self.finished[-1] if self.finished else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowRecord:
+    """What the pipeline remembers of a flow (`state/flows`).
+
+    Attributes:
+        flow: Its name.
+        epoch: Of its checkpoint.
+        target_id: Delta table id of its target; `None` for a sink, or before its first start.
+        has_started: Whether it was ever started with this epoch.
+    """
+
+    flow: str
+    epoch: str
+    target_id: str | None
+    has_started: bool
+
+
+def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
+    """All flows that were ever started, by name."""
+    folder = _root(settings) / "state" / "flows"
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            body = json.loads(file.read_text(encoding="utf-8"))
+            name = unquote(file.stem)
+            found[name] = FlowRecord(
+                flow=name,
+                epoch=str(body["epoch"]),
+                target_id=body.get("target_id"),
+                has_started=body.get("stateful_operators") is not None,
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a file that a crash has torn: the flow begins anew
+    return found
+
+
+def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Checkpoint]:
+    """All checkpoints below the storage root, those that flows go on with first.
+
+    Args:
+        settings: Of the pipeline.
+        flow: Only those of this flow, any case.
+
+    Raises:
+        SpecError: `CHECKPOINT_NOT_FOUND`: the flow has none; `STORAGE_NOT_LOCAL`.
+    """
+    root = _root(settings) / "checkpoints"
+    records = flow_records(settings)
+    places = {
+        (segment_name(place.parent.name), segment_name(place.name)): place
+        for place in sorted(root.glob("*/*"))
+        if place.is_dir()
+    }
+    for record in records.values():
+        place = root / path_segment(record.flow) / path_segment(record.epoch)
+        if record.has_started:
+            places.setdefault((record.flow, record.epoch), place)
+    found = [
+        _read(name, epoch, place, records.get(name)) for (name, epoch), place in places.items()
+    ]
+    if flow is not None:
+        known = sorted({one.flow for one in found})
+        found = [one for one in found if one.flow.lower() == flow.lower()]
+        if not found:
+            raise SpecError(
+                "CHECKPOINT_NOT_FOUND",
+                f"flow {flow!r} has no checkpoint below {root}",
+                hint=f"flows with a checkpoint: {', '.join(known) or 'none yet'}",
+            )
+    return sorted(found, key=lambda one: (one.flow, not one.is_current, one.epoch))
+
+
+def _root(settings: PipelineSettings) -> Path:
+    root = local_path(StorageLayout(settings.storage).root)
+    if root is None:
+        raise SpecError(
+            "STORAGE_NOT_LOCAL",
+            f"checkpoints below {settings.storage} cannot be read without Spark",
+            hint="these commands work where the storage is on this machine, or is mounted",
+        )
+    return root
+
+
+def _read(flow: str, epoch: str, place: Path, record: FlowRecord | None) -> Checkpoint:
+    damaged: dict[str, str] = {}
+    query_id = None
+    if place.is_dir():
+        query_id = _query_id(place, damaged)
+    files = [file for file in place.rglob("*") if file.is_file()]
+    return Checkpoint(
+        flow=flow,
+        epoch=epoch,
+        path=place,
+        is_current=record is not None and record.epoch == epoch,
+        exists=place.is_dir(),
+        query_id=query_id,
+        planned=tuple(_planned(place, damaged)),
+        finished=tuple(_finished(place, damaged)),
+        damaged=damaged,
+        state=tuple(_state(place)),
+        size=sum(file.stat().st_size for file in files),
+    )
+
+
+def _query_id(place: Path, damaged: dict[str, str]) -> str | None:
+    try:
+        return str(json.loads((place / "metadata").read_text(encoding="utf-8"))["id"])
+    except FileNotFoundError:
+        damaged["metadata"] = "is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        damaged["metadata"] = "is not JSON with an id"
+    return None
+
+
+def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
+    if folder.is_dir():
+        names = [file for file in folder.iterdir() if file.name.isdecimal()]
+        yield from sorted((int(file.name), file) for file in names)
+
+
+def _planned(place: Path, damaged: dict[str, str]) -> Iterator[LoggedBatch]:
+    for number, file in _numbered(place / "offsets"):
+        name = f"offsets/{number}"
+        lines = _lines(file, name, damaged)
+        if lines is None:
+            continue
+        try:
+            head = json.loads(lines[0]) if lines else {}
+            yield LoggedBatch(
+                batch_id=number,
+                offsets=tuple(_offset(line) for line in lines[1:]),
+                watermark_ms=head.get("batchWatermarkMs"),
+                timestamp_ms=head.get("batchTimestampMs"),
+                conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
+            )
+        except (ValueError, AttributeError):
+            damaged[name] = "is not what Spark writes"
+
+
+def _finished(place: Path, damaged: dict[str, str]) -> Iterator[int]:
+    for number, file in _numbered(place / "commits"):
+        name = f"commits/{number}"
+        lines = _lines(file, name, damaged)
+        if lines is None:
+            continue
+        try:
+            json.loads(lines[0])
+        except (ValueError, IndexError):
+            damaged[name] = "is not what Spark writes"
+            continue
+        yield number
+
+
+def _lines(file: Path, name: str, damaged: dict[str, str]) -> list[str] | None:
+    """The lines below the version; `None` if there is none."""
+    try:
+        version, *lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        damaged[name] = f"cannot be read: {error}"
+        return None
+    if not re.fullmatch(r"v\d+", version):
+        damaged[name] = "is empty" if not version else "does not begin with a version"
+        return None
+    return [line for line in lines if line]
+
+
+def _offset(line: str) -> Any:
+    if line == "-":
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+def _state(place: Path) -> Iterator[StatePartition]:
+    for operator, folder in _numbered(place / "state"):
+        for partition, inner in _numbered(folder):
+            files = [file for file in inner.rglob("*") if file.is_file()]
+            versions = {
+                int(match.group(1)) for file in files if (match := _STATE_FILE.match(file.name))
+            }
+            yield StatePartition(
+                operator=operator,
+                partition=partition,
+                versions=tuple(sorted(versions)),
+                size=sum(file.stat().st_size for file in files),
+            )

@@ -1,0 +1,194 @@
+"""Rows leave quarantine once, whatever dies in between."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock import monitoring
+from penstock._cli.main import main
+from penstock._project.spec import load_settings
+from penstock._repair import replay_quarantine, reset_flow
+from penstock._runtime.lease import Lease
+from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock._tables.checkpoint_doctor import Weight, examine
+from penstock._tables.checkpoint_files import checkpoints
+from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
+from penstock.errors import PlanError, SetupError, SpecError
+
+STRICT = """
+@dp.table
+@dp.expect_or_drop("small", "amount < 10")
+@dp.expect_or_drop("has_id", "id IS NOT NULL")
+def silver():
+    return rows()
+
+
+@dp.table
+def gold():
+    return spark.readStream.table("silver").select("id")
+
+
+@dp.materialized_view
+@dp.expect_or_drop("small", "amount < 10")
+def view():
+    return spark.read.table("silver")
+"""
+RELAXED = STRICT.replace("amount < 10", "amount < 100", 1)
+NO_RULES = """
+@dp.table
+def silver():
+    return rows()
+"""
+
+
+class _Killed(BaseException):
+    """As if the process had died: nothing that handles exceptions sees it."""
+
+
+def _row(number: int | None, amount: int) -> dict[str, Any]:
+    return {"id": number, "amount": amount, "ts": "2026-01-01 00:00:00"}
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    made = Project(tmp_path, spark).source(STRICT)
+    rows = [_row(1, 1), _row(2, 50), _row(3, 60), _row(4, 500), _row(None, 70)]
+    made.add("a.json", rows).run()
+    return made
+
+
+def _replay(project: Project, die_at: str = "") -> Replayed | None:
+    def reached(step: str) -> None:
+        if step == die_at:
+            raise _Killed
+
+    try:
+        return replay_quarantine(load_settings(project.root), "silver", reached=reached)
+    except _Killed:
+        return None
+
+
+def _places(project: Project) -> tuple[list[Any], list[Any]]:
+    table = [row[0] for row in project.rows("silver", "id")]
+    kept = project.table("silver_quarantine").select("id", "amount").collect()
+    return table, sorted((row["amount"], row["id"]) for row in kept)
+
+
+def test_repaired_rows_move_once_and_flow_on(project: Project, capsys: pytest.CaptureFixture[str]):
+    assert _places(project) == ([1], [(50, 2), (60, 3), (70, None), (500, 4)])
+    seen = monitoring.status(project.root)
+    assert seen is not None
+    assert (seen["state"], seen["is_alive"], seen["error"]) == ("COMPLETED", False, None)
+    (flow,) = (one for one in seen["flows"] if one["flow"] == "silver")
+    assert (flow["state"], flow["rows"], flow["quarantined"]) == ("COMPLETED", 1, 4)
+    assert [(rule["name"], rule["failed"]) for rule in flow["rules"]] == [
+        ("small", 4),
+        ("has_id", 1),
+    ]
+    assert flow["last_progress"]["input_rows"] == 5
+    found = examine(load_settings(project.root))
+    assert [one for one in found if one.weight is not Weight.NOTE] == []
+    # Nothing passes yet: nothing changes, not even a version.
+    versions = project.version("silver"), project.version("silver_quarantine")
+    done = _replay(project)
+    assert done is not None
+    assert (done.moved, done.kept) == (0, 4)
+    assert (project.version("silver"), project.version("silver_quarantine")) == versions
+
+    project.source(RELAXED)
+    done = _replay(project)
+    assert done is not None
+    assert (done.moved, done.kept, done.resumed) == (2, 2, False)
+    assert _places(project) == ([1, 2, 3], [(70, None), (500, 4)])
+    reasons = project.table("silver_quarantine").select("id", "_failed_rules", "_row").collect()
+    assert {row["id"]: row["_failed_rules"] for row in reasons} == {None: ["has_id"], 4: ["small"]}
+    assert all('"amount":' in row["_row"] for row in reasons)
+    again = _replay(project)
+    assert again is not None
+    assert (again.moved, again.kept) == (0, 2)
+
+    # The next update reads on: the moved rows once, and its own batches are not disturbed.
+    project.add("b.json", [_row(5, 5), _row(6, 600)]).run()
+    assert project.rows("gold", "id") == [(1,), (2,), (3,), (5,)]
+    assert _places(project) == ([1, 2, 3, 5], [(70, None), (500, 4), (600, 6)])
+
+    # Without any rule, all of them are good rows.
+    project.source(NO_RULES)
+    capsys.readouterr()
+    command = ["quarantine", "replay", "silver", "--project", str(project.root)]
+    assert main([*command, "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["table"], body["moved"], body["kept"], body["resumed"]) == ("silver", 3, 0, False)
+    assert {row["id"] for row in project.table("silver").collect()} == {1, 2, 3, 4, 5, 6, None}
+    assert project.table("silver_quarantine").isEmpty()
+
+
+def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):
+    project.source(RELAXED)
+    assert _replay(project, die_at=STAGED) is None
+    assert _places(project)[0] == [1]
+    # The decision was made: other rules and new rows between do not change it.
+    project.source(STRICT)
+    assert _replay(project, die_at=IN_TABLE) is None
+    assert _places(project) == ([1, 2, 3], [(50, 2), (60, 3), (70, None), (500, 4)])
+    project.add("b.json", [_row(7, 77)]).run()
+    done = _replay(project, die_at=OUT_OF_QUARANTINE)
+    assert done is None
+    after = ([1, 2, 3], [(70, None), (77, 7), (500, 4)])
+    assert _places(project) == after
+    done = _replay(project)
+    assert done is not None
+    assert done.resumed
+    assert _places(project) == after
+    assert project.rows("gold", "id") == [(1,), (2,), (3,)]
+    done = _replay(project)
+    assert done is not None
+    assert (done.resumed, done.moved, done.kept) == (False, 0, 3)
+    assert not list((project.path("silver").parents[3] / "state" / "replay").rglob("*.parquet"))
+
+
+def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
+    settings = load_settings(project.root)
+    (found,) = checkpoints(settings, "silver")
+    shutil.rmtree(found.path)
+    project.add("b.json", [_row(8, 8)])
+    assert [one.kind for one in examine(settings, "silver")] == ["checkpoint-missing"]
+    result = project.run(refresh=("silver",))
+    assert [error.condition for error in result.failures] == ["CHECKPOINT_MISSING"]
+    assert project.rows("silver", "id") == [(1,)]
+    reset_flow(settings, "silver")
+    project.run(refresh=("silver",))
+    # As announced: what the source still has comes once more.
+    assert project.rows("silver", "id") == [(1,), (1,), (8,)]
+
+
+def test_a_replay_is_refused_when_it_could_do_harm(project: Project):
+    settings = load_settings(project.root)
+    with (
+        Lease.acquire(pipeline_lease_path(settings.storage), holder={}),
+        pytest.raises(SetupError) as held,
+    ):
+        replay_quarantine(settings, "silver")
+    assert held.value.condition == "LEASE_HELD"
+    with pytest.raises(SpecError) as unknown:
+        replay_quarantine(settings, "bronze")
+    assert "silver" in (unknown.value.hint or "")
+    with pytest.raises(PlanError) as view:
+        replay_quarantine(settings, "view")
+    assert view.value.condition == "QUARANTINE_REPLAY_NOT_POSSIBLE"
+
+    project.source(RELAXED)
+    assert _replay(project, die_at=IN_TABLE) is None
+    place = str(project.path("silver_quarantine"))
+    project.spark.sql(f"DELETE FROM delta.`{place}` WHERE id = 4")
+    with pytest.raises(PlanError) as changed:
+        _replay(project)
+    assert changed.value.condition == "QUARANTINE_CHANGED"
+    version = project.version("silver_quarantine") - 1
+    assert f"VERSION AS OF {version}" in (changed.value.hint or "")
+    assert _places(project)[0] == [1, 2, 3]

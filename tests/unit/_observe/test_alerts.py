@@ -1,0 +1,319 @@
+"""Alerts: which fire and are resolved, whom they reach, and what happens where nobody listens."""
+
+import http.server
+import json
+import socketserver
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
+from penstock._model.redaction import forget_secrets, remember_secret
+from penstock._observe.alert_delivery import Alerts, slack_form
+from penstock._observe.alerts import AlertBook, Notice
+from penstock._observe.bus import EventBus
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    flow_progress,
+    update_progress,
+)
+from penstock._project.spec import load_settings
+from penstock.errors import SpecError
+
+START = datetime(2026, 3, 4, 10, tzinfo=UTC)
+UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f")
+FLOW = EventOrigin(
+    pipeline_name="shop", update_id="8c1f", dataset_name="c.s.silver", flow_name="silver"
+)
+
+
+def at(seconds: float, event: Event) -> Event:
+    from dataclasses import replace
+
+    return replace(event, timestamp=START + timedelta(seconds=seconds))
+
+
+def backlog(seconds: float, records: int) -> Event:
+    metrics = FlowMetrics(num_input_rows=1, batch_duration_ms=1, backlog_records=records)
+    return at(seconds, flow_progress(FLOW, FlowStatus.RUNNING, "", metrics=metrics))
+
+
+def counts(seconds: float, passed: int, failed: int) -> Event:
+    rule = ExpectationCounts(
+        name="positive", dataset="c.s.silver", passed_records=passed, failed_records=failed
+    )
+    metrics = FlowMetrics(num_output_rows=passed)
+    event = flow_progress(FLOW, FlowStatus.RUNNING, "", metrics=metrics, expectations=[rule])
+    return at(seconds, event)
+
+
+def told(book: AlertBook, *events: Event) -> list[tuple[str, str, float | None, int]]:
+    return [
+        (one.about, one.state, one.value, one.suppressed)
+        for event in events
+        for one in book.observe(event)
+    ]
+
+
+def book(kind: AlertKind, threshold: float = 0.0, repeat: float = 60.0, **more: Any) -> AlertBook:
+    rule = AlertRule(name="a", kind=kind, threshold=threshold, **more)
+    return AlertBook((rule,), repeat_seconds=repeat)
+
+
+def test_a_backlog_fires_and_is_resolved():
+    one = book(AlertKind.BACKLOG, 100, flow="SILVER")
+    assert told(one, backlog(0, 100), backlog(1, 101), backlog(2, 500), backlog(3, 7)) == [
+        ("flow silver", "firing", 101.0, 0),
+        ("flow silver", "resolved", 7.0, 0),
+    ]
+    assert told(book(AlertKind.BACKLOG, 100, flow="gold"), backlog(0, 900)) == []
+
+
+def test_a_state_that_lasts_or_flutters_is_told_seldom():
+    one = book(AlertKind.BACKLOG, 100, repeat=60)
+    lasting = [backlog(second, 500) for second in range(0, 130, 10)]
+    assert [state for _, state, _, _ in told(one, *lasting)] == ["firing"] * 3
+    one = book(AlertKind.BACKLOG, 100, repeat=60)
+    fluttering = [backlog(second, 500 if second % 2 == 0 else 1) for second in range(62)]
+    assert told(one, *fluttering) == [
+        ("flow silver", "firing", 500.0, 0),
+        ("flow silver", "resolved", 1.0, 0),
+        ("flow silver", "firing", 500.0, 58),
+        ("flow silver", "resolved", 1.0, 0),
+    ]
+
+
+def test_a_failure_rate_is_over_the_last_batches():
+    one = book(AlertKind.FAILURE_RATE, 0.1, dataset="silver", batches=2, min_rows=50)
+    assert told(one, counts(0, 0, 10)) == []  # too few rows to tell
+    assert told(one, counts(1, 90, 0), counts(2, 80, 20)) == [
+        ("c.s.silver: positive", "firing", pytest.approx(20 / 190), 0)
+    ]
+    assert told(one, counts(3, 100, 0), counts(4, 100, 0)) == [
+        ("c.s.silver: positive", "resolved", 0.1, 0)
+    ]
+    assert told(book(AlertKind.FAILURE_RATE, 0.1, rule="other"), counts(0, 0, 9)) == []
+
+
+def test_no_progress_is_noticed_as_time_passes():
+    one = book(AlertKind.NO_PROGRESS, 30)
+    assert told(one, at(0, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
+    assert one.tick(START + timedelta(seconds=30)) == []
+    (notice,) = one.tick(START + timedelta(seconds=31))
+    assert (notice.state, notice.about) == ("firing", "flow silver")
+    assert told(one, backlog(40, 0)) == [("flow silver", "resolved", None, 0)]
+    assert told(one, at(41, flow_progress(FLOW, FlowStatus.COMPLETED, ""))) == []
+    assert one.tick(START + timedelta(hours=9)) == []
+
+
+def test_a_failure_is_told_with_its_way_out():
+    info = ErrorInfo(condition="PATH_NOT_FOUND", class_name="X", message="gone\n  hint: mount it")
+    one = book(AlertKind.FAILED)
+    failed = flow_progress(FLOW, FlowStatus.FAILED, "", error=info)
+    (notice,) = one.observe(failed)
+    assert notice.message == "flow silver failed: [PATH_NOT_FOUND] gone\n  hint: mount it"
+    (notice,) = one.observe(update_progress(UPDATE, UpdateState.FAILED, "", error=info))
+    assert notice.about == "update"
+
+
+# -- delivery -----------------------------------------------------------------------------------
+
+
+class Receiver:
+    """A server on this machine that remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.answers: list[int] = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.requests.append((self.path, dict(self.headers), json.loads(body)))
+                self.send_response(outer.answers.pop(0) if outer.answers else 200)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    made.thread.join()
+
+
+def deliver(targets: list[AlertTarget], **more: Any) -> list[Event]:
+    """Let a backlog fire; the events that tell about it."""
+    bus = EventBus()
+    seen: list[Event] = []
+    bus.subscribe(seen.append)
+    rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
+    settings = AlertSettings(rules=(rule,), targets=tuple(targets))
+    alerts = Alerts(bus, UPDATE, settings, pauses_seconds=(0.01, 0.01), **more)
+    bus.subscribe(alerts)
+    bus.emit(backlog(0, 500))
+    # Given to it in order: when the second is answered, all of the first is done.
+    alerts.close(timeout_seconds=30)
+    return [event for event in seen if event.event_type == "alert_progress"]
+
+
+def test_webhooks_get_the_generic_form_and_that_of_slack(receiver: Receiver):
+    secrets = {"${secret:hook}": f"{receiver.url}/T0/B0", "${secret:key}": "k-1"}
+    (event,) = deliver(
+        [
+            AlertTarget(webhook=f"{receiver.url}/plain", headers={"X-Key": "${secret:key}"}),
+            AlertTarget(webhook="${secret:hook}", slack=True),
+        ],
+        resolve_secrets=lambda text: secrets.get(text, text),
+    )
+    (plain, headers, body), (slack, _, message) = receiver.requests
+    assert (plain, slack, headers["X-Key"]) == ("/plain", "/T0/B0", "k-1")
+    assert (body["version"], body["alert"], body["state"], body["value"]) == (
+        *(1, "lag", "firing", 500.0),
+    )
+    assert set(message) == {"text", "blocks"}
+    assert "500 records wait" in message["blocks"][0]["text"]["text"]
+    assert event.details["alert_progress"]["told"] == ["webhook", "Slack webhook"]
+    assert event.level == "WARN"
+
+
+def test_a_failed_delivery_is_tried_again_and_told(receiver: Receiver):
+    receiver.answers = [500, 503, 200]
+    (event,) = deliver([AlertTarget(webhook=receiver.url)])
+    # Close hurries the pauses; the update never waits for them.
+    assert 1 <= len(receiver.requests) <= 3
+    receiver.answers = [302, 302, 302]
+    remember_secret("T0-secret")
+    try:
+        (event,) = deliver([AlertTarget(webhook=f"{receiver.url}/T0-secret")])
+    finally:
+        forget_secrets()
+    assert {path for path, _, _ in receiver.requests[3:]} <= {"/T0-secret"}
+    assert event.error is not None
+    assert event.error.condition == "ALERT_NOT_DELIVERED"
+    assert "302" in event.error.message
+    assert "T0-secret" not in json.dumps(event.details)
+
+
+def test_a_command_gets_json_on_its_input(tmp_path: Path):
+    out = tmp_path / "out.json"
+    code = f"import sys; open({str(out)!r}, 'w').write(sys.stdin.read())"
+    bad = AlertTarget(command=(sys.executable, "-c", "import sys; sys.exit(3)"))
+    (event,) = deliver([AlertTarget(command=(sys.executable, "-c", code)), bad])
+    assert json.loads(out.read_text(encoding="utf-8"))["about"] == "flow silver"
+    (error,) = event.details["alert_progress"]["not_told"]
+    assert "exit status 3" in error
+
+
+def test_mail_is_sent():
+    lines: list[str] = []
+
+    class Server(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 here\r\n")
+            while line := self.rfile.readline().decode().rstrip("\r\n"):
+                lines.append(line)
+                if line.upper() == "DATA":
+                    self.wfile.write(b"354 go on\r\n")
+                    while (line := self.rfile.readline().decode().rstrip("\r\n")) != ".":
+                        lines.append(line)
+                self.wfile.write(b"250 ok\r\n" if line.upper() != "QUIT" else b"221 bye\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        port = str(server.server_address[1])
+        mail = {"host": "127.0.0.1", "port": port, "tls": "none", "from": "penstock@example.org"}
+        (event,) = deliver([AlertTarget(mail_to=("ops@example.org",), mail=mail)])
+    assert event.error is None
+    assert "Subject: [shop] lag is firing" in lines
+    assert any(line.startswith("rcpt TO:<ops@example.org>") for line in lines)
+
+
+def test_slack_reads_no_markup_from_a_message():
+    notice = Notice(
+        alert="a",
+        kind="failed",
+        state="firing",
+        about="flow x",
+        value=None,
+        threshold=0,
+        message="<!channel> & <b>",
+        pipeline="p",
+        update_id="u",
+        at=START,
+    )
+    assert "&lt;!channel&gt; &amp; &lt;b&gt;" in slack_form(notice)["text"]
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def _settings(tmp_path: Path, alerts: str) -> AlertSettings:
+    (tmp_path / "pipeline.yaml").write_text(f"name: shop\nalerts:\n{alerts}", encoding="utf-8")
+    return load_settings(tmp_path, environ={}).alerts
+
+
+def test_settings_are_read(tmp_path: Path):
+    found = _settings(
+        tmp_path,
+        """\
+  repeat_seconds: 60
+  rules:
+    - {name: bad, failure_rate: 0.05, dataset: silver, min_rows: 100}
+    - {name: stuck, no_progress_seconds: 900}
+    - {name: down, failed: true}
+  to:
+    - {webhook: "${secret:alerts/slack}", format: slack}
+    - {command: [logger, -t, penstock]}
+    - {email: {to: ops@example.org, from: p@example.org, password: "${secret:mail}"}}
+""",
+    )
+    assert [(rule.name, rule.kind, rule.threshold) for rule in found.rules] == [
+        ("bad", AlertKind.FAILURE_RATE, 0.05),
+        ("stuck", AlertKind.NO_PROGRESS, 900.0),
+        ("down", AlertKind.FAILED, 0.0),
+    ]
+    assert [target.label for target in found.targets] == [
+        *("Slack webhook", "command logger", "mail")
+    ]
+    assert found.targets[2].mail["password"] == "${secret:mail}"
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("alerts", "message"),
+    [
+        ("  rules: [{name: a}]\n", "exactly one of `failure_rate`"),
+        ("  rules: [{name: a, backlog: 1, failed: true}]\n", "exactly one of"),
+        ("  rules: [{name: a, failure_rate: 5}]\n", "less than 1"),
+        ("  rules: [{name: a, backlog: 1}, {name: a, backlog: 2}]\n", "two rules of one name"),
+        ("  rules: [{name: a, backlogs: 1}]\n", "did you mean `backlog`"),
+        ("  to: [{format: slack}]\n", "exactly one of `webhook`"),
+        ("  to: [{webhook: x, format: teams}]\n", "format"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, alerts: str, message: str):
+    with pytest.raises(SpecError, match=message):
+        _settings(tmp_path, alerts)

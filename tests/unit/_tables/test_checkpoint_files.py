@@ -1,0 +1,236 @@
+"""Checkpoints read from their files, and each kind of damage told."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from penstock._cli.main import main
+from penstock._model.pipeline import PipelineSettings
+from penstock._runtime.lease import Lease
+from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock._tables.checkpoint_doctor import Weight, examine
+from penstock._tables.checkpoint_files import checkpoints, flow_records
+from penstock.errors import SpecError
+
+EPOCH = "e162c9024d824824801ef70c8e1263d3"
+
+
+class Store:
+    """A storage root with one flow that has finished batches 0 to 3 and planned 4."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.settings = PipelineSettings(name="shop", storage=root.as_uri(), root=str(root))
+        self.table = root / "tables" / "spark_catalog" / "default" / "silver"
+        rows = pa.table({"id": [1]})
+        self.write(rows, batch=3)
+        self.folder = self.checkpoint("silver", EPOCH, query="q-1")
+        self.record("silver", EPOCH)
+
+    def write(self, rows: Any, *, batch: int) -> None:
+        commit = CommitProperties(app_transactions=[Transaction(self.app_id, batch)])
+        write_deltalake(str(self.table), rows, mode="append", commit_properties=commit)
+
+    @property
+    def app_id(self) -> str:
+        from penstock._tables.writer import app_id
+
+        return app_id("shop", "silver", EPOCH)
+
+    def record(self, flow: str, epoch: str) -> None:
+        folder = self.root / "state" / "flows"
+        folder.mkdir(parents=True, exist_ok=True)
+        body = {
+            "epoch": epoch,
+            "target_id": str(DeltaTable(str(self.table)).metadata().id),
+            "stateful_operators": ["source StreamingRelation"],
+            "output_mode": "append",
+        }
+        (folder / f"{flow}.json").write_text(json.dumps(body), encoding="utf-8")
+
+    def checkpoint(self, flow: str, epoch: str, *, query: str) -> Path:
+        folder = self.root / "checkpoints" / flow / epoch
+        for name in ("offsets", "commits", "state/0/0", "state/0/1"):
+            (folder / name).mkdir(parents=True)
+        (folder / "metadata").write_text(json.dumps({"id": query}), encoding="utf-8")
+        for number in range(5):
+            head = {
+                "batchWatermarkMs": 1_000 * number,
+                "batchTimestampMs": 1_795_265_346_017,
+                "conf": {"spark.sql.shuffle.partitions": "2"},
+            }
+            offset = {"orders": {"0": 10 * number}}
+            text = f"v1\n{json.dumps(head)}\n{json.dumps(offset)}\n-"
+            (folder / "offsets" / str(number)).write_text(text, encoding="utf-8")
+            (folder / "offsets" / f".{number}.crc").write_bytes(b"crc")
+            if number < 4:
+                done = 'v1\n{"nextBatchWatermarkMs":0}'
+                (folder / "commits" / str(number)).write_text(done, encoding="utf-8")
+                for part in "01":
+                    file = folder / "state" / "0" / part / f"{number + 1}.changelog"
+                    file.write_bytes(b"x" * 10)
+        return folder
+
+    def kinds(self) -> dict[str, Weight]:
+        return {one.kind: one.weight for one in examine(self.settings)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_a_checkpoint_is_read_as_it_is(store: Store):
+    (one,) = checkpoints(store.settings)
+    assert (one.flow, one.epoch, one.is_current, one.query_id) == ("silver", EPOCH, True, "q-1")
+    assert (one.last_planned, one.last_finished) == (4, 3)
+    assert one.planned[-1].offsets == ({"orders": {"0": 40}}, None)
+    assert one.planned[-1].watermark_ms == 4000
+    assert [(part.partition, part.versions[-1]) for part in one.state] == [(0, 4), (1, 4)]
+    assert one.damaged == {}
+    assert flow_records(store.settings)["silver"].has_started
+
+
+def test_a_sound_checkpoint_has_an_open_batch_at_most(store: Store):
+    assert store.kinds() == {"batch-open": Weight.NOTE}
+    (store.folder / "commits" / "4").write_text("v1\n{}", encoding="utf-8")
+    for part in "01":
+        (store.folder / "state" / "0" / part / "5_ab-12.zip").write_bytes(b"x")
+    assert store.kinds() == {}
+
+
+def _cut(name: str, text: str) -> Callable[[Store], None]:
+    return lambda store: _write(store.folder / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _remove(*names: str) -> Callable[[Store], None]:
+    def act(store: Store) -> None:
+        for name in names:
+            path = store.folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "weight"),
+    [
+        (_cut("offsets/4", ""), "file-damaged", Weight.ERROR),
+        (_cut("offsets/4", "v1\n{"), "file-damaged", Weight.ERROR),
+        (_cut("offsets/4", "garbage"), "file-damaged", Weight.ERROR),
+        (_cut("offsets/1", ""), "file-damaged", Weight.WARNING),
+        (_cut("commits/3", ""), "file-damaged", Weight.WARNING),
+        (_cut("metadata", "{"), "file-damaged", Weight.ERROR),
+        (_remove("metadata"), "file-damaged", Weight.ERROR),
+        (_remove("commits/2", "commits/3"), "commits-missing", Weight.ERROR),
+        (_remove("commits"), "commits-missing", Weight.ERROR),
+        (_remove("offsets/3", "offsets/4"), "offsets-missing", Weight.ERROR),
+        (_remove("offsets/2"), "offsets-gap", Weight.WARNING),
+        (_cut("offsets/4", 'v1\n{"conf":{}}\n{}'), "sources-changed", Weight.WARNING),
+        (_remove("state/0/1"), "state-partitions", Weight.WARNING),
+        (_remove("state/0/1/4.changelog"), "state-behind", Weight.WARNING),
+        (
+            _remove("offsets", "commits", "metadata", "state", ""),
+            "checkpoint-missing",
+            Weight.ERROR,
+        ),
+        (lambda store: store.write(pa.table({"id": [2]}), batch=5), "behind-table", Weight.ERROR),
+        (lambda store: shutil.rmtree(store.table), "table-unknown", Weight.WARNING),
+        (
+            lambda store: store.checkpoint("silver", "0ld", query="q-0"),
+            "not-used",
+            Weight.NOTE,
+        ),
+        (
+            lambda store: (
+                store.checkpoint("gold", "e2", query="q-1"),
+                store.record("gold", "e2"),
+            ),
+            "query-id-shared",
+            Weight.ERROR,
+        ),
+    ],
+)
+def test_damage_is_told(store: Store, damage: Callable[[Store], Any], kind: str, weight: Weight):
+    damage(store)
+    assert store.kinds()[kind] is weight
+
+
+def test_the_worst_comes_first_and_every_error_has_a_way_out(store: Store):
+    _remove("offsets/2", "metadata")(store)
+    found = examine(store.settings, "SILVER")
+    assert [one.weight for one in found] == [Weight.ERROR, Weight.WARNING, Weight.NOTE]
+    assert "--full-refresh" in found[0].hint
+
+
+def test_a_torn_record_and_an_unknown_flow(store: Store):
+    _write(store.root / "state" / "flows" / "torn.json", "{")
+    assert set(flow_records(store.settings)) == {"silver"}
+    with pytest.raises(SpecError, match="silver") as error:
+        checkpoints(store.settings, "gold")
+    assert error.value.condition == "CHECKPOINT_NOT_FOUND"
+    away = PipelineSettings(name="shop", storage="s3a://bucket/x", root=str(store.root))
+    with pytest.raises(SpecError) as remote:
+        checkpoints(away)
+    assert remote.value.condition == "STORAGE_NOT_LOCAL"
+
+
+def test_commands(store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(store.root)
+    _write(store.root / "pipeline.yaml", "name: shop\nstorage: .\n")
+    assert main(["checkpoint", "list", "--output", "json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["flow"], listed["planned_batch"], listed["finished_batch"]) == ("silver", 4, 3)
+    assert main(["checkpoint", "list"]) == 0
+    assert EPOCH in capsys.readouterr().out
+    assert main(["checkpoint", "inspect", "silver"]) == 0
+    assert 'source 0: {"orders": {"0": 40}}' in capsys.readouterr().out
+    assert main(["checkpoint", "inspect", "silver", "--output", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["watermark"] == "1970-01-01T00:00:04.000Z"
+    assert shown["state"] == [{"operator": 0, "partitions": 2, "version": 4, "bytes": 80}]
+    assert main(["checkpoint", "inspect", "silver", "--epoch", "x"]) == 2
+    assert main(["checkpoint", "doctor"]) == 0
+    capsys.readouterr()
+    _remove("metadata")(store)
+    assert main(["checkpoint", "doctor", "silver", "--output", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["kind"] == "file-damaged"
+
+
+def test_a_reset_is_planned_before_it_is_done(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.chdir(store.root)
+    _write(store.root / "pipeline.yaml", "name: shop\nstorage: .\n")
+    command = ["checkpoint", "reset", "silver", "--from", "earliest"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "TWICE" in text
+    assert "nothing was changed" in text
+    assert flow_records(store.settings)["silver"].epoch == EPOCH
+    with Lease.acquire(pipeline_lease_path(store.settings.storage), holder={}):
+        assert main([*command, "--yes"]) == 3
+    assert flow_records(store.settings)["silver"].epoch == EPOCH
+    capsys.readouterr()
+    assert main([*command, "--yes", "--output", "json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["done"], done["old_epoch"]) == (True, EPOCH)
+    assert flow_records(store.settings)["silver"].epoch == done["new_epoch"]
+    # The old one is kept, and there is nothing wrong with a flow that has not started yet.
+    assert store.folder.is_dir()
+    assert store.kinds() == {"not-used": Weight.NOTE}
+    assert main(command) == 2
+    assert "goes on with none" in capsys.readouterr().err
