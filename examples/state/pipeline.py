@@ -30,8 +30,7 @@ class SilenceAlarm(StatefulProcessor):
         self.seen = handle.getValueState("seen", "count INT, last_ms BIGINT")
 
     def handleInputRows(self, key, rows, timers) -> Iterator[Row]:
-        state = self.seen.get()
-        count, last = (state.count, state.last_ms) if state else (0, 0)
+        count, last = self.seen.get() if self.seen.exists() else (0, 0)
         for row in rows:
             count += 1
             last = max(last, int(row.at.timestamp() * 1000))
@@ -42,8 +41,8 @@ class SilenceAlarm(StatefulProcessor):
         yield from ()
 
     def handleExpiredTimer(self, key, timers, expired) -> Iterator[Row]:
-        state = self.seen.get()
-        yield Row(device=key[0], signals=state.count, silent_since_ms=state.last_ms)
+        count, last = self.seen.get()
+        yield Row(device=key[0], signals=count, silent_since_ms=last)
 
     def handleInitialState(self, key, initial, timers) -> None:
         self.seen.update((initial.signals, 0))
