@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 from pyspark.sql import Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import penstock as dp
@@ -33,7 +34,7 @@ class SilenceAlarm(StatefulProcessor):
         count, last = self.seen.get() if self.seen.exists() else (0, 0)
         for row in rows:
             count += 1
-            last = max(last, int(row.at.timestamp() * 1000))
+            last = max(last, row.at_ms)
         self.seen.update((count, last))
         for timer in self.handle.listTimers():
             self.handle.deleteTimer(timer)
@@ -55,6 +56,7 @@ def alarms():
     known = spark.read.schema("device STRING, signals INT").json("known.json").groupBy("device")
     return (
         spark.readStream.table("signals")
+        .withColumn("at_ms", F.unix_millis("at"))
         .withWatermark("at", "5 minutes")
         .groupBy("device")
         .transformWithState(
