@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 from pyspark.sql import Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import penstock as dp
@@ -30,11 +31,10 @@ class SilenceAlarm(StatefulProcessor):
         self.seen = handle.getValueState("seen", "count INT, last_ms BIGINT")
 
     def handleInputRows(self, key, rows, timers) -> Iterator[Row]:
-        state = self.seen.get()
-        count, last = (state.count, state.last_ms) if state else (0, 0)
+        count, last = self.seen.get() if self.seen.exists() else (0, 0)
         for row in rows:
             count += 1
-            last = max(last, int(row.at.timestamp() * 1000))
+            last = max(last, row.at_ms)
         self.seen.update((count, last))
         for timer in self.handle.listTimers():
             self.handle.deleteTimer(timer)
@@ -42,8 +42,8 @@ class SilenceAlarm(StatefulProcessor):
         yield from ()
 
     def handleExpiredTimer(self, key, timers, expired) -> Iterator[Row]:
-        state = self.seen.get()
-        yield Row(device=key[0], signals=state.count, silent_since_ms=state.last_ms)
+        count, last = self.seen.get()
+        yield Row(device=key[0], signals=count, silent_since_ms=last)
 
     def handleInitialState(self, key, initial, timers) -> None:
         self.seen.update((initial.signals, 0))
@@ -56,6 +56,7 @@ def alarms():
     known = spark.read.schema("device STRING, signals INT").json("known.json").groupBy("device")
     return (
         spark.readStream.table("signals")
+        .withColumn("at_ms", F.unix_millis("at"))
         .withWatermark("at", "5 minutes")
         .groupBy("device")
         .transformWithState(

@@ -348,8 +348,8 @@ def test_joins_sessions_and_unique_rows_equal_an_oracle_after_kills(project, mon
         "name: p\nconfiguration:\n  pipelines.maxFlowRetryAttempts: 0\n"
         "libraries:\n  - file:\n      path: pipeline.py\n"
     )
-    add_in_order(project, "impressions", batches(impressions, 20, ends[0]))
-    add_in_order(project, "clicks", batches(clicks, 33, ends[1]))
+    add_in_order(project, "impressions", batches(impressions, 30, ends[0]))
+    add_in_order(project, "clicks", batches(clicks, 50, ends[1]))
 
     to_die = {
         ("after_target_commit", "unique_clicks", 1),

@@ -51,9 +51,10 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
 
 def _join_grows(jvm: Any, node: Any) -> Iterator[str]:
     analysis = jvm.org.apache.spark.sql.catalyst.analysis
-    # BETWEEN and its like are two comparisons only after this rule, and Spark's helper looks for
-    # comparisons.
-    node = jvm.org.apache.spark.sql.catalyst.optimizer.ReplaceExpressions.apply(node)
+    # Spark's helper looks for comparisons, which BETWEEN is after these rules only, and without the
+    # casts that it brings.
+    rules = jvm.org.apache.spark.sql.catalyst.optimizer
+    node = rules.SimplifyCasts.apply(rules.ReplaceExpressions.apply(node))
     if analysis.StreamingJoinHelper.isWatermarkInJoinKeys(node):
         return
     sides = []
