@@ -146,7 +146,8 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
     from penstock._plan.explain import explain_text
     from penstock._plan.planner import Wishes, make_plan
 
-    monkeypatch.setenv("PENSTOCK_SECRET_KAFKA_PASSWORD", "only-a-test")
+    for secret in ("KAFKA_PASSWORD", "DATABASE_PASSWORD"):
+        monkeypatch.setenv(f"PENSTOCK_SECRET_{secret}", "only-a-test")
     project = _project(tmp_path, PIPELINES[name])
     monkeypatch.chdir(project)
     settings = load_settings(project, environ={})
