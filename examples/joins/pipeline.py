@@ -3,21 +3,24 @@
 from pyspark.sql import functions as F
 
 import penstock as dp
-from penstock.timing import event_time
+from penstock.parsing import event_time
+from penstock.timing import not_in_future
 
 
 @dp.table
 @dp.expect_or_drop("has_time", "seen IS NOT NULL")
+@dp.expect_or_drop("clock_is_right", not_in_future("seen", "10 minutes"))
 def impressions():
     rows = spark.readStream.schema("impression STRING, ad STRING, seen STRING").json("impressions")
-    return rows.withColumn("seen", event_time("seen", max_future="10 minutes"))
+    return event_time(rows, ["seen"], into="seen")
 
 
 @dp.table(deduplicate_by=["click"])
 @dp.expect_or_drop("has_time", "clicked IS NOT NULL")
+@dp.expect_or_drop("clock_is_right", not_in_future("clicked", "10 minutes"))
 def clicks():
     rows = spark.readStream.schema("click STRING, impression STRING, clicked STRING").json("clicks")
-    return rows.withColumn("clicked", event_time("clicked", max_future="10 minutes"))
+    return event_time(rows, ["clicked"], into="clicked")
 
 
 def seen_then_clicked(how):

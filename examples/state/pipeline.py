@@ -7,7 +7,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import penstock as dp
-from penstock.timing import event_time
+from penstock.parsing import event_time
 
 SILENT_MS = 10 * 60 * 1000
 
@@ -19,7 +19,7 @@ def signals():
     rows = spark.readStream.schema("signal STRING, device STRING, amount INT, at STRING").json(
         "data"
     )
-    return rows.withColumn("at", event_time("at"))
+    return event_time(rows, ["at"], into="at")
 
 
 class SilenceAlarm(StatefulProcessor):

@@ -3,7 +3,8 @@
 from pyspark.sql import functions as F
 
 import penstock as dp
-from penstock.timing import event_time, not_in_future, window_columns
+from penstock.parsing import event_time
+from penstock.timing import not_in_future, window_columns
 
 READING = "reading_id STRING, sensor STRING, celsius DOUBLE, measured_at STRING"
 
@@ -16,7 +17,7 @@ READING = "reading_id STRING, sensor STRING, celsius DOUBLE, measured_at STRING"
 @dp.expect_or_drop("clock_is_right", not_in_future("measured_at", "10 minutes"))
 def readings():
     rows = spark.readStream.schema(READING).json("data")
-    return rows.withColumn("measured_at", event_time("measured_at"))
+    return event_time(rows, ["measured_at"], into="measured_at")
 
 
 @dp.table(

@@ -1,7 +1,8 @@
-"""When a row happened: event times that can be trusted, and windows as plain columns.
+"""Clocks that are wrong, and windows as plain columns: functions to columns and DataFrames.
 
-Pure functions to columns and DataFrames; nothing runs. Import them in source files:
-`from penstock.timing import event_time, not_in_future, window_columns`.
+Nothing runs here. `penstock.parsing.event_time` makes event times out of what producers send; these
+functions keep a watermark in order. Import them in source files:
+`from penstock.timing import not_in_future, window_columns`.
 """
 
 from datetime import timedelta
@@ -14,49 +15,27 @@ from penstock._model.duration import parse_seconds
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
 
-__all__ = ["event_time", "not_in_future", "window_columns"]
+__all__ = ["cap_future", "not_in_future", "window_columns"]
 
 
-def event_time(
-    column: str | Column,
-    *,
-    fallback: str | Column | None = None,
-    max_future: str | None = None,
-    cap: bool = False,
-) -> Column:
-    """The event time of a row as a timestamp that is fit for a watermark.
+def cap_future(column: str | Column, max_future: str = "0 seconds") -> Column:
+    """A time that is at most `max_future` ahead of now: a later one becomes now.
 
-    The watermark follows the largest event time that was seen. One device whose clock is a year
-    ahead would move it a year ahead, and all rows of the others would be late from then on.
-    `max_future` keeps such times out. "Now" is the time of the micro-batch, which Spark keeps in
-    the checkpoint, so a batch that runs again decides the same.
+    The watermark follows the largest time that was seen. One device whose clock is a year ahead
+    would move it a year ahead, and all rows of the others would be late from then on. "Now" is the
+    time of the micro-batch, which Spark keeps in the checkpoint, so a batch that runs again decides
+    the same. A rule with `not_in_future` sends such rows to quarantine instead.
 
     Args:
-        column: A timestamp, a date, or text that Spark can read as a timestamp.
-        fallback: Taken where `column` is NULL or no timestamp, for example Kafka's `timestamp`.
-        max_future: How far ahead of now a time may be, such as `"5 minutes"`. A later one becomes
-            NULL, so that a rule (`event_time IS NOT NULL`) can send its row to quarantine.
-        cap: Set a time that is too far ahead to now instead.
+        column: A timestamp.
+        max_future: How far ahead a time may be, such as `"5 minutes"`.
 
     Raises:
         DefinitionError: `INVALID_PARAMETER`.
     """
-    time = _timestamp(column)
-    if fallback is not None:
-        time = F.coalesce(time, _timestamp(fallback))
-    if max_future is None:
-        if cap:
-            raise DefinitionError(
-                "INVALID_PARAMETER",
-                "`event_time`: `cap` says what becomes of times beyond `max_future`, which is not "
-                "given",
-                origin=capture_origin(),
-            )
-        return time
+    time = F.col(column) if isinstance(column, str) else column
     now = F.current_timestamp()
-    is_near = time <= now + F.lit(_interval(max_future))
-    instead = F.when(time.isNotNull(), now) if cap else F.lit(None).cast("timestamp")
-    return F.when(is_near, time).otherwise(instead)
+    return F.when(time > now + F.lit(_interval(max_future)), now).otherwise(time)
 
 
 def not_in_future(column: str, max_future: str = "0 seconds") -> str:
@@ -104,10 +83,6 @@ def window_columns(df: DataFrame) -> DataFrame:
             hint=f"columns: {', '.join(df.columns)}",
         )
     return df.select(*columns)
-
-
-def _timestamp(column: str | Column) -> Column:
-    return F.try_to_timestamp(F.col(column) if isinstance(column, str) else column)
 
 
 def _interval(text: str) -> timedelta:

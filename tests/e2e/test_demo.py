@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -39,11 +41,21 @@ def failed_records(directory: Path) -> Counter[str]:
     return counts
 
 
+def quarantined_on(dashboard: str) -> int:
+    """Rows in quarantine, as the page of the running demo has them."""
+    with urllib.request.urlopen(f"{dashboard}api/pipelines", timeout=10) as answer:
+        (pipeline,) = json.load(answer)["pipelines"]
+    address = f"{dashboard}api/pipelines/{pipeline['key']}/update"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return sum(card["quarantined"] for card in json.load(answer)["cards"])
+
+
 def test_the_account_balances_when_all_events_are_processed(
     start_demo: Start, demo_directory: Path
 ) -> None:
-    demo = start_demo("--events", "3000", "--rate", "600")
+    demo = start_demo("--events", "3000", "--rate", "600", "--ui")
     assert demo.wait_until(lambda: "RUNNING" in demo.output, END_SECONDS), demo.output
+    dashboard = re.search(r"dashboard at (\S+)", demo.output)[1]
 
     refusals = {}
     for command in (["demo", "--events", "5"], ["run", str(demo_directory)]):
@@ -58,7 +70,10 @@ def test_the_account_balances_when_all_events_are_processed(
         )
         refusals[command[0]] = (second.returncode, time.monotonic() - started, second.stderr)
 
+    assert demo.wait_until(lambda: quarantined_on(dashboard) > 0, END_SECONDS), demo.output
     assert demo.wait(END_SECONDS) == 0, demo.output
+    with pytest.raises(urllib.error.URLError):
+        quarantined_on(dashboard)
     for status, seconds, text in refusals.values():
         assert status == 3, text
         assert "LEASE_HELD" in text

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _APPEND, _COMPLETE, _UPDATE = OutputMode.APPEND, OutputMode.COMPLETE, OutputMode.UPDATE
 
+_NO_WATERMARK = "without watermark"
+_NO_AGGREGATION = "no streaming aggregations"
 # What Spark's refusal says -> the way out. The first that fits is taken.
 _WAYS_OUT = (
     (
@@ -40,7 +42,7 @@ _WAYS_OUT = (
         "grows changes its own key",
     ),
     (
-        "no streaming aggregations",
+        _NO_AGGREGATION,
         "complete mode needs an aggregation, whose result replaces the table: leave out "
         "output_mode",
     ),
@@ -55,7 +57,7 @@ _WAYS_OUT = (
         "click_time >= seen_time AND click_time <= seen_time + INTERVAL 10 MINUTES",
     ),
     (
-        "without watermark",
+        _NO_WATERMARK,
         "add withWatermark on the event time and group by a window of it; or choose "
         'output_mode="update", which merges changed groups into the table, or "complete", which '
         "replaces it",
@@ -94,12 +96,16 @@ def choose_output_mode(
             _check_target(flow, mode, takes, dataset, sink)
             return mode
         reasons.append(reason)
-    hint = next((way for words, way in _WAYS_OUT if words in reasons[0]), _DEFAULT_WAY_OUT)
+    reason = reasons[0]
+    if len(reasons) > 1 and _NO_WATERMARK in reason and _NO_AGGREGATION not in reasons[1]:
+        # A watermark alone would not help: complete mode needs none and is refused as well.
+        reason = reasons[1]
+    hint = next((way for words, way in _WAYS_OUT if words in reason), _DEFAULT_WAY_OUT)
     if sink is not None and len(takes) == 1:
         hint += f". A {sink.format} sink takes rows in append mode only"
     raise DefinitionError(
         "OUTPUT_MODE_NOT_SUPPORTED",
-        f"flow {flow.name!r} cannot run in {wanted[0].value} mode: {reasons[0]}",
+        f"flow {flow.name!r} cannot run in {wanted[0].value} mode: {reason}",
         origin=flow.origin,
         hint=hint,
     )

@@ -10,8 +10,9 @@ from penstock._model.flow import OutputMode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Any watermark does: asked is only whether one bounds the state.
-_SOME_WATERMARK = 1_000_000
+# Any watermark does: asked is only whether one bounds the state. It is too large for a Java int,
+# so that it arrives as the long that Spark expects.
+_SOME_WATERMARK = 1_000_000_000_000
 
 
 def growing_state(df: "DataFrame", mode: OutputMode | None) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
             "pipeline": recording.key,
             "now": int(now.timestamp() * 1000),
             "newest": newest,
+            "read_percent": recorded.read_percent,
             "update": head | {"update_id": recorded.file.update_id, "is_gone": is_gone},
             "cards": model.cards(view),
             "edges": model.edges(),
@@ -59,6 +60,7 @@ class _Topic:
     seen: tuple[str, int] | None = None
     structure: int = -1
     beats: int = 0
+    is_behind: bool = False
     body: dict[str, Any] | None = None
     stamps: dict[str, tuple[int, Any]] = field(default_factory=dict)
     encoded: dict[int, bytes] = field(default_factory=dict)
@@ -88,10 +90,11 @@ class _Topic:
                 if stamp not in stamps or stamps[stamp][1] != item:
                     stamps[stamp] = (version, item)
                     changed = True
-        head = ("update", body["newest"], body["update"])
+        head = ("update", body["newest"], body["read_percent"], body["update"])
         if "head" not in stamps or stamps["head"][1] != head:
             stamps["head"] = (version, head)
             changed = True
+        self.is_behind = body["read_percent"] is not None
         self.seen, self.structure, self.stamps = seen, recorded.model.structure, stamps
         if changed:
             self.whole_at = version if whole else self.whole_at
@@ -170,6 +173,8 @@ class Hub:
             before, began = topic.version, time.monotonic()
             await asyncio.to_thread(topic.look)
             took = time.monotonic() - began
+            if topic.is_behind:
+                took = 0.0
             if topic.version != before:
                 async with topic.wake:
                     topic.wake.notify_all()

@@ -252,3 +252,20 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     assert is_gone()
     status.write_text(json.dumps({"update_id": "another", "process_id": ended.pid}))
     assert not is_gone()
+
+
+def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    batches = [line for line in lines if b'"num_output_rows"' in line]
+    many = batches * (7_000_000 // len(b"".join(batches)))
+    path.write_bytes(b"".join(lines[:20]) + b"".join(many) + b"".join(lines[20:]))
+    shares = [demo.recorded("latest").read_percent]
+    while shares[-1] is not None and len(shares) < 10:
+        shares.append(demo.recorded("latest").read_percent)
+    assert 20 < shares[0] < 60
+    assert shares[-1] is None
+    demo.recorded("latest")
+    model = demo.recorded("latest").model
+    assert model.head()["state"] == "COMPLETED"
+    assert model.folded == len(lines) + len(many)
