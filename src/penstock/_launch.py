@@ -358,25 +358,17 @@ def _plan(
 def read_flow_state(
     settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
 ) -> "tuple[StateSection, ...]":
-    """What the stateful operators of a flow remember.
-
-    Args:
-        settings: The pipeline.
-        flow: Name of the flow.
-        operator: Only the one with this number.
-        limit: Entries per operator and store.
+    """What a flow remembers; see `penstock._engine.state_reader.read_flow`.
 
     Raises:
         SetupError: The pipeline is running.
         PlanError: The flow has never run, or it keeps no state.
     """
-    reader = str(uuid.uuid4())
     holder = {"pipeline": settings.name, "update": "state show"}
+    log = spark_log(settings, str(uuid.uuid4()))
     with (
         Lease.acquire(pipeline_lease_path(settings.storage), holder=holder) as lease,
-        open_session(
-            settings, log_file=spark_log(settings, reader), pass_fds=(lease.fd,), analysis_only=True
-        ) as spark,
+        open_session(settings, log_file=log, pass_fds=(lease.fd,), analysis_only=True) as spark,
     ):
         from penstock._engine.state_reader import read_flow
         from penstock._tables.layout import StorageLayout

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "penstock").rglob("*.py"))
 DOORS = (
     "penstock",
+    "penstock.batches",
     "penstock.errors",
     "penstock.connectors",
     "penstock.monitoring",

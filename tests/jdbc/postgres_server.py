@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import pwd
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from penstock._local.jars import class_path
 
 USER, PASSWORD = "writer", "s3cr3t-of-the-sink"
 _START_SECONDS = 60.0
+_NOBODY = pwd.getpwnam("nobody")
 
 
 class PostgresServer:
@@ -57,7 +59,7 @@ class PostgresServer:
         secret.write_text(PASSWORD, encoding="utf-8")
         if self._nobody:
             for path in (self.root, secret):
-                shutil.chown(path, "nobody", "nogroup")
+                os.chown(path, _NOBODY.pw_uid, _NOBODY.pw_gid)
         self._run(
             "initdb", "-D", "data", "-U", USER, "--pwfile=password", "-A", "scram-sha-256",
             "-E", "UTF8", "--locale=C", "--no-sync",
@@ -71,7 +73,9 @@ class PostgresServer:
             )
 
     def _user(self) -> dict[str, object]:
-        return {"user": "nobody", "group": "nogroup", "extra_groups": []} if self._nobody else {}
+        if not self._nobody:
+            return {}
+        return {"user": _NOBODY.pw_uid, "group": _NOBODY.pw_gid, "extra_groups": []}
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(

@@ -251,6 +251,15 @@ def test_only_the_newest_writer_may_commit_and_no_batch_may_be_missing(
     onwards.start(df.schema)
     assert onwards.write(df, 7).rows == 2
     assert tables.query("SELECT count(*) FROM owned") == [("6",)]
+    away = writer(spark, postgres_server, "owned", url="jdbc:postgresql://127.0.0.1:1/postgres")
+    with pytest.raises(FlowError, match="SINK_UNAVAILABLE") as caught:
+        away.start(df.schema)
+    assert caught.value.retryable
+    stranger = writer(spark, postgres_server, "owned", password="not-the-password")
+    with pytest.raises(FlowError, match="password authentication failed") as caught:
+        stranger.start(df.schema)
+    assert not caught.value.retryable
+    assert "not-the-password" not in str(caught.value)
 
 
 def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_written(

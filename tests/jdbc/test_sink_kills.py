@@ -183,5 +183,8 @@ def test_nothing_is_lost_or_doubled_when_pipeline_and_server_are_killed_again_an
         assert (lost, doubled) == ([], [])
         assert counted == Counter(number % 7 for number in feed.ids)
         assert len(tables.staging()) <= 2
+        written = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert any(path.name.startswith("spark-") for path in written)
+        assert [path for path in written if PASSWORD.encode() in path.read_bytes()] == []
     finally:
         tables.execute("DROP TABLE IF EXISTS added, counted")

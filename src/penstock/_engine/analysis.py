@@ -28,6 +28,7 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
 from penstock._tables.schema import merged, with_types
+from penstock.connectors.sinks import check_sink
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
 
@@ -144,6 +145,7 @@ class _Analysis:
         self._source = source
         self._spark = spark
         self._assumptions = around.assumptions
+        self._resolve_secrets = around.resolve_secrets
         self._evaluator = evaluator(spark, index, source, around)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
@@ -205,6 +207,8 @@ class _Analysis:
             self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             found, schema = self._as_cdc(found, df, flow, dataset)
+        if dataset is None and self._assumptions is None:
+            self._check_sink(flow, df, found)
         self.found[flow.name] = replace(found, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
@@ -212,6 +216,14 @@ class _Analysis:
             self._source.schemas[dataset.name.key] = (
                 schema if known is None else merged([known, schema])
             )
+
+    def _check_sink(self, flow: Flow, df: DataFrame, found: FlowAnalysis) -> None:
+        sink = self.index.sinks[self.index.flow_targets[flow.name]]
+        if sink.write_batch is not None or found.output_mode is None:
+            return
+        options = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
+        columns = {column.name: column.dataType.simpleString() for column in df.schema}
+        check_sink(sink.format, options, columns, found.output_mode)
 
     # -- missing sources -----------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
-from penstock._engine.sinks.writers import SinkWriters
+from penstock._engine.sinks.writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
@@ -154,7 +154,9 @@ class SparkEngine:
         """See `Engine.start_flow`."""
         node = self._graph.flows[step.flow]
         with self._translated(node):
-            state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+            sink = self._graph.sinks.get(step.target)
+            known = None if sink is not None and forgets(sink) else self._state.flow(step.flow)
+            state = known or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             with self._source.starting(starts):
                 df, files = self._evaluate(node)
@@ -189,6 +191,9 @@ class SparkEngine:
     def _start(self, writer: Any, flow: str) -> StreamingQuery:
         context = self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", flow)
+        # Data sources in Python are looked up in the session of the thread, and ours has none.
+        jvm: Any = self._spark._jvm
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
         try:
             query: StreamingQuery = writer.start()
         finally:

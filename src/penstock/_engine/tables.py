@@ -528,6 +528,9 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
     if node.kind is not DatasetKind.STREAMING_TABLE:
         reason = f"it is a {node.kind.value}, which is computed anew by every update"
         hint = "correct the rule or the query, and run the pipeline"
+    elif any(replaces_rows(flow.flow) for flow in flows):
+        reason = "its flow replaces rows that fulfil a condition, and would remove what is added"
+        hint = "correct the rule or the query, and run the pipeline"
     elif any(is_cdc(flow.flow) for flow in flows):
         reason = "its rows are made from change events"
         hint = f"correct the rule, then --full-refresh {node.display}"

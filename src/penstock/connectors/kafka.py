@@ -38,7 +38,7 @@ _SOURCE_OPTIONS = (
     "groupIdPrefix",
     "includeHeaders",
 )
-_SINK_OPTIONS = ("topic", "includeHeaders", "checkpointLocation", "queryName")
+_SINK_OPTIONS = ("topic", "includeHeaders", "rowIds", "checkpointLocation", "queryName")
 
 # Options of the Kafka client that users forget to prefix; Spark would ignore them.
 _CLIENT_OPTIONS = (
@@ -184,12 +184,14 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
 
     Raises:
         ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_OPTION_UNKNOWN`,
-            `KAFKA_OPTION_REFUSED` or `KAFKA_OPTION_UNSAFE`.
+            `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_INVALID` or `KAFKA_OPTION_UNSAFE`.
     """
     given = _by_lower_name(options)
     _refuse_unknown(options, _SINK_OPTIONS)
     _refuse(given, _REFUSED_SINK)
     _require_servers(given)
+    if given.get("rowids", "true").strip().lower() not in ("true", "false"):
+        raise ConnectorError("KAFKA_OPTION_INVALID", "option `rowIds` is true or false")
     return _made_safe(options)
 
 

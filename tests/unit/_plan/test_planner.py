@@ -411,6 +411,37 @@ def test_a_trigger_is_refused_when_the_flow_cannot_have_it(draft, trigger, reaso
     assert step.interval_seconds is None and step.trigger is None
 
 
+@pytest.mark.parametrize(
+    ("trigger", "sink", "reads", "external", "reason"),
+    [
+        ("continuous=1 second", "kafka", (), ("kafka: orders",), None),
+        ("continuous=1 second", "noop", (), ("rate",), None),
+        ("realTime=5 minutes", "kafka", (), ("kafka: orders",), None),
+        ("realTime=5 minutes", "noop", (), ("kafka: orders",), "format noop"),
+        ("realTime=5 minutes", "kafka", (), ("rate",), "something else than kafka"),
+        ("continuous=1 second", "kafka", ("upstream",), (), "something else than kafka or rate"),
+        ("continuous=1 second", "json", (), ("kafka: orders",), "format json"),
+        ("realTime=1 second", "kafka", (), ("kafka: orders",), "5 seconds at least"),
+    ],
+)
+def test_continuous_and_real_time_are_planned_where_spark_has_them(
+    draft, trigger, sink, reads, external, reason
+):
+    draft.table("upstream")
+    draft.sink("out", sink)
+    conf = {"pipelines.trigger": trigger}
+    draft.append_flow("quick", "out", *reads, external=external, spark_conf=conf)
+    if reason is not None:
+        with pytest.raises(PlanError, match=reason) as caught:
+            plan_of(draft, continuous=True)
+        assert caught.value.condition == "TRIGGER_NOT_SUPPORTED"
+        return
+    (step,) = [step for step in plan_of(draft, continuous=True).runs if step.flow == "quick"]
+    assert step.trigger == parse_trigger(trigger)
+    (warning,) = plan_of(draft).warnings
+    assert "the trigger counts with --continuous" in warning
+
+
 def test_once_is_mapped_to_available_now_and_told_when_the_update_is_triggered(draft):
     draft.table("a", spark_conf={"pipelines.trigger": "once"})
     draft.table("b")

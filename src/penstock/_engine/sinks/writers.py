@@ -6,17 +6,28 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._engine.evaluation import Evaluator
+from penstock._engine.redirection import real_path
 from penstock._engine.running import RunningQuery
+from penstock._engine.sinks.function import FunctionSinkWriter
 from penstock._engine.sinks.jdbc import JdbcSinkWriter
+from penstock._engine.sinks.kafka import KafkaSinkWriter
 from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.name import resolve_name
 from penstock._model.redaction import remember_secret
-from penstock._tables.layout import StorageLayout
+from penstock._tables.layout import StorageLayout, path_segment
 from penstock.connectors.jdbc import jdbc_sink_options
 from penstock.connectors.options import prepare_writer_options
 from penstock.errors import ConnectorError
+
+
+def forgets(sink: Sink) -> bool:
+    """Whether what a sink holds ends with the process: its flows start over each time.
+
+    Spark refuses to go on from a checkpoint of its memory sink: the rows before would be missing.
+    """
+    return sink.format.lower() == "memory"
 
 
 class SinkWriters:
@@ -62,13 +73,29 @@ class SinkWriters:
         mode = node.analysis.output_mode or OutputMode.APPEND
         stream = df.writeStream.outputMode(mode.value)
         if sink.write_batch is not None:
-            return stream.foreachBatch(self._evaluator.redirecting(sink.write_batch))
+            function = self._function_writer(sink.write_batch, node, epoch)
+            running.writes_batches(function.write, sink.name)
+            return stream.foreachBatch(running.on_batch)
         try:
             return self._system_writer(sink, node, df, epoch, running, stream)
         except ConnectorError as error:
             if error.origin is None:
                 error.origin = sink.origin
             raise
+
+    def _function_writer(
+        self, function: Callable[..., object], node: FlowNode, epoch: str
+    ) -> FunctionSinkWriter:
+        segment = path_segment(node.flow.name)
+        return FunctionSinkWriter(
+            self._spark,
+            self._evaluator.redirecting(function),
+            pipeline=self._pipeline,
+            flow=node.flow,
+            epoch=epoch,
+            notes=f"{self._layout.state_dir}/batches/{segment}/{epoch}",
+            map_path=self._evaluator.map_path,
+        )
 
     def _system_writer(
         self,
@@ -91,9 +118,15 @@ class SinkWriters:
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
         prepared = prepare_writer_options(sink.format, given)
+        if kind == "kafka":
+            has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
+            if "false" not in [text.strip().lower() for text in has_ids]:
+                sender = KafkaSinkWriter(prepared, flow=node.flow.name, epoch=epoch)
+                running.writes_batches(sender.write, sink.name)
+                return stream.foreachBatch(running.on_batch)
         table = prepared.pop("tableName", None) if kind == "delta" else None
         if "path" in prepared:
-            prepared["path"] = self._evaluator.map_path(prepared["path"])
+            prepared["path"] = real_path(prepared["path"], self._evaluator.map_path)
         stream = stream.format(sink.format).options(**prepared)
         return stream if table is None else stream.option("path", self._table_location(table))
 

@@ -1,0 +1,149 @@
+"""What a `foreach_batch_sink` function can ask about the micro-batch that it writes."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """The micro-batch that a function writes.
+
+    Flow, epoch and batch id together name it once and for all. The batch id alone does not: it
+    starts at 0 again with every checkpoint, and every flow has one.
+
+    Attributes:
+        pipeline: Name of the pipeline.
+        flow: Name of the flow.
+        epoch: Of the flow's checkpoint; another one after a full refresh or under another name.
+        batch_id: Spark's.
+    """
+
+    pipeline: str
+    flow: str
+    epoch: str
+    batch_id: int
+
+    @property
+    def app_id(self) -> str:
+        """Names the flow and its checkpoint: a `txnAppId` of Delta, or the key of a fence."""
+        return f"{self.pipeline}/{self.flow}/batch/{self.epoch}"
+
+
+class BatchTools(Protocol):
+    """What the engine offers while a function runs."""
+
+    @property
+    def batch(self) -> MicroBatch:
+        """The micro-batch."""
+
+    def write_delta(
+        self,
+        df: "DataFrame",
+        path: str,
+        *,
+        name: str,
+        mode: str,
+        partition_by: Sequence[str],
+        options: Mapping[str, str],
+    ) -> bool:
+        """See `idempotent_delta_write`."""
+
+    def once(self, action: Callable[[], object], name: str) -> bool:
+        """See `once_per_batch`."""
+
+
+_current: ContextVar[BatchTools | None] = ContextVar("penstock_batch", default=None)
+
+
+@contextlib.contextmanager
+def writing(tools: BatchTools) -> Iterator[None]:
+    """Let the functions of this module work in this context."""
+    token = _current.set(tools)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_batch() -> MicroBatch:
+    """The micro-batch that is written; for `foreach_batch_sink` functions.
+
+    Raises:
+        DefinitionError: `OUTSIDE_MICRO_BATCH`.
+    """
+    return _tools("current_batch").batch
+
+
+def idempotent_delta_write(
+    df: "DataFrame",
+    path: str,
+    *,
+    name: str = "",
+    mode: str = "append",
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> bool:
+    """Write rows to a Delta table; a batch that is written again changes nothing.
+
+    The commit carries the identity of the flow and the batch id (Delta's `txnAppId` and
+    `txnVersion`). Where they are in the table already, the rows are evaluated, so that stateful
+    queries go on, but not written.
+
+    Args:
+        df: The batch, or rows made of it.
+        path: Of the table; it is created if it is not there.
+        name: Tells several writes to one table in one batch apart. A name keeps its meaning from
+            batch to batch.
+        mode: `append` or `overwrite`.
+        partition_by: Columns of a new table.
+        options: Of Delta's writer, such as `mergeSchema`.
+
+    Returns:
+        Whether the rows were written now.
+
+    Raises:
+        DefinitionError: `OUTSIDE_MICRO_BATCH`; `BATCH_WRITE_REPEATED` if the batch has written
+            this table under this name.
+    """
+    return _tools("idempotent_delta_write").write_delta(
+        df, path, name=name, mode=mode, partition_by=partition_by, options=options or {}
+    )
+
+
+def once_per_batch(action: Callable[[], object], *, name: str) -> bool:
+    """Do something unless this batch has done it before.
+
+    That it was done is noted afterwards, in the pipeline's storage. If the process dies between
+    the end of the action and the note, it is done again: at least once, mostly once. For what
+    must be exactly once, let the system that is written to keep `current_batch()` beside the rows.
+
+    Args:
+        action: Takes nothing.
+        name: Tells the actions of a function apart.
+
+    Returns:
+        Whether it was done now.
+
+    Raises:
+        DefinitionError: `OUTSIDE_MICRO_BATCH`.
+    """
+    return _tools("once_per_batch").once(action, name)
+
+
+def _tools(function: str) -> BatchTools:
+    tools = _current.get()
+    if tools is None:
+        raise DefinitionError(
+            "OUTSIDE_MICRO_BATCH",
+            f"{function} was called where no micro-batch is written",
+            hint="call it in a function with @dp.foreach_batch_sink, on the thread that it runs on",
+        )
+    return tools
