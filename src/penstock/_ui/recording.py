@@ -186,6 +186,13 @@ class Recording:
             return False
         return False
 
+    def has_broken_off(self, recorded: Recorded) -> bool:
+        """Whether an update ended without a word, as far as that is known."""
+        if recorded.model.view().has_ended:
+            return False
+        update = recorded.file.update_id
+        return self.newest() != update or self.is_writer_gone(update)
+
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first.
 

@@ -231,15 +231,20 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     log = EventLog(tmp_path / "events")
     origin = EventOrigin(pipeline_name="p", update_id="u1")
     log(update_progress(origin, UpdateState.RUNNING, "runs"))
+    flow = EventOrigin(update_id="u1", dataset_name="t", flow_name="f")
+    log(flow_progress(flow, FlowStatus.RUNNING, "f runs"))
     log.close()
     recording = Recording("p", "p", tmp_path / "events")
     status = tmp_path / "state" / "status.json"
     status.parent.mkdir()
 
     def is_gone():
-        body = whole_update(recording, "latest")["update"]
-        assert recording.history()[0].is_gone == body["is_gone"]
-        return body["is_gone"]
+        body = whole_update(recording, "latest")
+        gone = body["update"]["is_gone"]
+        assert recording.history()[0].is_gone == gone
+        assert body["cards"][0]["state"] == ("INTERRUPTED" if gone else "RUNNING")
+        assert body["flows"][0]["state"] == body["cards"][0]["state"]
+        return gone
 
     assert not is_gone()
     status.write_text("{ torn")
