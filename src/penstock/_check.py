@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # What user code does with things that are not there.
 _RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
 
+# Mistakes in the code itself, whatever the data.
+_NOT_ABOUT_ROWS = (NameError, SyntaxError, ImportError)
 # One column, or one on each side of a join, is learnt in a round.
 _MOST_ROUNDS = 40
 
@@ -138,6 +140,8 @@ class OpenedProject:
         notes: Of index and plan.
         assumed_settings: Settings that nobody gave, with the values that were assumed.
         guessing: Files that went on with what was assumed in place of something missing.
+        is_loaded_from_guesses: Whether one of them read a source that is not here while it was
+            loaded: whatever depends on its rows may fail then, in any file.
     """
 
     loaded: LoadedSources
@@ -146,13 +150,14 @@ class OpenedProject:
     notes: tuple[str, ...]
     assumed_settings: Mapping[str, str]
     guessing: frozenset[str]
+    is_loaded_from_guesses: bool = False
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
         """What is certainly wrong; and of each flow or place, what cannot be told."""
         unsure: dict[str, PenstockError] = dict(self.survey.unsure)
         refused: list[PenstockError] = []
         for error in (*self.loaded.errors, *self.survey.errors):
-            if _excuse(error, self.guessing):
+            if _excuse(error, self.guessing, is_anywhere=self.is_loaded_from_guesses):
                 unsure[str(error.origin)] = error
             else:
                 refused.append(error)
@@ -223,6 +228,7 @@ def opened_project(
                 notes=notes,
                 assumed_settings=dict(assumptions.settings),
                 guessing=frozenset(reads.guessing).union(absent.values()),
+                is_loaded_from_guesses=bool(reads.guessing),
             )
 
 
@@ -245,7 +251,7 @@ def _learns(
     return changed
 
 
-def _excuse(error: PenstockError, files_with_stand_ins: Set[str]) -> bool:
+def _excuse(error: PenstockError, files_with_stand_ins: Set[str], *, is_anywhere: bool) -> bool:
     """Whether what is missing may be the reason for an error."""
     origin: SourceLocation | None = error.origin
     if getattr(error, "is_elsewhere", False):
@@ -253,6 +259,8 @@ def _excuse(error: PenstockError, files_with_stand_ins: Set[str]) -> bool:
     if error.condition not in _RAISED:
         return False
     if isinstance(error.__cause__, OSError | ModuleNotFoundError):
+        return True
+    if is_anywhere and not isinstance(error.__cause__, _NOT_ABOUT_ROWS):
         return True
     return origin is not None and origin.file in files_with_stand_ins
 

@@ -25,7 +25,13 @@ from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
-from penstock._observe.events import EventOrigin, UpdateState, definition, update_progress
+from penstock._observe.events import (
+    EventOrigin,
+    UpdateState,
+    definition,
+    plan_warning,
+    update_progress,
+)
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
 from penstock._observe.status_file import StatusFile, status_path
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from penstock._engine.assumptions import Assumptions
     from penstock._engine.evaluation import Surroundings
     from penstock._engine.flow_state import StateStore
+    from penstock._engine.state_reader import StateSection
     from penstock._graph.dataflow import DataflowGraph
 
 __all__ = [
@@ -58,6 +65,7 @@ __all__ = [
     "UpdateResult",
     "list_quarantines",
     "plan_update",
+    "read_flow_state",
     "read_quarantine",
     "read_table",
     "run_update",
@@ -197,6 +205,8 @@ def _run(
     plan = _plan(index, graph, settings, options)
     for event in _definitions(graph, origin):
         bus.emit(event)
+    for warning in plan.warnings:
+        bus.emit(plan_warning(origin, warning))
     layout = StorageLayout(settings.storage)
     tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
@@ -343,6 +353,28 @@ def _plan(
         continuous=options.continuous,
     )
     return make_plan(graph, wishes, configuration=settings.configuration, notes=index.notes)
+
+
+def read_flow_state(
+    settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
+) -> "tuple[StateSection, ...]":
+    """What a flow remembers; see `penstock._engine.state_reader.read_flow`.
+
+    Raises:
+        SetupError: The pipeline is running.
+        PlanError: The flow has never run, or it keeps no state.
+    """
+    holder = {"pipeline": settings.name, "update": "state show"}
+    log = spark_log(settings, str(uuid.uuid4()))
+    with (
+        Lease.acquire(pipeline_lease_path(settings.storage), holder=holder) as lease,
+        open_session(settings, log_file=log, pass_fds=(lease.fd,), analysis_only=True) as spark,
+    ):
+        from penstock._engine.state_reader import read_flow
+        from penstock._tables.layout import StorageLayout
+
+        layout, store = StorageLayout(settings.storage), _state_store(settings, spark)
+        return read_flow(spark, layout, store, flow, operator=operator, limit=limit)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,14 @@ from penstock._local.demo.oracle import DemoTables, Judged, differences, judge, 
 from penstock._local.demo.places import TOPIC, DemoPlaces
 
 POLL_SECONDS = 0.1
+NO_JAVA_SECONDS = 6.0
+"""Processor time that a command without a Java process stays below, and one with Spark never."""
+
+
+def children_cpu_seconds() -> float:
+    """Processor time of the children that have ended; waiting for a busy machine is not in it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class DemoProcess:

@@ -289,6 +289,33 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         served.stop()
 
 
+def test_a_name_is_only_text_when_it_looks_like_something_else(
+    open_page, problems, tmp_path: Path
+) -> None:
+    story = Story(tmp_path / "events")
+    name = 'c.s.<img src="/x" onerror="alert(1)">/%2e#?&'
+    table = replace(story.origin, dataset_name=name)
+    story.log(definition("dataset_definition", table, "", {"dataset_type": "STREAMING_TABLE"}))
+    body = {"output_dataset": name, "external_inputs": ["json /data/<b>in</b>/100%"]}
+    story.log(definition("flow_definition", replace(story.origin, flow_name="f"), "", body))
+    error = ErrorInfo(condition="<i>", class_name="E", message="<script>alert(2)</script>")
+    flow = replace(table, flow_name="f")
+    story.log(flow_progress(flow, FlowStatus.FAILED, "", error=error))
+    served = Served(str(tmp_path))
+    try:
+        page = open_page(served.address)
+        page.wait_for_selector(".failure pre >> text=<script>alert(2)</script>")
+        page.click(".card:not(.small)")
+        page.wait_for_selector("h1 >> text=onerror")
+        page.click(".chip")
+        page.wait_for_selector("h1 >> text=<b>in</b>/100%")
+        page.go_back()
+        page.wait_for_selector("h1 >> text=onerror")
+        assert problems == []
+    finally:
+        served.stop()
+
+
 # Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.
 CONTRAST = """() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);

@@ -22,6 +22,7 @@ DOORS = (
     "penstock.monitoring",
     "penstock.parsing",
     "penstock.quality",
+    "penstock.timing",
 )
 FORBIDDEN_MODULE_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "misc"}
 

@@ -13,7 +13,7 @@ from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._tables.layout import StorageLayout
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "postgresql-sink"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "postgresql_sink"
 
 
 def test_orders_are_in_both_tables_and_bad_rows_in_quarantine(

@@ -10,7 +10,10 @@ from penstock._project.spec import load_settings
 pytestmark = pytest.mark.spark
 
 RULES = """
-from no_such_library import Step, scored
+from no_such_library import Step
+from pyspark.sql import SparkSession
+
+spark = SparkSession.getActiveSession()
 
 class Clean(Step):
     def __init__(self, name):
@@ -70,3 +73,11 @@ def test_what_files_read_while_they_are_loaded_is_learnt(
     assert landed["net"] == "double"
     # Places are those of the project's folder, also before it was entered.
     assert {need.origin.file for need in found.needs.imports} <= {"rules.py", "orders.py"}
+    # What depends on rows that are not here may be right; what no rows can mend is not.
+    (shop / "late.py").write_text(
+        "import dlt\nfrom rules import rules\nCATALOG = rules('late')['catalog']\n", "utf-8"
+    )
+    (shop / "wrong.py").write_text("import dlt\nprint(undefined)\n", "utf-8")
+    found = check_project(load_settings(tmp_path, source=shop))
+    assert [error.origin.file for error in found.refused] == ["wrong.py"]
+    assert [error.origin.file for error in found.unsure.values()] == ["late.py"]

@@ -89,8 +89,12 @@ def checked():
 """,
         encoding="utf-8",
     )
-    with contextlib.chdir(project):
-        return lint_project(load_settings(project, environ={}))
+    try:
+        with contextlib.chdir(project):
+            return lint_project(load_settings(project, environ={}))
+    finally:
+        # One of the examples sets it in the session, which other tests use as well.
+        spark.conf.unset("spark.sql.streaming.schemaInference")
 
 
 def of_file(report: LintReport, name: str) -> list[tuple[str, int, str]]:

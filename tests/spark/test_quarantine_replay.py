@@ -1,5 +1,7 @@
 """Rows leave quarantine once, whatever dies in between."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,13 @@ import pytest
 from update_project import Project
 
 from penstock import monitoring
+from penstock._cli.main import main
 from penstock._project.spec import load_settings
-from penstock._repair import replay_quarantine
+from penstock._repair import replay_quarantine, reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.checkpoint_doctor import Weight, examine
+from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock.errors import PlanError, SetupError, SpecError
 
@@ -75,7 +79,7 @@ def _places(project: Project) -> tuple[list[Any], list[Any]]:
     return table, sorted((row["amount"], row["id"]) for row in kept)
 
 
-def test_repaired_rows_move_once_and_flow_on(project: Project):
+def test_repaired_rows_move_once_and_flow_on(project: Project, capsys: pytest.CaptureFixture[str]):
     assert _places(project) == ([1], [(50, 2), (60, 3), (70, None), (500, 4)])
     seen = monitoring.status(project.root)
     assert seen is not None
@@ -115,9 +119,11 @@ def test_repaired_rows_move_once_and_flow_on(project: Project):
 
     # Without any rule, all of them are good rows.
     project.source(NO_RULES)
-    done = _replay(project)
-    assert done is not None
-    assert (done.moved, done.kept) == (3, 0)
+    capsys.readouterr()
+    command = ["quarantine", "replay", "silver", "--project", str(project.root)]
+    assert main([*command, "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["table"], body["moved"], body["kept"], body["resumed"]) == ("silver", 3, 0, False)
     assert {row["id"] for row in project.table("silver").collect()} == {1, 2, 3, 4, 5, 6, None}
     assert project.table("silver_quarantine").isEmpty()
 
@@ -144,6 +150,21 @@ def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):
     assert done is not None
     assert (done.resumed, done.moved, done.kept) == (False, 0, 3)
     assert not list((project.path("silver").parents[3] / "state" / "replay").rglob("*.parquet"))
+
+
+def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
+    settings = load_settings(project.root)
+    (found,) = checkpoints(settings, "silver")
+    shutil.rmtree(found.path)
+    project.add("b.json", [_row(8, 8)])
+    assert [one.kind for one in examine(settings, "silver")] == ["checkpoint-missing"]
+    result = project.run(refresh=("silver",))
+    assert [error.condition for error in result.failures] == ["CHECKPOINT_MISSING"]
+    assert project.rows("silver", "id") == [(1,)]
+    reset_flow(settings, "silver")
+    project.run(refresh=("silver",))
+    # As announced: what the source still has comes once more.
+    assert project.rows("silver", "id") == [(1,), (1,), (8,)]
 
 
 def test_a_replay_is_refused_when_it_could_do_harm(project: Project):

@@ -145,5 +145,7 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
     df = reader.option("dbtable", "orders").load()
     assert df.rdd.getNumPartitions() == 3
     assert sorted(row.amount for row in df.where("id > 7").collect()) == [16, 18]
-    newer = spark.read.format("jdbc").options(**options, query="SELECT id FROM orders WHERE id > 8")
+    newer = spark.read.format("jdbc").options(
+        **options, query='SELECT "id" FROM orders WHERE "id" > 8'
+    )
     assert [row[0] for row in newer.load().collect()] == [9]

@@ -119,6 +119,8 @@ export interface Update {
   pipeline: string;
   now: number;
   newest: boolean;
+  /** Of a long log, how much is read by now. */
+  read_percent: number | null;
   update: Head;
   cards: Card[];
   edges: Edge[];

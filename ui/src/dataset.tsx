@@ -125,7 +125,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
               )}
             </div>
           ) : (
-            <Empty title="No micro-batch or refresh in this update yet" />
+            <Empty title="No micro-batch or refresh in this update" />
           )}
         </section>
       )}

@@ -82,6 +82,11 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
         </div>
         {pipeline && <Dots pipeline={pipeline} current={head.update_id} />}
       </div>
+      {body.read_percent !== null && (
+        <p class="notice" role="status">
+          Reading a long event log: {body.read_percent} %. Figures grow until then.
+        </p>
+      )}
       {head.is_gone && (
         <section class="failure" aria-label="Broke off">
           <strong>This update broke off</strong>

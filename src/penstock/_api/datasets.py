@@ -38,6 +38,8 @@ def table(
     format: str | None = None,
     output_mode: str | None = None,
     quarantine: bool | None = None,
+    late_rows: str | None = None,
+    deduplicate_by: ColumnNames | None = None,
 ) -> Callable[[F], F]: ...
 @checked_call
 def table(
@@ -59,6 +61,8 @@ def table(
     format: str | None = None,
     output_mode: str | None = None,
     quarantine: bool | None = None,
+    late_rows: str | None = None,
+    deduplicate_by: ColumnNames | None = None,
 ) -> Any:
     """Define a table by a query function.
 
@@ -85,6 +89,10 @@ def table(
         format: Only `delta` is written.
         output_mode: `append`, `complete` or `update`; chosen by the query if not given.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
+        late_rows: `drop` or `quarantine`: what becomes of rows that come after the watermark has
+            passed them. Spark drops them, which is counted; `quarantine` keeps them.
+        deduplicate_by: Columns that identify a row. A row whose key the table has already is not
+            added; a row with a NULL in its key always is.
 
     Returns:
         The function itself, or a decorator that returns it.
@@ -108,6 +116,8 @@ def table(
         temporary=temporary,
         format=format,
         quarantine=quarantine,
+        late_rows=late_rows,
+        deduplicate_by=deduplicate_by,
         output_mode=OutputMode(mode) if mode else None,
         replace_where=replace_where,
     )
@@ -262,6 +272,8 @@ def create_streaming_table(
     expect_all_or_fail: Rules | None = None,
     expect_all_or_quarantine: Rules | None = None,
     quarantine: bool | None = None,
+    late_rows: str | None = None,
+    deduplicate_by: ColumnNames | None = None,
 ) -> None:
     """Define a streaming table that `append_flow`s feed.
 
@@ -282,6 +294,10 @@ def create_streaming_table(
         expect_all_or_fail: Rules whose violations fail the flow: name to condition.
         expect_all_or_quarantine: As `expect_all_or_drop`; quarantine is on for this table then.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
+        late_rows: `drop` or `quarantine`: what becomes of rows that come after the watermark has
+            passed them. Spark drops them, which is counted; `quarantine` keeps them.
+        deduplicate_by: Columns that identify a row. A row whose key the table has already is not
+            added; a row with a NULL in its key always is.
     """
     arguments = Arguments("create_streaming_table")
     template = DatasetTemplate.parse(
@@ -299,6 +315,8 @@ def create_streaming_table(
         row_filter=row_filter,
         format=format,
         quarantine=quarantine,
+        late_rows=late_rows,
+        deduplicate_by=deduplicate_by,
     )
     rules = [
         *parse_rules(arguments, "expect_all", expect_all, OnViolation.WARN),

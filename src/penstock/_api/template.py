@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._api.arguments import Arguments
 from penstock._api.query import is_query_function
-from penstock._model.dataset import Dataset, DatasetKind
+from penstock._model.dataset import Dataset, DatasetKind, LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock.errors import DefinitionError
 
@@ -53,6 +53,8 @@ class DatasetTemplate:
         refresh_policy: object = None,
         format: object = None,
         quarantine: object = None,
+        late_rows: object = None,
+        deduplicate_by: object = None,
         output_mode: OutputMode | None = None,
         replace_where: object = None,
     ) -> "DatasetTemplate":
@@ -99,7 +101,11 @@ class DatasetTemplate:
             "refresh_policy": arguments.choice("refresh_policy", refresh_policy, _REFRESH_POLICIES),
             "format": arguments.text("format", format),
             "quarantine": arguments.flag("quarantine", quarantine),
+            "deduplicate_by": arguments.columns("deduplicate_by", deduplicate_by),
         }
+        late = arguments.choice("late_rows", late_rows, list(LateRows))
+        if late is not None:
+            properties["late_rows"] = LateRows(late)
         return cls(
             name=arguments.dataset_name("name", name),
             properties=properties,

@@ -312,7 +312,12 @@ def _figures(event: dict[str, Any]) -> str:
     for key, verb in verbs.items():
         if key in metrics:
             parts.append(f"{plural(metrics[key], 'row')} {verb}")
-    for key, verb in (("dropped_records", "dropped"), ("quarantined_records", "quarantined")):
+    for key, verb in (
+        ("dropped_records", "dropped"),
+        ("quarantined_records", "quarantined"),
+        ("late_records", "late"),
+        ("duplicate_records", "duplicate"),
+    ):
         if quality.get(key):
             parts.append(f"{quality[key]:,} {verb}")
     if "batch_duration_ms" in metrics:

@@ -27,6 +27,8 @@ class _Flow:
     shown: datetime | None = None
     rows: int = 0
     quarantined: int = 0
+    late: int = 0
+    duplicates: int = 0
     lag: int | None = None
 
     def is_due(self, now: datetime) -> bool:
@@ -136,12 +138,14 @@ class LinePrinter:
         metrics = body.get("metrics")
         if isinstance(metrics, dict):
             if replaces:
-                flow.rows = flow.quarantined = 0
+                flow.rows = flow.quarantined = flow.late = 0
             flow.rows += metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0)
             flow.lag = metrics.get("backlog_records", flow.lag)
         quality = body.get("data_quality")
         if isinstance(quality, dict):
             flow.quarantined += quality.get("quarantined_records", 0)
+            flow.late += quality.get("late_records", 0)
+            flow.duplicates += quality.get("duplicate_records", 0)
 
     def _position(self, flow: _Flow) -> str:
         # All flows are queued before the first one starts, so the total is known by then.
@@ -171,6 +175,10 @@ def _figures(flow: _Flow, spent: str = "") -> str:
         text += f" in {spent}"
     if flow.quarantined:
         text += f", {flow.quarantined:,} quarantined"
+    if flow.late:
+        text += f", {flow.late:,} late"
+    if flow.duplicates:
+        text += f", {flow.duplicates:,} duplicate{'' if flow.duplicates == 1 else 's'}"
     return text
 
 

@@ -17,6 +17,7 @@ from penstock._cli import (
     lint,
     machine,
     scaffold,
+    state,
     status,
     update,
 )
@@ -65,6 +66,7 @@ scaffold.register(app)
 inspection.register(app)
 status.register(app)
 checkpoint.register(app)
+state.register(app)
 machine.register(app)
 dashboard.register(app)
 

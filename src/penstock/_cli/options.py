@@ -74,6 +74,15 @@ Continuous = Annotated[
         show_default=False,
     ),
 ]
+TriggerText = Annotated[
+    str | None,
+    typer.Option(
+        "--trigger",
+        metavar="TRIGGER",
+        help="availableNow, once, default, processingTime=10s, continuous=1s or realTime=5m; "
+        "tables with a trigger of their own keep it.",
+    ),
+]
 Pipeline = Annotated[
     str | None,
     typer.Option("--pipeline", help="Key of the pipeline, where a bundle has several."),
@@ -129,6 +138,7 @@ def settings_of(
     maps: list[str] | None = None,
     parameters: list[str] | None = None,
     continuous: bool | None = None,
+    trigger: str | None = None,
 ) -> "PipelineSettings":
     """The settings of the project at `path`, or around the current folder.
 
@@ -137,15 +147,36 @@ def settings_of(
     """
     from penstock._project.spec import load_settings
 
+    configuration = assignments(conf)
+    if trigger is not None:
+        configuration["pipelines.trigger"] = trigger
+        continuous = _runs_on(trigger, continuous)
     return load_settings(
         Path.cwd(),
         source=path,
         spec=spec,
         storage=storage,
-        configuration=assignments(conf),
+        configuration=configuration,
         pipeline=pipeline,
         target=target,
         paths=assignments(maps, "--map"),
         parameters=assignments(parameters, "--param"),
         continuous=continuous,
     )
+
+
+def _runs_on(text: str, continuous: bool | None) -> bool:
+    """Whether an update with this trigger runs until it is stopped.
+
+    Raises:
+        typer.BadParameter: There is no such trigger, or it contradicts `--continuous`.
+    """
+    from penstock._model.trigger import TRIGGER_FORMS, parse_trigger
+
+    trigger = parse_trigger(text)
+    if trigger is None:
+        raise typer.BadParameter(f"{text!r} is none of {TRIGGER_FORMS}", param_hint="--trigger")
+    if continuous is not None and continuous is trigger.ends:
+        mode = "--continuous" if continuous else "--triggered"
+        raise typer.BadParameter(f"{text!r} contradicts {mode}", param_hint="--trigger")
+    return not trigger.ends

@@ -105,6 +105,11 @@ def summary_lines(view: UpdateView) -> list[str]:
                     f"rule {rule.name} of {dataset.display}: broken by {rule.failed:,} of "
                     f"{plural(total, 'row')}"
                 )
+        if dataset.late:
+            lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}")
+        if dataset.duplicates:
+            found = plural(dataset.duplicates, "duplicate")
+            lines.append(f"{found} of {dataset.display} left out")
     if view.properties.get("event_log"):
         lines.append(f"event log: {view.properties['event_log']}")
     if view.properties.get("spark_log"):

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from datetime import datetime
 from io import StringIO
 from typing import Annotated, Any
 
@@ -20,7 +21,10 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
+    """Add the commands of this module."""
+    app.command("history", epilog="Examples: penstock history | penstock history -n 5 -o json")(
+        history
+    )
     app.command(
         "status",
         epilog="Examples: penstock status | penstock status shop --watch | "
@@ -72,6 +76,58 @@ def status(
         if not (watch and found["is_alive"]):
             return exit_codes.UPDATE_FAILED if _is_bad(found) else exit_codes.OK
         pause.wait(_WATCH_SECONDS)
+
+
+def history(
+    limit: options.Limit = 20,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print the recorded updates, newest first: when each began, how it ended, and its error."""
+    from penstock._observe.log import event_directory, last_event, updates
+
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    rows = []
+    for file in updates(event_directory(settings))[: -limit - 1 : -1]:
+        event = last_event(file, "update_progress") or {}
+        exceptions = (event.get("error") or {}).get("exceptions") or [{}]
+        ended = event.get("timestamp")
+        took = None
+        if ended is not None:
+            took = (datetime.fromisoformat(ended) - file.started).total_seconds()
+        rows.append(
+            {
+                "update_id": file.update_id,
+                "started": file.started.isoformat(timespec="seconds").replace("+00:00", "Z"),
+                "state": event.get("details", {}).get("update_progress", {}).get("state"),
+                "seconds": took,
+                "error": exceptions[0].get("condition"),
+            }
+        )
+    if output is OutputFormat.JSON:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    if not rows:
+        print(f"pipeline {settings.name!r} has no recorded update", file=sys.stderr)
+        return
+    print_table(
+        ("started", "update", "state", "until then", "error"),
+        [
+            (
+                str(row["started"]),
+                str(row["update_id"]),
+                str(row["state"] or "-"),
+                seconds(row["seconds"]),
+                str(row["error"] or "-"),
+            )
+            for row in rows
+        ],
+        right=("until then",),
+    )
 
 
 def _nothing(name: str, update: str) -> Exception:

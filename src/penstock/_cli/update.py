@@ -45,6 +45,7 @@ def run(
     full_refresh_all: options.FullRefreshAll = False,
     replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
+    trigger: options.TriggerText = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
     pipeline: options.Pipeline = None,
@@ -69,6 +70,7 @@ def run(
         maps=maps,
         parameters=param,
         continuous=continuous,
+        trigger=trigger,
     )
     update_options = UpdateOptions(
         refresh=options.names(refresh),
@@ -93,6 +95,7 @@ def dry_run(
     full_refresh_all: options.FullRefreshAll = False,
     replace_where: options.ReplaceWhere = None,
     continuous: options.Continuous = None,
+    trigger: options.TriggerText = None,
     storage: options.Storage = None,
     conf: options.Conf = None,
     pipeline: options.Pipeline = None,
@@ -115,6 +118,7 @@ def dry_run(
         maps=maps,
         parameters=param,
         continuous=continuous,
+        trigger=trigger,
     )
     update_options = UpdateOptions(
         refresh=options.names(refresh),

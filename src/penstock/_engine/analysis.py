@@ -14,7 +14,11 @@ from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
+from penstock._engine.late_rows import check_late_rows
+from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
+from penstock._engine.state_growth import growing_state
+from penstock._engine.table_columns import check_columns
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
@@ -347,12 +351,22 @@ class _Analysis:
         mode: OutputMode | None = None
         keys: tuple[str, ...] = ()
         state: tuple[str, ...] = ()
+        growing: tuple[str, ...] = ()
         if df.isStreaming and not is_view:
-            mode = plans.choose_output_mode(df, flow)
+            mode = choose_output_mode(
+                df,
+                flow,
+                dataset=None if dataset is None else dataset.declared,
+                sink=None if dataset is not None else self.index.sinks.get(flow.target),
+            )
+            growing = growing_state(df, mode)
             if mode is OutputMode.UPDATE:
                 keys = plans.merge_keys(df, flow, properties)
                 mode = OutputMode.UPDATE if keys else OutputMode.APPEND
             state = plans.stateful_operators(df)
+        if dataset is not None:
+            check_late_rows(df, flow, mode, dataset.declared.late_rows)
+            check_columns(df, flow, mode, dataset.declared)
         if dataset is not None and dataset.declared.expectations:
             self._check_rules(df, dataset)
         if replaces_rows(flow) and not df.isStreaming:
@@ -365,6 +379,7 @@ class _Analysis:
             output_mode=mode,
             merge_keys=keys,
             stateful_operators=state,
+            growing_state=growing,
         )
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

@@ -30,6 +30,7 @@ _DETERMINISTIC = re.compile(
     r"|PythonException|NotSerializableException|DeltaUnsupportedOperationException"
     r"|SparkUnsupportedOperationException|DELTA_SOURCE_TABLE_IGNORE_CHANGES"
     r"|DELTA_SOURCE_IGNORE_DELETE|SchemaColumnConvertNotSupported"
+    r"|SaslAuthenticationException|SslAuthenticationException"
     r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
 )
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")

@@ -18,7 +18,7 @@ _TOKENS = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|`_metadata`|\b_metadata\b",
     re.IGNORECASE | re.DOTALL,
 )
-_WHOLE = re.compile(r"\b_metadata\b`?\s*(?![\s.\[`])(?!AS\b)", re.IGNORECASE)
+_END_OF_COLUMN = re.compile(r"\s*(?:,|FROM\b|$)", re.IGNORECASE)
 
 
 def named_in(text: str) -> bool:
@@ -49,13 +49,20 @@ def without_shown(df: DataFrame, text: str) -> DataFrame:
     places = [place for place, name in enumerate(df.columns) if name == SHOWN]
     if not places:
         return df
-    kept = places[-1] if _WHOLE.search(text) else None
+    kept = places[-1] if _is_selected(text) else None
     names = [f"{SHOWN}_{place}" if place in places else name
              for place, name in enumerate(df.columns)]  # fmt: skip
     if kept is not None:
         names[kept] = _NAME
     dropped = [names[place] for place in places if place != kept]
     return df.toDF(*names).drop(*dropped)
+
+
+def _is_selected(text: str) -> bool:
+    return any(
+        _is_name(match) and _END_OF_COLUMN.match(text, match.end()) is not None
+        for match in _TOKENS.finditer(text)
+    )
 
 
 def _is_name(match: re.Match[str]) -> bool:

@@ -85,8 +85,8 @@ class ObservingEvaluator(Evaluator):
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() == "cloudfiles":
-            self._read(reader, "cloudfiles")
+        if reader_format(reader).lower() in ("cloudfiles", "eventhubs"):
+            self._read(reader, reader_format(reader))
         return super().load(reader)
 
     def _read(self, reader: Reader, source: str, **more: Any) -> None:

@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock._model.flow import Flow, OutputMode
+from penstock._model.flow import Flow
 from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def iterate(sequence: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
+    """Spark's name of a node or an expression."""
     return str(node.getClass().getSimpleName())
 
 
@@ -51,43 +52,11 @@ def analyzed(df: "DataFrame") -> Any:
     return df._jdf.queryExecution().analyzed()
 
 
-def choose_output_mode(df: "DataFrame", flow: Flow) -> OutputMode:
-    """The declared output mode, or else append where Spark can, complete otherwise.
-
-    Spark's own check runs here, so that a mode that cannot work is refused before anything starts.
-
-    Raises:
-        DefinitionError: Spark refuses the mode for this query.
-    """
-    wanted = [flow.output_mode] if flow.output_mode else [OutputMode.APPEND, OutputMode.COMPLETE]
-    reasons = [_refusal(df, mode) for mode in wanted]
-    for mode, reason in zip(wanted, reasons, strict=True):
-        if reason is None:
-            return mode
-    raise DefinitionError(
-        "OUTPUT_MODE_NOT_SUPPORTED",
-        f"flow {flow.name!r} cannot run in {wanted[0].value} mode: {reasons[0]}",
-        origin=flow.origin,
-        hint="add withWatermark before the stateful operation, or choose another output_mode "
-        "(append, complete, update)",
-    )
-
-
-def _refusal(df: "DataFrame", mode: OutputMode) -> str | None:
-    jvm: Any = df.sparkSession._jvm
-    modes = jvm.org.apache.spark.sql.streaming.OutputMode
-    jmode = {
-        OutputMode.APPEND: modes.Append,
-        OutputMode.COMPLETE: modes.Complete,
-        OutputMode.UPDATE: modes.Update,
-    }[mode]()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    try:
-        checker.checkForStreaming(analyzed(df), jmode)
-    except Exception as error:
-        text = str(error).split("\n", 1)[0]
-        return text.removesuffix(";")
-    return None
+def walk(plan: Any) -> Iterator[Any]:
+    """All nodes of a plan, from its top."""
+    yield plan
+    for child in iterate(plan.children()):
+        yield from walk(child)
 
 
 def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tuple[str, ...]:
@@ -122,8 +91,8 @@ def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
     columns: list[tuple[str, set[int]]] = [
         (attribute.name(), {attribute.exprId().id()}) for attribute in iterate(node.output())
     ]
-    while _kind(node) in _TRANSPARENT:
-        if _kind(node) == "Project":
+    while kind_of(node) in _TRANSPARENT:
+        if kind_of(node) == "Project":
             made_of = {
                 item.exprId().id(): {a.exprId().id() for a in iterate(item.references().toSeq())}
                 for item in iterate(node.projectList())
@@ -132,7 +101,7 @@ def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
                 (name, set().union(*(made_of.get(i, {i}) for i in ids))) for name, ids in columns
             ]
         node = node.children().head()
-    if _kind(node) != "Aggregate":
+    if kind_of(node) != "Aggregate":
         if _has_stateful(node):
             raise _keys_unknown(flow)
         return ()
@@ -163,13 +132,21 @@ def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
 
 
 def _contains_aggregate(expression: Any) -> bool:
-    if _kind(expression) == "AggregateExpression":
+    if kind_of(expression) == "AggregateExpression":
         return True
     return any(_contains_aggregate(child) for child in iterate(expression.children()))
 
 
+def is_stateful(node: Any) -> bool:
+    """Whether a node of a logical plan keeps state."""
+    kind = kind_of(node)
+    if kind not in _STATEFUL or not node.isStreaming():
+        return False
+    return kind != "Join" or all(child.isStreaming() for child in iterate(node.children()))
+
+
 def _has_stateful(node: Any) -> bool:
-    if _kind(node) in _STATEFUL and node.isStreaming():
+    if is_stateful(node):
         return True
     return any(_has_stateful(child) for child in iterate(node.children()))
 
@@ -191,10 +168,15 @@ def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
     return tuple(found)
 
 
+def has_state(operators: Sequence[str]) -> bool:
+    """Whether a query keeps state, by what `stateful_operators` says of it."""
+    return len(operators) > 1 or any(not line.startswith("source") for line in operators)
+
+
 def _collect_stateful(node: Any, found: list[str]) -> None:
     if not node.isStreaming():
         return
-    kind = _kind(node)
+    kind = kind_of(node)
     children = list(iterate(node.children()))
     if kind == "Aggregate":
         keys = ", ".join(_IDS.sub("", e.sql()) for e in iterate(node.groupingExpressions()))
@@ -251,7 +233,7 @@ def batch_sources(df: "DataFrame") -> BatchSources:
     if _CHANGING.search(query_text(df)) or not plan.deterministic():
         unversioned = "its result changes with time or chance"
     for leaf in iterate(plan.collectLeaves()):
-        kind = _kind(leaf)
+        kind = kind_of(leaf)
         if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD"):
             if kind == "LogicalRDD":
                 unversioned = unversioned or "it reads an RDD"
@@ -259,7 +241,7 @@ def batch_sources(df: "DataFrame") -> BatchSources:
         location = _location(leaf)
         if location is None:
             unversioned = unversioned or f"it reads {kind}, which has no versions"
-        elif _kind(location).startswith("Tahoe"):
+        elif kind_of(location).startswith("Tahoe"):
             versions[str(location.deltaLog().dataPath().toString())] = str(location.version())
         else:
             versions |= _file_versions(location)
@@ -267,7 +249,7 @@ def batch_sources(df: "DataFrame") -> BatchSources:
 
 
 def _location(leaf: Any) -> Any | None:
-    if _kind(leaf) != "LogicalRelation":
+    if kind_of(leaf) != "LogicalRelation":
         return None
     relation = leaf.relation()
     # Delta makes an anonymous subclass, so the class name does not tell.

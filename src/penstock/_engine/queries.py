@@ -22,6 +22,7 @@ from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.kafka_source import LossWatch, check_topics
+from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.writers import SinkWriters, forgets
@@ -30,7 +31,9 @@ from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
+from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.trigger import TriggerKind
 from penstock._observe.events import EventOrigin, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
@@ -177,12 +180,8 @@ class SparkEngine:
             if watch := LossWatch(self._spark, kafka):
                 running.watches_losses(watch.lost)
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
-            if step.interval_seconds is None:
-                writer = writer.trigger(availableNow=True)
-            else:
-                writer = writer.trigger(
-                    processingTime=f"{step.interval_seconds * 1000:.0f} milliseconds"
-                )
+            writer = _triggered(writer, step)
+            running.has_batches = step.trigger is None
             query = self._start(writer, step.flow)
             running.attach(query)
             self._running.append(running)
@@ -211,8 +210,12 @@ class SparkEngine:
     ) -> Any:
         dataset = self._graph.datasets[step.target]
         self._reconcile(node, dataset, state)
+        late = None
+        if node.flow.cdc is None and plans.has_state(node.analysis.stateful_operators):
+            keeps = dataset.declared.late_rows is LateRows.QUARANTINE
+            late = LateRowFinder(running.execution, keeps=keeps)
         writer = self._tables.stream_writer(
-            dataset, node, df, epoch=state.epoch, mode=step.output_mode
+            dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
         )
         running.writes_batches(writer.write, dataset.display)
         # Update-mode queries hand changed rows to foreachBatch; the merge is ours.
@@ -498,6 +501,19 @@ class SparkEngine:
 
 
 _QUERY_CHANGED = "the query changed"
+
+
+def _triggered(writer: Any, step: StartFlow) -> Any:
+    if step.interval_seconds is None:
+        return writer.trigger(availableNow=True)
+    every = f"{step.interval_seconds * 1000:.0f} milliseconds"
+    match step.trigger and step.trigger.kind:
+        case TriggerKind.CONTINUOUS:
+            return writer.trigger(continuous=every)
+        case TriggerKind.REAL_TIME:
+            return writer.outputMode(OutputMode.UPDATE.value).trigger(realTime=every)
+        case _:
+            return writer.trigger(processingTime=every)
 
 
 def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.kafka_source import LostRange, describe_loss
+from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
@@ -24,6 +25,7 @@ from penstock._runtime.ports import FlowEnded
 from penstock.errors import PenstockError
 
 _STOP_CHECK_SECONDS = 1.0
+_ATTACH_SECONDS = 60.0
 
 
 class BatchReport(Protocol):
@@ -60,6 +62,8 @@ class RunningQuery(QueryWatcher):
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._target = ""
         self._lost: Callable[[Mapping[str, Any]], list[LostRange]] | None = None
+        self.has_batches = True
+        """Whether there is a pause between micro-batches in which the query can be stopped."""
         self._query: StreamingQuery | None = None
         self._failure: BaseException | None = None
         self._batch: int | None = None
@@ -89,7 +93,20 @@ class RunningQuery(QueryWatcher):
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the Spark query, once it has started."""
-        self._query = query
+        with self._changed:
+            self._query = query
+            self._changed.notify_all()
+
+    def execution(self) -> Any:
+        """Spark's `IncrementalExecution` of the micro-batch that `on_batch` has.
+
+        The first batch may come before the query is attached: this waits for it.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._query is not None, _ATTACH_SECONDS):
+                raise RuntimeError("the query that runs was never attached")
+        java_query: Any = self._query
+        return java_query._jsq.streamingQuery().lastExecution()
 
     def on_batch(self, df: DataFrame, batch_id: int) -> None:
         """Commit one micro-batch; given to `foreachBatch`."""
@@ -125,6 +142,10 @@ class RunningQuery(QueryWatcher):
                         num_input_rows=rows,
                         batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
                         backlog_records=backlog_records(progress),
+                        # A writer counts them itself, and exactly.
+                        late_records=None
+                        if self._write is not None
+                        else dropped_by_watermark(progress) or None,
                     ),
                 )
             )
@@ -225,6 +246,8 @@ class RunningQuery(QueryWatcher):
 
     def _is_idle(self) -> bool:
         # A micro-batch is over when its progress is out: only then is it in the commit log.
+        if not self.has_batches:
+            return True
         if self._write is not None:
             return self._batch is None or self._reported >= self._batch
         return self._query is None or not self._query.status["isTriggerActive"]

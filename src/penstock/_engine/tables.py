@@ -11,11 +11,12 @@ from pyspark.sql.types import StructType
 
 from penstock._engine.cdc import event_shape, tombstone_seconds
 from penstock._engine.flow_state import FlowState
+from penstock._engine.plans import has_state
 from penstock._engine.replacing import Window, window_of
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
-from penstock._model.dataset import DatasetKind
+from penstock._model.dataset import DatasetKind, LateRows
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
@@ -32,6 +33,8 @@ from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.fenced import last_number
+from penstock._tables.files import StorageFiles
+from penstock._tables.late import FindLateRows
 from penstock._tables.layout import StorageLayout, TableRef
 from penstock._tables.log_scan import append_only_start
 from penstock._tables.prepare import (
@@ -102,8 +105,12 @@ class Commit:
                 num_output_rows=None if self.is_upsert else result.rows_written,
                 num_upserted_rows=result.rows_written if self.is_upsert else None,
                 num_deleted_rows=result.rows_deleted if self.deletes else None,
-                dropped_records=dropped if has_rules else None,
-                quarantined_records=result.rows_quarantined if has_rules else None,
+                dropped_records=dropped if has_rules or dropped else None,
+                quarantined_records=result.rows_quarantined
+                if has_rules or result.rows_quarantined
+                else None,
+                late_records=result.rows_late or None,
+                duplicate_records=result.rows_duplicate or None,
                 batch_duration_ms=duration_ms,
             ),
             expectations=[
@@ -180,7 +187,7 @@ class PipelineTables:
             origin=declared.origin,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
-        if self._keeps(node) and not any(flow.flow.cdc for flow in flows):
+        if self._has_quarantine(node) and not any(flow.flow.cdc for flow in flows):
             quarantine = self._quarantine(node)
             prepare_quarantine(self._spark, quarantine, state, replace_schema=spec.replace_schema)
 
@@ -224,8 +231,10 @@ class PipelineTables:
         """The id of the target table.
 
         Raises:
-            CheckpointError: The checkpoint belongs to a table that is no longer there: it would
-                take up in the middle, and the rows before would be missing.
+            CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to a table that is no longer
+                there: it would take up in the middle, and the rows before would be missing.
+                `CHECKPOINT_MISSING`: The table has batches of a checkpoint that is gone: a new one
+                in its place would count from 0, and its batches would be taken for these.
         """
         path = self.paths.get(node.target)
         if path is None:
@@ -242,7 +251,28 @@ class PipelineTables:
                 hint=f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
                 "the old table",
             )
+        if table_id is not None and state.stateful_operators is not None:
+            self._check_checkpoint(node, path, state.epoch)
         return table_id
+
+    def _check_checkpoint(self, node: FlowNode, table: str, epoch: str) -> None:
+        name = node.flow.name
+        place = self.layout.checkpoint_path(name, epoch)
+        if StorageFiles(self._spark).read(f"{place}/metadata") is not None:
+            return
+        last = last_number(DeltaJvm(self._spark), table, app_id(self._settings.name, name, epoch))
+        if last < 0:  # it has not got to its first batch
+            return
+        raise CheckpointError(
+            "CHECKPOINT_MISSING",
+            f"the checkpoint of flow {name!r} is gone: nothing is in {place}, but "
+            f"{node.flow.target!r} has its batches up to {last}",
+            flow=name,
+            origin=node.flow.origin,
+            hint=f"restore it; or --full-refresh {node.flow.target} rebuilds the table; or "
+            f"`penstock checkpoint reset {name} --from earliest` reads all of the source once more "
+            "into the table as it is",
+        )
 
     # -- writers -------------------------------------------------------------------------------
 
@@ -254,15 +284,26 @@ class PipelineTables:
         *,
         epoch: str,
         mode: OutputMode,
+        late: FindLateRows | None = None,
     ) -> BatchWriter:
-        """The writer of a flow's micro-batches."""
+        """The writer of a flow's micro-batches.
+
+        Args:
+            dataset: The target.
+            node: The flow.
+            df: Its query.
+            epoch: Of its checkpoint.
+            mode: Its output mode.
+            late: Finds the rows that a stateful operator refuses.
+        """
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         identity = app_id(self._settings.name, node.flow.name, epoch)
-        quarantine = self._quarantine(dataset) if split is not None and split.quarantine else None
-        is_stateful = _is_stateful(node)
+        keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
+        quarantine = self._quarantine(dataset) if keeps else None
+        is_stateful = has_state(node.analysis.stateful_operators)
         writer: Any
         if mode is OutputMode.UPDATE:
             from penstock._tables.upsert import UpsertWriter
@@ -275,6 +316,21 @@ class PipelineTables:
                 keys=node.analysis.merge_keys,
                 split=split,
                 quarantine=quarantine,
+                late=late,
+            )
+        elif dataset.declared.deduplicate_by:
+            from penstock._tables.unique import UniqueWriter
+
+            writer = UniqueWriter(
+                self._spark,
+                flow=node.flow.name,
+                app_id=identity,
+                target=self._ref(dataset),
+                keys=dataset.declared.deduplicate_by,
+                split=split,
+                quarantine=quarantine,
+                allow_missing=self._allows_missing(dataset),
+                late=late,
             )
         else:
             writer = FlowWriter(
@@ -286,6 +342,7 @@ class PipelineTables:
                 quarantine=quarantine,
                 mode=WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND,
                 allow_missing=self._allows_missing(dataset),
+                late=late,
                 coalesce=not is_stateful,
             )
         is_upsert = mode is OutputMode.UPDATE
@@ -378,7 +435,7 @@ class PipelineTables:
             allow_missing=self._allows_missing(dataset),
             tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
             rewrite=False if self._is_streamed(dataset) else None,
-            coalesce=not _is_stateful(node),
+            coalesce=not has_state(node.analysis.stateful_operators),
         )
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
@@ -444,6 +501,9 @@ class PipelineTables:
             rule.on_violation.removes for rule in node.declared.expectations
         )
 
+    def _has_quarantine(self, node: DatasetNode) -> bool:
+        return self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
+
     def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
         """The query with the types of its table, where no value changes by that."""
         declared = node.declared.schema
@@ -468,6 +528,9 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
     if node.kind is not DatasetKind.STREAMING_TABLE:
         reason = f"it is a {node.kind.value}, which is computed anew by every update"
         hint = "correct the rule or the query, and run the pipeline"
+    elif any(replaces_rows(flow.flow) for flow in flows):
+        reason = "its flow replaces rows that fulfil a condition, and would remove what is added"
+        hint = "correct the rule or the query, and run the pipeline"
     elif any(is_cdc(flow.flow) for flow in flows):
         reason = "its rows are made from change events"
         hint = f"correct the rule, then --full-refresh {node.display}"
@@ -481,8 +544,3 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
             origin=node.declared.origin,
             hint=hint,
         )
-
-
-def _is_stateful(node: FlowNode) -> bool:
-    operators = node.analysis.stateful_operators
-    return len(operators) > 1 or any(not line.startswith("source") for line in operators)

@@ -69,7 +69,8 @@ _ROWS = (
     (
         *("PSL202", "data-loss-ignored", _WARNING),
         "`failOnDataLoss` is false",
-        "Rows that the source has deleted before they were read are skipped without a word.",
+        "The flow goes on without the rows that the source deleted before they were read. (Of "
+        "Kafka, a warning names their offsets.)",
         "Leave it out: the flow then stops and says which offsets or versions are gone.",
     ),
     (

@@ -1,7 +1,7 @@
 """Rules about queries: what their plans keep, read and compute."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penstock._lint.catalogue import RULES
 from penstock._lint.finding import Finding
@@ -11,6 +11,7 @@ from penstock._model.query_facts import QueryFacts, ReadFacts, StateFacts, State
 _FILES = {"json", "csv", "parquet", "orc", "text", "avro", "xml", "cloudfiles", "binaryfile"}
 _LIMITS = {
     "kafka": ("maxoffsetspertrigger",),
+    "eventhubs": ("maxeventspertrigger", "eventhubs.maxeventspertrigger"),
     "delta": ("maxfilespertrigger", "maxbytespertrigger"),
     "cloudfiles": ("cloudfiles.maxfilespertrigger", "cloudfiles.maxbytespertrigger"),
 }
@@ -91,6 +92,10 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
         yield from _of_kafka(read)
     if not read.is_streaming:
         return
+    if read.source == "eventhubs":
+        start = options.get("eventhubs.startingposition", "@latest")
+        if "@latest" in start:
+            yield "PSL201", "the stream begins at the end of the event hub"
     if options.get("startingversion", "").lower() == "latest":
         yield "PSL201", "the stream begins at the newest version of the table"
     if _is(options.get("failondataloss"), "false"):
@@ -133,10 +138,8 @@ def _is_inferred(read: ReadFacts) -> bool:
     return read.source not in ("text", "binaryfile")
 
 
-def _option(options: "object", name: str) -> str | None:
-    assert hasattr(options, "get")
-    value = options.get(name) or options.get(f"cloudfiles.{name}")
-    return None if value is None else str(value)
+def _option(options: Mapping[str, str], name: str) -> str | None:
+    return options.get(name) or options.get(f"cloudfiles.{name}")
 
 
 def _is(value: str | None, wanted: str) -> bool:

@@ -24,6 +24,15 @@ class DatasetKind(StrEnum):
     TEMPORARY_VIEW = "temporary view"
 
 
+class LateRows(StrEnum):
+    """What becomes of rows that are older than the watermark."""
+
+    DROP = "drop"
+    """As Spark does; they are counted."""
+    QUARANTINE = "quarantine"
+    """Kept in the table's quarantine."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """One declared dataset.
@@ -48,6 +57,9 @@ class Dataset:
         format: Only `delta` is written.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`; `None`
             takes the pipeline's default.
+        late_rows: What becomes of rows that a stateful operator refuses because they are older than
+            the watermark.
+        deduplicate_by: Columns that identify a row: a row whose key the table has is not added.
         expectations: In the order in which they stand in the source.
     """
 
@@ -67,6 +79,8 @@ class Dataset:
     refresh_policy: str | None = None
     format: str | None = None
     quarantine: bool | None = None
+    late_rows: LateRows = LateRows.DROP
+    deduplicate_by: tuple[str, ...] = ()
     expectations: tuple[Expectation, ...] = ()
 
 

@@ -78,6 +78,7 @@ class FlowAnalysis:
         merge_keys: Columns that identify a row of an update-mode flow.
         stateful_operators: One line per stateful operator of the plan, in plan order, without
             expression ids: equal lines mean that the state can be read again.
+        growing_state: One sentence for each stateful operation whose state grows for ever.
         sequence_type: Of an auto CDC flow: the type that orders its events.
         changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
             plain stream: it ends at the first change.
@@ -90,5 +91,6 @@ class FlowAnalysis:
     output_mode: OutputMode | None = None
     merge_keys: tuple[str, ...] = ()
     stateful_operators: tuple[str, ...] = ()
+    growing_state: tuple[str, ...] = ()
     sequence_type: str | None = None
     changing_inputs: tuple[str, ...] = ()

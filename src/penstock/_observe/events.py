@@ -120,6 +120,8 @@ class FlowMetrics:
         backlog_records: Rows (Kafka: offsets) that wait at the sources.
         dropped_records: Rows that broke a drop rule.
         quarantined_records: Those of them that are kept in quarantine.
+        late_records: Rows that came after the watermark had passed them.
+        duplicate_records: Rows whose key the table had already.
     """
 
     num_output_rows: int | None = None
@@ -130,6 +132,8 @@ class FlowMetrics:
     backlog_records: int | None = None
     dropped_records: int | None = None
     quarantined_records: int | None = None
+    late_records: int | None = None
+    duplicate_records: int | None = None
 
 
 def update_progress(
@@ -182,10 +186,14 @@ def flow_progress(
             if (value := getattr(metrics, key)) is not None
         }
         quality: dict[str, Any] = {}
-        if metrics.dropped_records is not None:
-            quality["dropped_records"] = metrics.dropped_records
-        if metrics.quarantined_records is not None:
-            quality["quarantined_records"] = metrics.quarantined_records
+        for key in (
+            "dropped_records",
+            "quarantined_records",
+            "late_records",
+            "duplicate_records",
+        ):
+            if (count := getattr(metrics, key)) is not None:
+                quality[key] = count
         if expectations:
             quality["expectations"] = [
                 {
@@ -214,6 +222,17 @@ def definition(event_type: str, origin: EventOrigin, message: str, body: Details
     """A `create_update`, `dataset_definition`, `sink_definition` or `flow_definition` event."""
     return Event(
         event_type=event_type, message=message, origin=origin, details={event_type: dict(body)}
+    )
+
+
+def plan_warning(origin: EventOrigin, message: str) -> Event:
+    """Something in the plan works now and will hurt later."""
+    return Event(
+        event_type="plan_warning",
+        message=message,
+        origin=origin,
+        details={"plan_warning": {"message": message}},
+        level=Level.WARN,
     )
 
 

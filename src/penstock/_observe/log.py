@@ -357,6 +357,15 @@ def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
     return None
 
 
+def last_event(file: UpdateFile, event_type: str) -> dict[str, Any] | None:
+    """The newest event of a type in one update, read from the end of its file."""
+    needle = f'"event_type":"{event_type}"'.encode()
+    for line in _lines_backwards(file.path):
+        if needle in line and (event := _decode(line)) is not None:
+            return event
+    return None
+
+
 def _lines_backwards(path: Path) -> Iterator[bytes]:
     """The lines of a file, last one first."""
     with path.open("rb") as file:

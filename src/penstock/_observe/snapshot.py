@@ -64,6 +64,8 @@ class FlowView:
         batch_seconds: Wall time of the last one.
         quarantined: Rows so far.
         dropped: Rows so far that broke a drop rule, the quarantined ones included.
+        late: Rows so far that came after the watermark had passed them.
+        duplicates: Rows so far whose key the table had already.
         lag: Rows that wait at the sources, as the last batch saw it.
         last_error: Why it failed or was restarted last.
         duration_seconds: From its start to its end, or to now.
@@ -82,6 +84,8 @@ class FlowView:
     lag: int | None
     last_error: ErrorInfo | None
     duration_seconds: float | None
+    late: int = 0
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,8 @@ class DatasetView:
     duration_seconds: float | None
     rules: tuple[RuleView, ...]
     flows: tuple[FlowView, ...]
+    late: int = 0
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +164,8 @@ class _Flow:
     last_batch_at: datetime | None = None
     quarantined: int = 0
     dropped: int = 0
+    late: int = 0
+    duplicates: int = 0
     lag: int | None = None
     last_error: ErrorInfo | None = None
     started: datetime | None = None
@@ -184,6 +192,8 @@ class _Flow:
             batch_seconds=self.recent[-1][1] / 1000 if self.recent else None,
             quarantined=self.quarantined,
             dropped=self.dropped,
+            late=self.late,
+            duplicates=self.duplicates,
             lag=self.lag,
             last_error=self.last_error,
             duration_seconds=duration,
@@ -307,12 +317,14 @@ class Snapshot:
         if metrics is not None:
             if dataset.kind == _REPLACED:
                 # A refresh replaces the rows of the one before it, so it does their counts.
-                flow.rows = flow.quarantined = flow.dropped = 0
+                flow.rows = flow.quarantined = flow.dropped = flow.late = 0
                 dataset.rules.clear()
             _fold_metrics(flow, event, metrics)
         quality = body.get("data_quality", {})
         flow.dropped += quality.get("dropped_records", 0)
         flow.quarantined += quality.get("quarantined_records", 0)
+        flow.late += quality.get("late_records", 0)
+        flow.duplicates += quality.get("duplicate_records", 0)
         for counts in quality.get("expectations", ()):
             sums = dataset.rules.setdefault((counts["dataset"], counts["name"]), [0, 0])
             sums[0] += counts["passed_records"]
@@ -359,6 +371,8 @@ def _dataset_view(dataset: _Dataset, display: str, now: datetime) -> DatasetView
         batch_seconds=max(batches) if batches else None,
         quarantined=sum(flow.quarantined for flow in flows),
         dropped=sum(flow.dropped for flow in flows),
+        late=sum(flow.late for flow in flows),
+        duplicates=sum(flow.duplicates for flow in flows),
         lag=sum(lags) if lags else None,
         last_error=errors[-1] if errors else None,
         duration_seconds=max(durations) if durations else None,

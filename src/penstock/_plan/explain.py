@@ -7,6 +7,7 @@ from penstock._graph.cdc import cdc_text, is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
 from penstock._graph.replacing import replaces_rows, window_text
 from penstock._model.flow import Flow
+from penstock._model.trigger import Trigger
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
 
 
@@ -30,6 +31,7 @@ def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
         for (target, flow), step in steps.items():
             if target == name:
                 lines.append(f"sink {name} [{sink.format}] <- {_step_text(graph, step, flow)}")
+    lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [f"note: {note}" for note in plan.notes]
     return lines
 
@@ -80,6 +82,8 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
     match step:
         case StartFlow(interval_seconds=None):
             return f"flow {name}: {step.output_mode.value}, everything available"
+        case StartFlow(trigger=Trigger() as trigger):
+            return f"flow {name}: {step.output_mode.value}, {trigger}"
         case StartFlow():
             return f"flow {name}: {step.output_mode.value}, every {step.interval_seconds:g} s"
         case RunOnceFlow():
@@ -125,6 +129,7 @@ def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
         "resets": [graph.datasets[step.dataset].display for step in plan.resets],
         "excluded": [graph.datasets[key].display for key in plan.excluded],
         "notes": list(plan.notes),
+        "warnings": list(plan.warnings),
         "datasets": [
             {
                 "name": node.display,

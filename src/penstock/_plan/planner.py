@@ -1,6 +1,5 @@
 """Graph + wishes -> plan. Decides; does nothing."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from penstock._graph.index import nearest_name
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.trigger import Trigger, TriggerKind
 from penstock._plan.steps import (
     Plan,
     PrepareTable,
@@ -18,6 +18,7 @@ from penstock._plan.steps import (
     RunStep,
     StartFlow,
 )
+from penstock._plan.triggers import check_trigger, declared_trigger, flow_setting
 from penstock.errors import PlanError, SpecError
 
 STREAM_INTERVAL_SECONDS = 1.0
@@ -30,15 +31,8 @@ FLOW_RETRIES = ("pipelines.maxFlowRetryAttempts", "spark.sql.pipelines.maxFlowRe
 that of Spark's own engine."""
 UPDATE_RETRIES = "pipelines.numUpdateRetryAttempts"
 """The same for an update before its flows start. After that only flows are tried again."""
-
-_INTERVAL = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
-_UNIT_SECONDS = {
-    "millisecond": 0.001,
-    "second": 1.0,
-    "minute": 60.0,
-    "hour": 3600.0,
-    "day": 86400.0,
-}
+GROWING_STATE = "penstock.growingState"
+"""Setting: what to do about a query whose state grows for ever: `allow`, `warn` or `error`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +69,8 @@ def make_plan(
 
     Raises:
         SpecError: A name in the selection is not a dataset, or options exclude each other.
-        PlanError: A table does not allow to be reset, or asks for what Delta does not have.
+        PlanError: A table does not allow to be reset, or asks for what Delta does not have; a flow
+            cannot have its trigger; state grows where that is not allowed.
     """
     conf = configuration or {}
     if wishes.full_refresh_all and (wishes.refresh or wishes.full_refresh):
@@ -127,25 +122,12 @@ def make_plan(
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
         continuous=wishes.continuous,
         notes=tuple(told),
-        setup_retries=_retries([conf], [UPDATE_RETRIES]),
+        setup_retries=_retries(UPDATE_RETRIES, conf.get(UPDATE_RETRIES)),
+        warnings=(
+            *_growing_state(graph, runs, conf),
+            *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
+        ),
     )
-
-
-def parse_interval(text: str) -> float:
-    """Seconds of an interval such as `"5 seconds"` or `"1 minute"`.
-
-    Raises:
-        SpecError: Not a number and a unit.
-    """
-    match = _INTERVAL.fullmatch(text)
-    unit = match.group(2).lower().removesuffix("s") if match else ""
-    if match is None or unit not in _UNIT_SECONDS:
-        raise SpecError(
-            "INVALID_TRIGGER_INTERVAL",
-            f"pipelines.trigger.interval is {text!r}",
-            hint='a number and a unit: "5 seconds", "1 minute", "2 hours"',
-        )
-    return float(match.group(1)) * _UNIT_SECONDS[unit]
 
 
 def _select(graph: DataflowGraph, names: Iterable[str]) -> set[str]:
@@ -247,8 +229,9 @@ def _run_step(
 ) -> RunStep:
     upstream = tuple(sorted(key for key in flow.upstream if key in selected))
     node = graph.datasets.get(flow.target)
-    interval = _interval(flow, node, conf) if continuous else None
-    retries = _retries(_levels(flow, node, conf), FLOW_RETRIES)
+    trigger = _trigger(graph, flow, conf) if continuous else None
+    interval = None if trigger is None else trigger.seconds
+    retries = _retries(*(flow_setting(graph, flow, conf, *FLOW_RETRIES) or ("", None)))
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
     if node is not None and (is_view or _looks(flow.flow)):
         return RefreshView(
@@ -268,31 +251,16 @@ def _run_step(
         target=flow.target,
         output_mode=flow.analysis.output_mode or OutputMode.APPEND,
         interval_seconds=interval,
+        trigger=_special(trigger),
         upstream=upstream,
         max_retries=retries,
     )
 
 
-def _levels(
-    flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str]
-) -> list[Mapping[str, str]]:
-    """Where a flow's `pipelines.*` settings may stand; the first that has one wins."""
-    if node is None:
-        return [flow.flow.spark_conf, conf]
-    declared = node.declared
-    return [flow.flow.spark_conf, declared.spark_conf, declared.table_properties, conf]
-
-
-def _retries(levels: Iterable[Mapping[str, str]], keys: Sequence[str]) -> int | None:
-    """How often to try again, by the first of `keys` on the first level that has one."""
-    for level in levels:
-        for key in keys:
-            if key in level:
-                return _count(key, level[key])
-    return None
-
-
-def _count(key: str, text: str) -> int:
+def _retries(key: str, text: str | None) -> int | None:
+    """How often to try again, as a setting says; `None` without one."""
+    if text is None:
+        return None
     try:
         number = int(text)
     except ValueError:
@@ -306,14 +274,81 @@ def _count(key: str, text: str) -> int:
     return number
 
 
-def _interval(flow: FlowNode, node: DatasetNode | None, conf: Mapping[str, str]) -> float:
-    key = "pipelines.trigger.interval"
-    for level in _levels(flow, node, conf):
-        if key in level:
-            return parse_interval(level[key])
+def _special(trigger: Trigger | None) -> Trigger | None:
+    is_plain = trigger is None or trigger.kind is TriggerKind.PROCESSING_TIME
+    return None if is_plain else trigger
+
+
+def _growing_state(
+    graph: DataflowGraph, runs: Iterable[RunStep], conf: Mapping[str, str]
+) -> Iterator[str]:
+    """Warn of state that grows for ever, or refuse it, as `penstock.growingState` says."""
+    for step in runs:
+        flow = graph.flows[step.flow]
+        found = flow.analysis.growing_state
+        if not found:
+            continue
+        setting = flow_setting(graph, flow, conf, GROWING_STATE)
+        wanted = "warn" if setting is None else setting[1]
+        if wanted.lower() not in ("allow", "warn", "error"):
+            raise SpecError(
+                "INVALID_GROWING_STATE",
+                f"{GROWING_STATE} is {wanted!r}",
+                hint="allow, warn or error",
+            )
+        if wanted.lower() == "error":
+            raise PlanError(
+                "STATE_GROWS",
+                f"flow {flow.flow.name!r}: {'; '.join(found)}",
+                origin=flow.flow.origin,
+                hint=f"bound the state, or set {GROWING_STATE} to warn or allow for this flow",
+            )
+        if wanted.lower() == "warn":
+            yield from (f"{flow.flow.name}: {text}" for text in found)
+
+
+def _trigger(graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]) -> Trigger:
+    """The trigger of a flow in a continuous update."""
+    trigger = declared_trigger(graph, flow, conf)
+    node = graph.datasets.get(flow.target)
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
     looks = is_view or _looks(flow.flow)
-    return VIEW_INTERVAL_SECONDS if looks else STREAM_INTERVAL_SECONDS
+    if trigger is None:
+        seconds = VIEW_INTERVAL_SECONDS if looks else STREAM_INTERVAL_SECONDS
+        return Trigger(TriggerKind.PROCESSING_TIME, seconds)
+    check_trigger(graph, flow, trigger)
+    if trigger.kind is TriggerKind.DEFAULT:
+        seconds = VIEW_INTERVAL_SECONDS if looks else 0.0
+        return Trigger(TriggerKind.PROCESSING_TIME, seconds)
+    return trigger
+
+
+def _triggers_of_a_triggered_update(
+    graph: DataflowGraph, runs: Iterable[RunStep], conf: Mapping[str, str]
+) -> Iterator[str]:
+    """What is told of triggers that an update which ends by itself does not use as they are."""
+    once, special = [], []
+    for step in runs:
+        if not isinstance(step, StartFlow):
+            continue
+        trigger = declared_trigger(graph, graph.flows[step.flow], conf)
+        if trigger is not None and trigger.kind is TriggerKind.ONCE:
+            once.append(step.flow)
+        elif trigger is not None and trigger.kind in (
+            TriggerKind.CONTINUOUS,
+            TriggerKind.REAL_TIME,
+        ):
+            special.append(f"{step.flow} ({trigger})")
+    if once:
+        yield (
+            f"{', '.join(once)}: the trigger once takes everything in one batch and is deprecated; "
+            "availableNow is used, which ends as well and keeps batches small"
+        )
+    if special:
+        yield (
+            f"{', '.join(special)}: a triggered update takes everything that is available; the "
+            "trigger counts with --continuous"
+        )
 
 
 def _looks(flow: Flow) -> bool:

@@ -6,6 +6,7 @@ Names in steps are canonical: a dataset is its `DatasetName.key`, a flow its nam
 from dataclasses import dataclass
 
 from penstock._model.flow import OutputMode
+from penstock._model.trigger import Trigger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class StartFlow:
         target: Key of the table, or name of the sink, that it writes to.
         output_mode: Spark's output mode.
         interval_seconds: Trigger interval; `None` = everything available, then end.
+        trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
         upstream: Datasets (keys) of this plan that must be done first when `interval_seconds` is
             `None`.
         max_retries: Retries in a row before the flow is given up; `None` = as the update has it.
@@ -41,6 +43,7 @@ class StartFlow:
     target: str
     output_mode: OutputMode
     interval_seconds: float | None = None
+    trigger: Trigger | None = None
     upstream: tuple[str, ...] = ()
     max_retries: int | None = None
 
@@ -103,6 +106,7 @@ class Plan:
         notes: What the user should know before it starts, one sentence each.
         setup_retries: How often resetting or preparing a table is tried again before its flows are
             given up; `None` = as the update has it.
+        warnings: What will hurt later; `run` shows them, too.
     """
 
     resets: tuple[ResetTable, ...] = ()
@@ -112,3 +116,4 @@ class Plan:
     continuous: bool = False
     notes: tuple[str, ...] = ()
     setup_retries: int | None = None
+    warnings: tuple[str, ...] = ()

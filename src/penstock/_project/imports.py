@@ -12,17 +12,19 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from penstock._model.paths import PathMap
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks_modules import databricks_modules
 from penstock._project.display import displayable_frames
 from penstock._project.execution import SourceExecutor
+from penstock._project.mapped_files import mapped_files
 from penstock._project.module_search import folder_around
 from penstock._project.sources import find_sources
 
@@ -55,7 +57,11 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
     sys.path.extend(folder for folder in imports.folders if folder not in paths)
     _open.append(imports)
     try:
-        with databricks_modules(lambda: imports.namespace), displayable_frames():
+        with (
+            databricks_modules(lambda: imports.namespace),
+            displayable_frames(),
+            mapped_files(PathMap(settings.paths).map) if settings.paths else nullcontext(),
+        ):
             yield imports
     finally:
         _open.remove(imports)

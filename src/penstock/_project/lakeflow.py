@@ -79,6 +79,7 @@ FOREIGN_KEYS = frozenset(
 _CLUSTER_ONLY = {"spark.master", "spark.databricks.cluster.profile"}
 _SECRET = re.compile(r"\{\{\s*secrets/([\w.\-]+)/([\w.\-]+)\s*\}\}")
 _EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/.*)")
+_SHUFFLES_OF_DATABRICKS = ("org.apache.spark.shuffle.streaming.", "com.databricks.")
 _WORKSPACE_PATH = re.compile(r"/(?:Workspace|Repos|Users|Shared)/", re.IGNORECASE)
 _LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\.\.?/.*)")
 
@@ -125,6 +126,12 @@ def read_lakeflow(
             f"`storage` ({storage}) belongs to the workspace: tables are stored where `--storage`, "
             "PENSTOCK_STORAGE or `penstock.yaml` say, else in `.penstock`"
         )
+    configuration = {
+        **cluster_configuration(pipeline),
+        **texts_of(pipeline.get("configuration"), "configuration"),
+    }
+    for key in [key for key, value in configuration.items() if _needs_databricks(key, value)]:
+        notes.append(f"`{key}` names a class of Databricks' Spark ({configuration.pop(key)})")
     required = (*libraries.dependencies, *dependencies(pipeline))
     roots = editable_folders(required)
     if (named := pipeline.get("root_path")) and (path := text_of(named, "root_path")):
@@ -140,12 +147,7 @@ def read_lakeflow(
         schema=schema,
         continuous=truth_of(pipeline.get("continuous"), "continuous"),
         development=truth_of(pipeline.get("development"), "development"),
-        configuration=_with_secrets(
-            {
-                **cluster_configuration(pipeline),
-                **texts_of(pipeline.get("configuration"), "configuration"),
-            }
-        ),
+        configuration=_with_secrets(configuration),
         parameters=texts_of(pipeline.get("parameters"), "parameters"),
         sources=libraries.sources,
         import_roots=roots,
@@ -185,6 +187,11 @@ def cluster_configuration(pipeline: Node) -> dict[str, str]:
         if text_of(cluster.get("label"), "clusters.label") != "maintenance":
             found.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
     return {key: value for key, value in found.items() if key not in _CLUSTER_ONLY}
+
+
+def _needs_databricks(key: str, value: str) -> bool:
+    """Whether Spark would not start with a setting: real-time mode asks for a shuffle manager."""
+    return key == "spark.shuffle.manager" and value.startswith(_SHUFFLES_OF_DATABRICKS)
 
 
 def _with_secrets(configuration: dict[str, str]) -> dict[str, str]:

@@ -34,6 +34,9 @@ class CommitResult:
         rows_deleted: Deletes that a CDC flow applied.
         rows_quarantined: Rows in the quarantine table.
         rows_dropped: Rows that a drop rule removed where quarantine is off.
+        rows_late: Rows that came after the watermark had passed them; those that are kept are in
+            `rows_quarantined`, too.
+        rows_duplicate: Rows whose key the table had already, in a table that takes each key once.
         rules: Counts per expectation; exact, and over all rows of the batch.
         fingerprint: Of a materialized view's query.
         timestamp_ms: When the commit was made; `None` before it is read back.
@@ -50,6 +53,8 @@ class CommitResult:
     rows_deleted: int = 0
     rows_quarantined: int = 0
     rows_dropped: int = 0
+    rows_late: int = 0
+    rows_duplicate: int = 0
     rules: Mapping[str, RuleCounts] = field(default_factory=lambda: _EMPTY)
     fingerprint: str | None = None
     timestamp_ms: int | None = None
@@ -68,6 +73,10 @@ class CommitResult:
         }
         if self.rows_deleted:
             content["deleted"] = self.rows_deleted
+        if self.rows_late:
+            content["late"] = self.rows_late
+        if self.rows_duplicate:
+            content["duplicate"] = self.rows_duplicate
         if self.quarantine_version is not None:
             content["quarantine_version"] = self.quarantine_version
         if self.rules:
@@ -103,6 +112,8 @@ def result_from_commit(version: int, commit_info: Mapping[str, Any]) -> CommitRe
         rows_deleted=content.get("deleted", 0),
         rows_quarantined=content.get("quarantined", 0),
         rows_dropped=content.get("dropped", 0),
+        rows_late=content.get("late", 0),
+        rows_duplicate=content.get("duplicate", 0),
         rules={k: RuleCounts(*v) for k, v in content.get("rules", {}).items()},
         fingerprint=content.get("fingerprint"),
         timestamp_ms=commit_info.get("timestamp"),

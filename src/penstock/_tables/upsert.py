@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
 from penstock._tables.fenced import Begun
+from penstock._tables.late import FindLateRows
 from penstock._tables.layout import TableRef
 from penstock._tables.staging import StagedFiles
 from penstock._tables.writer import FlowWriter, Written, count_rows, data_columns
@@ -56,6 +57,7 @@ class UpsertWriter(FlowWriter):
         split: RowSplit | None = None,
         quarantine: TableRef | None = None,
         allow_missing: bool = False,
+        late: FindLateRows | None = None,
         rewrite: bool | None = None,
     ) -> None:
         if not keys:
@@ -68,6 +70,7 @@ class UpsertWriter(FlowWriter):
             split=split,
             quarantine=quarantine,
             allow_missing=allow_missing,
+            late=late,
             coalesce=False,
         )
         self._keys = tuple(keys)

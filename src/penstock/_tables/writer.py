@@ -22,6 +22,12 @@ from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import Begun, FencedTable
 from penstock._tables.kill_points import kill_point
+from penstock._tables.late import (
+    FindLateRows,
+    LateCounts,
+    as_quarantine_rows,
+    count_refused,
+)
 from penstock._tables.layout import TableRef
 from penstock._tables.moving import delete_files, move_files, renames_cheaply
 from penstock._tables.schema import plain_schema
@@ -73,11 +79,13 @@ class Written:
         actions: For the target's commit.
         counts: Rows and rules, and the files that still have to move to the quarantine table.
         bad: Files for the quarantine table that lie there already.
+        duplicates: Rows that were left out because the table has their key.
     """
 
     actions: Sequence[Any]
     counts: StagedFiles
     bad: Sequence[Any] = ()
+    duplicates: int = 0
 
 
 class FlowWriter:
@@ -95,6 +103,8 @@ class FlowWriter:
         allow_missing: Columns of the table that the query lacks become NULL.
         strategy: Force one; by default the table decides.
         row_rules: Expectations about the number of rows, in complete mode.
+        late: Finds rows of a batch that a stateful operator refused; asked when the batch is
+            computed, before anything is committed.
         coalesce: Write small batches from one task. Off for stateful queries, where it would
             compute the state of all partitions in one task.
     """
@@ -113,9 +123,10 @@ class FlowWriter:
         allow_missing: bool = False,
         strategy: Strategy | None = None,
         row_rules: Sequence[Expectation] = (),
+        late: FindLateRows | None = None,
         coalesce: bool = True,
     ) -> None:
-        keeps = split is not None and split.quarantine
+        keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
         if keeps and quarantine is None:
             raise InternalError("WRITER_MISUSED", "a split that keeps rows needs a quarantine")
         self._delta = DeltaJvm(spark)
@@ -134,6 +145,7 @@ class FlowWriter:
         self._strategy = strategy
         self._row_rules = row_rules
         self._coalesce = coalesce
+        self._late = late
         self._last_rows: int | None = None
         self._schema: tuple[int, StructType] | None = None
         self._staging: Any = None
@@ -181,33 +193,40 @@ class FlowWriter:
             return self._replay(df, batch_id)
         schema = self._evolve(begun, self._data_schema(df))
         written = self._write_files(self._small(df), begun, schema)
+        written, late = self._add_late(df, written, schema)
         counts = written.counts
         counts.rules |= self._judge_rows(counts.clean_rows)
         self._last_rows = counts.clean_rows + counts.bad_rows
-        keeps = self._quarantine is not None
+        keeps = self._split is None or self._split.quarantine
+        to_drop = [] if keeps else [file["path"] for file in counts.bad]
+        if to_drop:
+            written = replace(written, counts=replace(counts, bad=[]))
+        quarantined = (counts.bad_rows if keeps else 0) + late.kept
         result = CommitResult(
             flow=self._flow,
             app_id=self._app_id,
             batch_id=batch_id,
             version=None,
             rows_written=counts.clean_rows,
-            rows_quarantined=counts.bad_rows if keeps else 0,
+            rows_quarantined=quarantined,
             rows_dropped=0 if keeps else counts.bad_rows,
+            rows_late=late.rows,
+            rows_duplicate=written.duplicates,
             rules=counts.rules,
             fingerprint=fingerprint,
         )
         removes = self._replaces or self._where is not None
-        if self._quarantine is not None and (counts.bad or written.bad or removes):
+        if self._quarantine is not None and (written.counts.bad or written.bad or removes):
             version = self._commit_quarantine(self._quarantine, written, schema, result)
             result = replace(result, quarantine_version=version)
         kill_point("after_quarantine_commit", self._flow, batch_id)
         # A batch without rows leaves no commit: running it again finds no rows again.
-        if self._last_rows or removes:
+        counted = late.rows or late.kept or written.duplicates
+        if self._last_rows or counted or removes:
             result = self._commit_target(df, begun, written, result)
         kill_point("after_target_commit", self._flow, batch_id)
-        if self._quarantine is None and counts.bad:
-            paths = [file["path"] for file in counts.bad]
-            delete_files(self._delta, paths, self._target.ref.path)
+        if to_drop:
+            delete_files(self._delta, to_drop, self._target.ref.path)
         return replace(result, duration_seconds=time.monotonic() - started)
 
     def _replay(self, df: DataFrame, batch_id: int | None) -> CommitResult:
@@ -309,13 +328,35 @@ class FlowWriter:
 
     def _write_bad(self, kept: DataFrame, counts: StagedFiles, split: RowSplit) -> list[Any]:
         """Write rows that broke a drop rule into the folder of the quarantine table."""
-        if not counts.bad_rows or self._quarantine is None:
+        if not counts.bad_rows or self._quarantine is None or not split.quarantine:
             return []
         helpers = [F.col(column) for column in QUARANTINE_COLUMNS]
         frame = kept.where(F.col(DESTINATION) != TO_TABLE).select(*data_columns(split), *helpers)
         begun = self._quarantine.begin(None)
         self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=self._replaces)
         return list(self._delta.items(begun.transaction.writeFiles(frame._jdf)))
+
+    def _add_late(
+        self, df: DataFrame, written: Written, schema: StructType
+    ) -> tuple[Written, LateCounts]:
+        """Find the rows that a stateful operator refused; those to keep become files."""
+        if self._late is None:
+            return written, LateCounts()
+        refused = self._late.find(df)
+        if refused.frame is None or self._quarantine is None:
+            return written, LateCounts(refused.late)
+        kept = refused.frame.persist()
+        try:
+            late, rows = count_refused(kept)
+            if not rows:
+                return written, LateCounts()
+            frame = as_quarantine_rows(kept, plain_schema(schema, nullable=True))
+            begun = self._quarantine.begin(None)
+            self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=False)
+            files = list(self._delta.items(begun.transaction.writeFiles(frame._jdf)))
+            return replace(written, bad=[*written.bad, *files]), LateCounts(late, rows)
+        finally:
+            kept.unpersist()
 
     # -- commits -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock._observe.events import FlowStatus
 from penstock._observe.log import encode
 from penstock._ui.recording import LATEST, Recording
 
@@ -21,6 +22,8 @@ _REST = 25
 _IDLE_BEATS = 12
 _KEEPALIVE_SECONDS = 15.0
 MAX_WATCHERS = 100
+BROKE_OFF = "INTERRUPTED"
+_AT_WORK = frozenset({FlowStatus.QUEUED, FlowStatus.STARTING, FlowStatus.RUNNING})
 
 
 def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
@@ -33,18 +36,24 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
         model = recorded.model
         view = model.view(now)
         head, newest = model.head(view), recording.newest() == recorded.file.update_id
-        is_gone = not head["has_ended"] and (
-            not newest or recording.is_writer_gone(recorded.file.update_id)
-        )
+        is_gone = recording.has_broken_off(recorded)
         return {
             "pipeline": recording.key,
             "now": int(now.timestamp() * 1000),
             "newest": newest,
+            "read_percent": recorded.read_percent,
             "update": head | {"update_id": recorded.file.update_id, "is_gone": is_gone},
-            "cards": model.cards(view),
+            "cards": as_left(model.cards(view), is_gone=is_gone),
             "edges": model.edges(),
-            "flows": model.flows(view),
+            "flows": as_left(model.flows(view), is_gone=is_gone),
         }
+
+
+def as_left(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any]]:
+    """Cards or flows; of an update that broke off, none of them is still at work."""
+    if not is_gone:
+        return items
+    return [item | {"state": BROKE_OFF} if item["state"] in _AT_WORK else item for item in items]
 
 
 @dataclass
@@ -59,6 +68,7 @@ class _Topic:
     seen: tuple[str, int] | None = None
     structure: int = -1
     beats: int = 0
+    is_behind: bool = False
     body: dict[str, Any] | None = None
     stamps: dict[str, tuple[int, Any]] = field(default_factory=dict)
     encoded: dict[int, bytes] = field(default_factory=dict)
@@ -88,10 +98,11 @@ class _Topic:
                 if stamp not in stamps or stamps[stamp][1] != item:
                     stamps[stamp] = (version, item)
                     changed = True
-        head = ("update", body["newest"], body["update"])
+        head = ("update", body["newest"], body["read_percent"], body["update"])
         if "head" not in stamps or stamps["head"][1] != head:
             stamps["head"] = (version, head)
             changed = True
+        self.is_behind = body["read_percent"] is not None
         self.seen, self.structure, self.stamps = seen, recorded.model.structure, stamps
         if changed:
             self.whole_at = version if whole else self.whole_at
@@ -170,6 +181,8 @@ class Hub:
             before, began = topic.version, time.monotonic()
             await asyncio.to_thread(topic.look)
             took = time.monotonic() - began
+            if topic.is_behind:
+                took = 0.0
             if topic.version != before:
                 async with topic.wake:
                     topic.wake.notify_all()

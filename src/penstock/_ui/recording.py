@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,7 +17,10 @@ from penstock._ui.masking import masked
 from penstock._ui.model import UpdateModel, error_view
 
 _MAX_MODELS = 6
-_BLOCK = 4 << 20
+_SETTLED_SECONDS = 1.0
+_BLOCK = 1 << 20
+_MOST = 2 * _BLOCK
+_RECENT = 8 * _BLOCK
 _TAIL = 64 << 10
 _METRICS_LINE = b'"event_type":"stream_progress"'
 LATEST = "latest"
@@ -30,19 +34,32 @@ class Recorded:
         self.model = UpdateModel()
         self.version = 0
         self._offset = 0
+        self._size = 0
+
+    @property
+    def read_percent(self) -> int | None:
+        """How much of a long log is read; `None` when nothing but its newest events may miss."""
+        if self._size - self._offset <= _BLOCK:
+            return None
+        return 100 * self._offset // self._size
 
     def refresh(self) -> bool:
-        """Read what was added; whether there was anything. A last line without end waits."""
+        """Read what was added; whether there was anything. A last line without end waits.
+
+        Of a long log only a part is read at a time, so that others are served in between.
+        """
         try:
             size = self.file.path.stat().st_size
         except OSError:
             return False
         if size <= self._offset:
             return False
+        self._size = size
+        until = min(size, self._offset + _MOST)
         folded = self.model.folded
         with self.file.path.open("rb") as lines:
             lines.seek(self._offset)
-            while self._offset < size:
+            while self._offset < until:
                 block = lines.read(_BLOCK)
                 end = block.rfind(b"\n") + 1
                 if not block or (end == 0 and len(block) < _BLOCK):
@@ -50,8 +67,10 @@ class Recorded:
                 if end == 0:
                     block += lines.readline()
                     end = len(block)
+                    if not block.endswith(b"\n"):
+                        break
                 # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
-                skips = size - self._offset > 2 * _BLOCK
+                skips = size - self._offset > _RECENT
                 self._fold(block[:end], skips_metrics=skips)
                 self._offset += end
                 lines.seek(self._offset)
@@ -167,6 +186,13 @@ class Recording:
             return False
         return False
 
+    def has_broken_off(self, recorded: Recorded) -> bool:
+        """Whether an update ended without a word, as far as that is known."""
+        if recorded.model.view().has_ended:
+            return False
+        update = recorded.file.update_id
+        return self.newest() != update or self.is_writer_gone(update)
+
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first.
 
@@ -194,12 +220,14 @@ class Recording:
         except OSError:
             self._files, self._by_id, self._listed = [], {}, None
             return
+        # The clock of a file system is coarse: what came a moment ago may not be all.
+        is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
         seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._listed:
             return
         self._files = updates(self.directory)
         self._by_id = {file.update_id: file for file in self._files}
-        self._listed = seen
+        self._listed = seen if is_settled else None
 
     def _summary(self, file: UpdateFile) -> UpdateSummary:
         try:

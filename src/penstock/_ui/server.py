@@ -9,7 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from penstock._observe.log import encode
 from penstock._ui.assets import Asset, load_assets
 from penstock._ui.guard import App, Guard
-from penstock._ui.hub import MAX_WATCHERS, Hub, whole_update
+from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
 from penstock._ui.recording import LATEST, Recording
 
 _DOTS = 20
@@ -61,8 +61,11 @@ def build_app(
             raise HTTPException(404, "no such update")
         with recording.lock:
             body = recorded.model.dataset(name)
-        if body is None:
-            raise HTTPException(404, "no such dataset")
+            if body is None:
+                raise HTTPException(404, "no such dataset")
+            is_gone = recording.has_broken_off(recorded)
+            (body["card"],) = as_left([body["card"]], is_gone=is_gone)
+            body["flows"] = as_left(body["flows"], is_gone=is_gone)
         return _json(body)
 
     @app.get("/api/pipelines/{key}/updates")

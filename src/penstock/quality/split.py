@@ -121,8 +121,8 @@ def split_rows(
     if keeps:
         extra = [
             F.when(bad, _names(drop, broken)).alias(FAILED_RULES),
-            F.when(bad, _row_json(with_masks, data)).alias(ROW),
-            F.when(bad, _source(df)).alias(SOURCE),
+            F.when(bad, row_json(with_masks, data)).alias(ROW),
+            F.when(bad, source_column(df)).alias(SOURCE),
         ]
     result = with_masks.select(
         *[F.when(F.col(name) != 0, F.col(name)).alias(name) for name in judged.masks],
@@ -258,7 +258,8 @@ def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
     return F.array_compact(F.array(*[F.when(broken[name], F.lit(name)) for name in rules]))
 
 
-def _row_json(df: DataFrame, columns: Sequence[str]) -> Column:
+def row_json(df: DataFrame, columns: Sequence[str]) -> Column:
+    """A row as JSON, with its NULLs; as Spark's text where JSON does not know a type."""
     row = F.struct(*[F.col(quoted(column)) for column in columns])
     as_json = F.to_json(row, {"ignoreNullFields": "false"})
     try:
@@ -274,12 +275,12 @@ def _failure_message(
 ) -> Column:
     content = F.struct(
         _names(fail, broken).alias("rules"),
-        F.substring(_row_json(df, columns), 1, _SHOWN_ROW_CHARACTERS).alias("row"),
+        F.substring(row_json(df, columns), 1, _SHOWN_ROW_CHARACTERS).alias("row"),
     )
     return F.concat(F.lit(FAILURE_MARK), F.to_json(content))
 
 
-def _source(df: DataFrame) -> Column:
+def source_column(df: DataFrame) -> Column:
     """Where the row came from, if the query kept it: Kafka coordinates or a file."""
     types = {field.name.lower(): field.dataType.simpleString() for field in df.schema}
     for prefix in _KAFKA_PREFIXES:

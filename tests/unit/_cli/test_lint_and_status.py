@@ -90,7 +90,7 @@ def test_lint_explains_a_rule(capsys: pytest.CaptureFixture[str]):
     assert main(["lint", "--explain", "PSL000"]) == 2
 
 
-@pytest.mark.parametrize("command", ["lint", "status", "quality"])
+@pytest.mark.parametrize("command", ["lint", "status", "quality", "history"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert main([command, "--help"]) == 0
     assert f"penstock {command}" in capsys.readouterr().out.split("Examples:")[1]
@@ -141,6 +141,27 @@ def test_status_shows_the_newest_update(project: Path, capsys: pytest.CaptureFix
     assert (body["flows"][0]["lag"]["records"], body["is_alive"]) == (12, False)
     assert main(["status", "--flow", "b"]) == 2
     assert main(["status", "--update", "no"]) == 2
+
+
+def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["history"]) == 0
+    assert "no recorded update" in capsys.readouterr().err
+    _record(project, failed=False)
+    _record(project, failed=True)
+    log = EventLog(project / "events")
+    log(update_progress(EventOrigin(update_id="9f"), UpdateState.RUNNING, ""))
+    log.close()
+    assert main(["history", "--output", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["state"], row["error"]) for row in rows] == [
+        ("RUNNING", None),
+        ("FAILED", "FLOW_FAILED"),
+        ("COMPLETED", None),
+    ]
+    assert main(["history", "-n", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "9f" in text
+    assert "8c1f" not in text
 
 
 def test_status_fails_when_the_update_did(project: Path, capsys: pytest.CaptureFixture[str]):

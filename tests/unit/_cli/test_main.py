@@ -285,3 +285,32 @@ def test_a_hangup_stays_ignored_when_started_with_nohup() -> None:
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGHUP)
         assert signals.received == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "continuous"),
+    [(["availableNow"], False), (["once"], False), (["10 seconds"], True), (["default"], True)],
+)
+def test_the_trigger_decides_whether_the_update_ends_when_it_is_given(
+    tmp_path: Path, arguments: list[str], continuous: bool
+) -> None:
+    (tmp_path / "pipeline.py").write_text("")
+    settings = options.settings_of(tmp_path / "pipeline.py", trigger=arguments[0])
+    assert settings.continuous is continuous
+    assert settings.configuration["pipelines.trigger"] == arguments[0]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "continuous", "words"),
+    [
+        ("sometimes", None, "is none of"),
+        ("availableNow", True, "contradicts --continuous"),
+        ("1 minute", False, "contradicts --triggered"),
+    ],
+)
+def test_the_trigger_is_refused_when_it_cannot_be(
+    tmp_path: Path, trigger: str, continuous: bool | None, words: str
+) -> None:
+    (tmp_path / "pipeline.py").write_text("")
+    with pytest.raises(typer.BadParameter, match=words):
+        options.settings_of(tmp_path / "pipeline.py", trigger=trigger, continuous=continuous)

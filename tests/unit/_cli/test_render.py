@@ -21,6 +21,7 @@ from penstock._observe.events import (
     FlowStatus,
     definition,
     flow_progress,
+    plan_warning,
 )
 from penstock._observe.snapshot import Snapshot, UpdateView
 
@@ -173,6 +174,24 @@ def test_figures_fit_when_they_are_as_big_as_can_be() -> None:
         "1m00s",
         "2m05s",
         "1h02m",
+    ]
+
+
+def test_late_and_doubled_rows_and_warnings_are_told_when_there_are_some(recorder) -> None:
+    recorder.add(plan_warning(recorder.origin(), "silver: the aggregation keeps every group"))
+    recorder.status("silver", FlowStatus.QUEUED)
+    recorder.status("silver", FlowStatus.STARTING)
+    origin = recorder.origin("silver", batch=1)
+    for late in (2, 1):
+        metrics = FlowMetrics(num_output_rows=5, late_records=late, duplicate_records=late - 1)
+        recorder.add(flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics), 0.1)
+    recorder.status("silver", FlowStatus.COMPLETED)
+    lines = printed(recorder.events)
+    assert lines[0] == "WARN silver: the aggregation keeps every group"
+    assert lines[-1].endswith(", 3 late, 1 duplicate")
+    assert summary_lines(view_of(recorder.events)) == [
+        "3 late rows of silver",
+        "1 duplicate of silver left out",
     ]
 
 

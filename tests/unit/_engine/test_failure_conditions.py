@@ -29,3 +29,10 @@ def test_exception_of_another_function_in_a_worker_is_not_tried_again():
     error = flow_error(WORKER.format(condition="SOMETHING"), FLOW)
     assert isinstance(error, FlowError)
     assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
+
+
+def test_wrong_password_of_a_broker_is_not_tried_again():
+    text = "Caused by: org.apache.kafka.common.errors.SaslAuthenticationException: failed"
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert not error.retryable

@@ -104,7 +104,9 @@ def test_a_one_time_flow_is_named_as_such_when_it_is_shown(draft):
 
 def test_the_plan_is_plain_json_when_machines_read_it(shop):
     shown = json.loads(json.dumps(json_of(shop)))
-    assert set(shown) == {"mode", "resets", "excluded", "notes", "datasets", "steps"}
+    assert set(shown) == {
+        *("mode", "resets", "excluded", "notes", "warnings", "datasets", "steps"),
+    }
     assert shown["mode"] == "triggered"
     silver = next(dataset for dataset in shown["datasets"] if dataset["name"] == "silver")
     assert {name: silver[name] for name in silver if name != "schema"} == {

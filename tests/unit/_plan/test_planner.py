@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock._model.duration import parse_seconds
 from penstock._model.flow import OutputMode
+from penstock._model.trigger import Trigger, TriggerKind, parse_trigger
 from penstock._plan.explain import explain_json, explain_text
-from penstock._plan.planner import Wishes, make_plan, parse_interval
+from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock.errors import PlanError, SpecError
 
@@ -340,16 +342,112 @@ def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
     ],
 )
 def test_an_interval_is_understood_when_it_is_a_number_and_a_unit(text, seconds):
-    assert parse_interval(text) == pytest.approx(seconds)
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["5", "seconds", "-1 seconds", "5 parsecs", "", "1 e5 days"])
+def test_an_interval_is_refused_when_it_is_something_else(draft, text):
+    assert parse_seconds(text) is None
+    draft.table("a", table_properties={"pipelines.trigger.interval": text})
+    with pytest.raises(SpecError) as caught:
+        plan_of(draft, continuous=True)
+    assert caught.value.condition == "INVALID_TRIGGER_INTERVAL"
 
 
 @pytest.mark.parametrize(
-    "text", ["5", "seconds", "-1 seconds", "5 parsecs", "", "5 s", "1 e5 days"]
+    ("text", "trigger"),
+    [
+        ("default", Trigger(TriggerKind.DEFAULT)),
+        ("availablenow", Trigger(TriggerKind.AVAILABLE_NOW)),
+        ("availableNow=true", Trigger(TriggerKind.AVAILABLE_NOW)),
+        ("once", Trigger(TriggerKind.ONCE)),
+        ("10 seconds", Trigger(TriggerKind.PROCESSING_TIME, 10)),
+        ("processingTime='1 minute'", Trigger(TriggerKind.PROCESSING_TIME, 60)),
+        ("ProcessingTime 5s", Trigger(TriggerKind.PROCESSING_TIME, 5)),
+        ("continuous", Trigger(TriggerKind.CONTINUOUS, 1)),
+        ("realTime(5 minutes)", Trigger(TriggerKind.REAL_TIME, 300)),
+    ],
 )
-def test_an_interval_is_refused_when_it_is_something_else(text):
+def test_a_trigger_is_understood_as_spark_writes_it(text, trigger):
+    assert parse_trigger(text) == trigger
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sometimes", "processingTime", "continuous=soon", "once=3 s", "availableNow 5s"]
+)
+def test_a_trigger_is_refused_when_it_is_none(draft, text):
+    assert parse_trigger(text) is None
+    draft.table("a", spark_conf={"pipelines.trigger": text})
     with pytest.raises(SpecError) as caught:
-        parse_interval(text)
-    assert caught.value.condition == "INVALID_TRIGGER_INTERVAL"
+        plan_of(draft, continuous=True)
+    assert caught.value.condition == "INVALID_TRIGGER"
+
+
+def test_each_flow_has_its_own_trigger_when_the_update_is_continuous(draft):
+    draft.table("soon", spark_conf={"pipelines.trigger": "default"})
+    draft.table("slow", table_properties={"pipelines.trigger": "processingTime=1 hour"})
+    draft.table("plain")
+    plan = plan_of(draft, configuration={"pipelines.trigger": "7 seconds"}, continuous=True)
+    found = {step.flow: (step.interval_seconds, step.trigger) for step in plan.runs}
+    assert found == {"soon": (0.0, None), "slow": (3600.0, None), "plain": (7.0, None)}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "reason"),
+    [
+        ("availableNow", "runs until it is stopped"),
+        ("once", "runs until it is stopped"),
+        ("continuous=1 second", "writes to a table"),
+        ("realTime=5 minutes", "writes to a table"),
+    ],
+)
+def test_a_trigger_is_refused_when_the_flow_cannot_have_it(draft, trigger, reason):
+    draft.table("a", spark_conf={"pipelines.trigger": trigger})
+    with pytest.raises(PlanError, match=reason) as caught:
+        plan_of(draft, continuous=True)
+    assert caught.value.condition == "TRIGGER_NOT_SUPPORTED"
+    assert caught.value.hint
+    (step,) = plan_of(draft).runs
+    assert step.interval_seconds is None and step.trigger is None
+
+
+@pytest.mark.parametrize(
+    ("trigger", "sink", "reads", "external", "reason"),
+    [
+        ("continuous=1 second", "kafka", (), ("kafka: orders",), None),
+        ("continuous=1 second", "noop", (), ("rate",), None),
+        ("realTime=5 minutes", "kafka", (), ("kafka: orders",), None),
+        ("realTime=5 minutes", "noop", (), ("kafka: orders",), "format noop"),
+        ("realTime=5 minutes", "kafka", (), ("rate",), "something else than kafka"),
+        ("continuous=1 second", "kafka", ("upstream",), (), "something else than kafka or rate"),
+        ("continuous=1 second", "json", (), ("kafka: orders",), "format json"),
+        ("realTime=1 second", "kafka", (), ("kafka: orders",), "5 seconds at least"),
+    ],
+)
+def test_continuous_and_real_time_are_planned_where_spark_has_them(
+    draft, trigger, sink, reads, external, reason
+):
+    draft.table("upstream")
+    draft.sink("out", sink)
+    conf = {"pipelines.trigger": trigger}
+    draft.append_flow("quick", "out", *reads, external=external, spark_conf=conf)
+    if reason is not None:
+        with pytest.raises(PlanError, match=reason) as caught:
+            plan_of(draft, continuous=True)
+        assert caught.value.condition == "TRIGGER_NOT_SUPPORTED"
+        return
+    (step,) = [step for step in plan_of(draft, continuous=True).runs if step.flow == "quick"]
+    assert step.trigger == parse_trigger(trigger)
+    (warning,) = plan_of(draft).warnings
+    assert "the trigger counts with --continuous" in warning
+
+
+def test_once_is_mapped_to_available_now_and_told_when_the_update_is_triggered(draft):
+    draft.table("a", spark_conf={"pipelines.trigger": "once"})
+    draft.table("b")
+    (warning,) = plan_of(draft).warnings
+    assert warning.startswith("a: the trigger once")
+    assert "availableNow" in warning
 
 
 # -- what Delta does not have -------------------------------------------------------------------

@@ -328,3 +328,17 @@ def test_files_that_declare_something_are_taken_when_the_workspace_had_others(pr
     assert _error(project.root).condition == "SOURCE_NOT_FOUND"
     named = _load(project.root, source=project.root / "notebooks")
     assert (named.name, named.source_patterns) == ("p", ("notebooks/a.py",))
+
+
+def test_shuffle_manager_of_databricks_is_left_out_when_spark_does_not_have_it(project):
+    manager = "org.apache.spark.shuffle.streaming.MultiShuffleManager"
+    project.write("t/a.py", "import dlt\n")
+    given = {
+        "id": "1",
+        "libraries": [{"glob": {"include": "t/**"}}],
+        "configuration": {"spark.shuffle.manager": manager, "spark.sql.ansi.enabled": "false"},
+    }
+    project.write("pipeline.json", json.dumps(given))
+    settings = _load(project.root)
+    assert settings.configuration == {"spark.sql.ansi.enabled": "false"}
+    assert manager in settings.notes[-1]

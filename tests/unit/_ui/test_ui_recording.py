@@ -231,15 +231,20 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     log = EventLog(tmp_path / "events")
     origin = EventOrigin(pipeline_name="p", update_id="u1")
     log(update_progress(origin, UpdateState.RUNNING, "runs"))
+    flow = EventOrigin(update_id="u1", dataset_name="t", flow_name="f")
+    log(flow_progress(flow, FlowStatus.RUNNING, "f runs"))
     log.close()
     recording = Recording("p", "p", tmp_path / "events")
     status = tmp_path / "state" / "status.json"
     status.parent.mkdir()
 
     def is_gone():
-        body = whole_update(recording, "latest")["update"]
-        assert recording.history()[0].is_gone == body["is_gone"]
-        return body["is_gone"]
+        body = whole_update(recording, "latest")
+        gone = body["update"]["is_gone"]
+        assert recording.history()[0].is_gone == gone
+        assert body["cards"][0]["state"] == ("INTERRUPTED" if gone else "RUNNING")
+        assert body["flows"][0]["state"] == body["cards"][0]["state"]
+        return gone
 
     assert not is_gone()
     status.write_text("{ torn")
@@ -252,3 +257,20 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     assert is_gone()
     status.write_text(json.dumps({"update_id": "another", "process_id": ended.pid}))
     assert not is_gone()
+
+
+def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    batches = [line for line in lines if b'"num_output_rows"' in line]
+    many = batches * (7_000_000 // len(b"".join(batches)))
+    path.write_bytes(b"".join(lines[:20]) + b"".join(many) + b"".join(lines[20:]))
+    shares = [demo.recorded("latest").read_percent]
+    while shares[-1] is not None and len(shares) < 10:
+        shares.append(demo.recorded("latest").read_percent)
+    assert 20 < shares[0] < 60
+    assert shares[-1] is None
+    demo.recorded("latest")
+    model = demo.recorded("latest").model
+    assert model.head()["state"] == "COMPLETED"
+    assert model.folded == len(lines) + len(many)

@@ -1,0 +1,70 @@
+"""`state show`: what the stateful operations of a flow remember."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from penstock._cli import options
+from penstock._cli.options import OutputFormat
+
+_state = typer.Typer(help="What stateful operations remember, read from the checkpoint.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    _state.command("show")(show)
+    app.add_typer(_state, name="state", no_args_is_help=True)
+
+
+@_state.callback()
+def _root() -> None:
+    pass
+
+
+def show(
+    flow: Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")],
+    operator: Annotated[
+        int | None,
+        typer.Option("--operator", min=0, help="Only the operation with this number."),
+    ] = None,
+    limit: options.Limit = 20,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print the state of a flow, while its pipeline is stopped."""
+    from penstock._cli.inspection import print_table
+    from penstock._launch import read_flow_state
+
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    sections = read_flow_state(settings, flow, operator=operator, limit=limit)
+    if output is OutputFormat.JSON:
+        body = [
+            {
+                "operator": one.operator,
+                "operator_name": one.operator_name,
+                "name": one.name,
+                "batch_id": one.batch_id,
+                "total": one.total,
+                "rows": list(one.rows),
+            }
+            for one in sections
+        ]
+        print(json.dumps(body, indent=2, ensure_ascii=False))
+        return
+    for one in sections:
+        print(f"operator {one.operator} ({one.operator_name}), {one.name}, batch {one.batch_id}")
+        if one.rows:
+            columns = list(dict.fromkeys(name for row in one.rows for name in row))
+            print_table(columns, [[_cell(row.get(name)) for name in columns] for row in one.rows])
+        print(f"{len(one.rows):,} of {one.total:,} entr{'y' if one.total == 1 else 'ies'}")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_cell(inner)}" for key, inner in value.items())
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

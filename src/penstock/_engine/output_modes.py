@@ -1,0 +1,168 @@
+"""Output modes: which one a flow gets, and what to do where Spark or the target refuses one."""
+
+from typing import TYPE_CHECKING, Any
+
+from penstock._engine.plans import analyzed
+from penstock._model.dataset import Dataset, Sink
+from penstock._model.flow import Flow, OutputMode
+from penstock.connectors.options import FILE_FORMATS
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_APPEND, _COMPLETE, _UPDATE = OutputMode.APPEND, OutputMode.COMPLETE, OutputMode.UPDATE
+
+_NO_WATERMARK = "without watermark"
+_NO_AGGREGATION = "no streaming aggregations"
+# What Spark's refusal says -> the way out. The first that fits is taken.
+_WAYS_OUT = (
+    (
+        "Sorting",
+        "rows of a table have no order: sort in the query that reads it, or in a materialized view",
+    ),
+    (
+        "Distinct aggregations",
+        "approx_count_distinct(column); or exactly: dropDuplicatesWithinWatermark and then count, "
+        "or a materialized view over the stream's table",
+    ),
+    (
+        "Limits",
+        "leave out the limit; append mode takes the first rows of the whole stream, a materialized "
+        "view the rows of now",
+    ),
+    (
+        "global watermark",
+        "several stateful operations in one query run in append mode only: leave out output_mode, "
+        "or put the result of the first one into a table of its own",
+    ),
+    (
+        "session window",
+        "session windows run in append mode (with a watermark) or in complete mode: a session that "
+        "grows changes its own key",
+    ),
+    (
+        _NO_AGGREGATION,
+        "complete mode needs an aggregation, whose result replaces the table: leave out "
+        "output_mode",
+    ),
+    (
+        "NON_TIME_WINDOW",
+        "a stream never has all rows of a partition: group by window(), keep one row per key with "
+        "max_by/min_by or dropDuplicates, or use a materialized view",
+    ),
+    (
+        "Stream-stream",
+        "give both sides withWatermark, and the join a condition on both event times such as "
+        "click_time >= seen_time AND click_time <= seen_time + INTERVAL 10 MINUTES",
+    ),
+    (
+        _NO_WATERMARK,
+        "add withWatermark on the event time and group by a window of it; or choose "
+        'output_mode="update", which merges changed groups into the table, or "complete", which '
+        "replaces it",
+    ),
+)
+_DEFAULT_WAY_OUT = (
+    "add withWatermark before the stateful operation, or choose another output_mode "
+    "(append, complete, update)"
+)
+
+
+def choose_output_mode(
+    df: "DataFrame", flow: Flow, *, dataset: Dataset | None = None, sink: Sink | None = None
+) -> OutputMode:
+    """The declared output mode, or else the first that Spark and the target can.
+
+    Spark's own check runs here, so that a mode that cannot work is refused before anything starts.
+
+    Args:
+        df: The query.
+        flow: Its flow.
+        dataset: The table that it writes.
+        sink: The sink that it writes.
+
+    Raises:
+        DefinitionError: `OUTPUT_MODE_NOT_SUPPORTED`.
+    """
+    takes = _taken_by_sink(sink)
+    wanted = [flow.output_mode] if flow.output_mode else [m for m in takes if m is not _UPDATE]
+    if flow.output_mode is None and sink is not None and sink.format.lower() == "kafka":
+        wanted = [_APPEND, _UPDATE]
+    reasons = []
+    for mode in wanted:
+        reason = _refusal(df, mode)
+        if reason is None:
+            _check_target(flow, mode, takes, dataset, sink)
+            return mode
+        reasons.append(reason)
+    reason = reasons[0]
+    if len(reasons) > 1 and _NO_WATERMARK in reason and _NO_AGGREGATION not in reasons[1]:
+        # A watermark alone would not help: complete mode needs none and is refused as well.
+        reason = reasons[1]
+    hint = next((way for words, way in _WAYS_OUT if words in reason), _DEFAULT_WAY_OUT)
+    if sink is not None and len(takes) == 1:
+        hint += f". A {sink.format} sink takes rows in append mode only"
+    raise DefinitionError(
+        "OUTPUT_MODE_NOT_SUPPORTED",
+        f"flow {flow.name!r} cannot run in {wanted[0].value} mode: {reason}",
+        origin=flow.origin,
+        hint=hint,
+    )
+
+
+def _taken_by_sink(sink: Sink | None) -> tuple[OutputMode, ...]:
+    if sink is None:
+        return (_APPEND, _COMPLETE, _UPDATE)
+    kind = sink.format.lower()
+    if kind in FILE_FORMATS:
+        return (_APPEND,)
+    if kind == "delta":
+        return (_APPEND, _COMPLETE)
+    if kind == "kafka":
+        return (_APPEND, _UPDATE)
+    return (_APPEND, _COMPLETE, _UPDATE)
+
+
+def _check_target(
+    flow: Flow,
+    mode: OutputMode,
+    takes: tuple[OutputMode, ...],
+    dataset: Dataset | None,
+    sink: Sink | None,
+) -> None:
+    """Refuse a mode that Spark can run and the target cannot take."""
+    reason = hint = ""
+    if mode not in takes:
+        assert sink is not None
+        reason = f"a {sink.format} sink only takes rows in {' or '.join(m.value for m in takes)}"
+        if mode is _COMPLETE and sink.format.lower() == "kafka":
+            reason = "a topic only grows, so every batch would send the whole result again"
+            hint = 'output_mode="update" sends the groups that changed'
+        else:
+            hint = "write to a table, which is merged by key or replaced, and let readers read that"
+    elif dataset is not None and mode is not _APPEND:
+        appends = str(dataset.table_properties.get("delta.appendOnly", "")).lower() == "true"
+        if appends:
+            reason = "the table has delta.appendOnly = true, and the mode changes rows"
+            hint = "remove the property, or give the query a watermark and write in append mode"
+    if reason:
+        raise DefinitionError(
+            "OUTPUT_MODE_NOT_SUPPORTED",
+            f"flow {flow.name!r} cannot run in {mode.value} mode: {reason}",
+            origin=flow.origin,
+            hint=hint,
+        )
+
+
+def _refusal(df: "DataFrame", mode: OutputMode) -> str | None:
+    jvm: Any = df.sparkSession._jvm
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    jmode = {_APPEND: modes.Append, _COMPLETE: modes.Complete, _UPDATE: modes.Update}[mode]()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(analyzed(df), jmode)
+    except Exception as error:
+        text = str(error).split("\n", 1)[0]
+        return text.removesuffix(";")
+    return None

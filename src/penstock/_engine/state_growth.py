@@ -1,0 +1,78 @@
+"""Queries whose state grows for ever, told from the plan before they start."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock._engine.late_rows import is_watermarked
+from penstock._engine.plans import analyzed, is_stateful, iterate, kind_of, walk
+from penstock._model.flow import OutputMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Any watermark does: asked is only whether one bounds the state. It is too large for a Java int,
+# so that it arrives as the long that Spark expects.
+_SOME_WATERMARK = 1_000_000_000_000
+
+
+def growing_state(df: "DataFrame", mode: OutputMode | None) -> tuple[str, ...]:
+    """One sentence for each stateful operation that never forgets, with the way out."""
+    jvm: Any = df.sparkSession._jvm
+    return tuple(text for node in walk(analyzed(df)) for text in _grows(jvm, node, mode))
+
+
+def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
+    if not is_stateful(node):
+        return
+    kind = kind_of(node)
+    if kind == "Aggregate":
+        keys = list(iterate(node.groupingExpressions()))
+        if keys and not any(is_watermarked(key) for key in keys):
+            names = ", ".join(str(key.sql()).replace("`", "") for key in keys)
+            yield (
+                f"the aggregation keeps every group of ({names}) for ever: group by a window of a "
+                "column with withWatermark as well, or aggregate in a materialized view"
+            )
+        elif keys and mode is OutputMode.COMPLETE:
+            yield (
+                "complete mode keeps every window for ever, whatever the watermark: use "
+                'output_mode="update" or append mode'
+            )
+    elif kind in ("Deduplicate", "Distinct"):
+        keys = list(iterate(node.keys() if kind == "Deduplicate" else node.output()))
+        if not any(is_watermarked(key) for key in keys):
+            yield (
+                "the de-duplication keeps every key for ever: withWatermark and "
+                "dropDuplicatesWithinWatermark, or deduplicate_by=[...] on the table"
+            )
+    elif kind == "Join":
+        yield from _join_grows(jvm, node)
+
+
+def _join_grows(jvm: Any, node: Any) -> Iterator[str]:
+    analysis = jvm.org.apache.spark.sql.catalyst.analysis
+    # Spark's helper looks for comparisons, which BETWEEN is after these rules only, and without the
+    # casts that it brings.
+    rules = jvm.org.apache.spark.sql.catalyst.optimizer
+    node = rules.SimplifyCasts.apply(rules.ReplaceExpressions.apply(node))
+    if analysis.StreamingJoinHelper.isWatermarkInJoinKeys(node):
+        return
+    sides = []
+    for kept, other, side in (
+        (node.left(), node.right(), "left"),
+        (node.right(), node.left(), "right"),
+    ):
+        found = analysis.StreamingJoinHelper.getStateValueWatermark(
+            kept.outputSet(),
+            other.outputSet(),
+            node.condition(),
+            jvm.scala.Option.apply(_SOME_WATERMARK),
+        )
+        if not found.isDefined():
+            sides.append(side)
+    if sides:
+        yield (
+            f"the stream-stream join keeps every row of its {' and '.join(sides)} side for ever: "
+            "give both sides withWatermark, and the join a condition that bounds the time between "
+            "them, such as click_time <= seen_time + INTERVAL 10 MINUTES"
+        )

@@ -1,0 +1,57 @@
+"""Columns that a table's declaration names, compared with its query before anything starts."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock._model.dataset import Dataset
+from penstock._model.flow import Flow, OutputMode
+from penstock.errors import DefinitionError
+
+
+def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:
+    """Refuse partitions by a field of a struct, and de-duplication that cannot work.
+
+    Raises:
+        DefinitionError: `PARTITION_COLUMN_NESTED`, `DEDUPLICATION_NOT_AVAILABLE`.
+    """
+    fields = {field.name.lower(): field for field in df.schema}
+    for column in declared.partition_cols:
+        outer, dot, inner = column.partition(".")
+        found = fields.get(outer.lower())
+        if not dot or column.lower() in fields or found is None:
+            continue
+        if isinstance(found.dataType, StructType):
+            raise DefinitionError(
+                "PARTITION_COLUMN_NESTED",
+                f"{declared.name!r} cannot be partitioned by {column!r}: {inner!r} is a field of "
+                f"the struct {outer!r}, and a partition column is a column of its own",
+                origin=declared.origin,
+                hint=f"df.transform(penstock.timing.window_columns) makes {outer}_start and "
+                f"{outer}_end of a window; partition by {column.replace('.', '_')!r} then",
+            )
+    if declared.deduplicate_by:
+        _check_deduplication(df, flow, mode, declared)
+
+
+def _check_deduplication(
+    df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset
+) -> None:
+    reason = ""
+    known = {name.lower() for name in df.columns}
+    unknown = [column for column in declared.deduplicate_by if column.lower() not in known]
+    if unknown:
+        reason = f"the query has no column {unknown[0]!r}"
+    elif flow.cdc is not None or flow.snapshot is not None:
+        reason = "an auto CDC table has one row per key already"
+    elif mode is None and not flow.once:
+        reason = "its query is no stream: use dropDuplicates in it"
+    elif mode in (OutputMode.COMPLETE, OutputMode.UPDATE):
+        reason = f"in {mode.value} mode rows are replaced, not added"
+    if reason:
+        raise DefinitionError(
+            "DEDUPLICATION_NOT_AVAILABLE",
+            f"flow {flow.name!r} cannot deduplicate by {', '.join(declared.deduplicate_by)}: "
+            f"{reason}",
+            origin=flow.origin,
+            hint=f"columns: {', '.join(df.columns)}" if unknown else None,
+        )

@@ -1,0 +1,121 @@
+"""Which trigger a flow gets, and where continuous processing and real-time mode are possible."""
+
+from collections.abc import Mapping
+
+from penstock._graph.dataflow import DataflowGraph, FlowNode
+from penstock._model.flow import OutputMode
+from penstock._model.trigger import TRIGGER_FORMS, Trigger, TriggerKind, parse_trigger
+from penstock.errors import PlanError, SpecError
+
+TRIGGER = "pipelines.trigger"
+"""Setting of a flow, a table or the pipeline: its trigger, as `parse_trigger` reads it."""
+INTERVAL = "pipelines.trigger.interval"
+"""Setting: the interval alone, as Databricks has it."""
+
+# Shortest batch that Spark accepts in real-time mode.
+_REAL_TIME_SECONDS = 5.0
+_SOURCES = {TriggerKind.CONTINUOUS: ("kafka", "rate"), TriggerKind.REAL_TIME: ("kafka",)}
+_SINKS = {
+    TriggerKind.CONTINUOUS: ("kafka", "console", "memory", "noop"),
+    TriggerKind.REAL_TIME: ("kafka", "console"),
+}
+_NAMES = {
+    TriggerKind.CONTINUOUS: "continuous processing",
+    TriggerKind.REAL_TIME: "real-time mode",
+}
+
+
+def flow_setting(
+    graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str], *keys: str
+) -> tuple[str, str] | None:
+    """A setting of a flow: its own, its table's, the pipeline's; with the key that it has.
+
+    Args:
+        graph: The pipeline.
+        flow: Whose setting.
+        conf: The pipeline's configuration.
+        keys: The first of them that a level has is taken.
+    """
+    node = graph.datasets.get(flow.target)
+    levels = [flow.flow.spark_conf, conf]
+    if node is not None:
+        levels[1:1] = [node.declared.spark_conf, node.declared.table_properties]
+    for level in levels:
+        for key in keys:
+            if key in level:
+                return key, level[key]
+    return None
+
+
+def declared_trigger(
+    graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]
+) -> Trigger | None:
+    """The trigger that somebody has declared for a flow.
+
+    Raises:
+        SpecError: `INVALID_TRIGGER`, `INVALID_TRIGGER_INTERVAL`.
+    """
+    found = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
+    if found is None:
+        return None
+    key, text = found
+    trigger = parse_trigger(text)
+    if key == INTERVAL and (trigger is None or trigger.kind is not TriggerKind.PROCESSING_TIME):
+        raise SpecError(
+            "INVALID_TRIGGER_INTERVAL",
+            f"{INTERVAL} is {text!r}",
+            hint='a number and a unit: "5 seconds", "1 minute", "2 hours"',
+        )
+    if trigger is None:
+        raise SpecError("INVALID_TRIGGER", f"{TRIGGER} is {text!r}", hint=TRIGGER_FORMS)
+    return trigger
+
+
+def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> None:
+    """Refuse a trigger that a flow of a continuous update cannot have.
+
+    Raises:
+        PlanError: `TRIGGER_NOT_SUPPORTED`, with the reason and what to do instead.
+    """
+    name, target = flow.flow.name, flow.target
+    if trigger.ends:
+        raise PlanError(
+            "TRIGGER_NOT_SUPPORTED",
+            f"flow {name!r} has the trigger {trigger.kind.value}, which ends when everything is "
+            "read, but the update runs until it is stopped",
+            origin=flow.flow.origin,
+            hint="give it an interval, such as processingTime=1 hour; or leave --continuous out",
+        )
+    if trigger.kind not in _SINKS:
+        return
+    reason = hint = ""
+    sink = graph.sinks.get(target)
+    hint = 'use "processingTime=0 seconds", which starts a batch as soon as the last one is done'
+    sources = [
+        text.partition(":")[0].split(" ")[0].lower() for text in flow.analysis.external_inputs
+    ]
+    known = _SOURCES[trigger.kind]
+    if sink is None:
+        reason = (
+            f"it writes to a table: {_NAMES[trigger.kind]} has no batches that could be committed"
+        )
+    elif sink.format.lower() not in _SINKS[trigger.kind]:
+        reason = f"its sink has the format {sink.format}, not {' or '.join(_SINKS[trigger.kind])}"
+    elif flow.upstream or not sources or any(source not in known for source in sources):
+        reason = f"it reads something else than {' or '.join(known)}"
+    elif any(not line.startswith("source") for line in flow.analysis.stateful_operators):
+        reason = "it keeps state: an aggregation, a de-duplication or a join of streams"
+    elif trigger.kind is TriggerKind.REAL_TIME and (trigger.seconds or 0) < _REAL_TIME_SECONDS:
+        reason = f"a batch of real-time mode takes {_REAL_TIME_SECONDS:g} seconds at least"
+        hint = 'the rows are passed on at once in any case: "realTime=5 minutes"'
+    elif (
+        trigger.kind is TriggerKind.CONTINUOUS and flow.analysis.output_mode is OutputMode.COMPLETE
+    ):
+        reason = "it is in complete mode"
+    if reason:
+        raise PlanError(
+            "TRIGGER_NOT_SUPPORTED",
+            f"flow {name!r} cannot have the trigger {trigger}: {reason}",
+            origin=flow.flow.origin,
+            hint=hint,
+        )

@@ -1,0 +1,63 @@
+"""Mapped paths for plain Python: `open("/Volumes/...")` and the like, as on Databricks.
+
+There such paths are ordinary files of the machine. While a project is open, Python's functions that
+take a path follow the mapping of the settings; all other paths are left alone.
+"""
+
+import builtins
+import functools
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (builtins, "open"),
+    (io, "open"),
+    (os, "stat"),
+    (os, "lstat"),
+    (os, "listdir"),
+    (os, "scandir"),
+)
+
+
+@contextmanager
+def mapped_files(map_path: Callable[[str], str]) -> Iterator[None]:
+    """Let functions that read files and folders follow a mapping while this is open.
+
+    Args:
+        map_path: Gives the place that a path stands for. It changes the whole process.
+    """
+    originals = [getattr(module, name) for module, name in _FUNCTIONS]
+    for (module, name), original in zip(_FUNCTIONS, originals, strict=True):
+        setattr(module, name, _following(original, map_path))
+    try:
+        yield
+    finally:
+        for (module, name), original in zip(_FUNCTIONS, originals, strict=True):
+            setattr(module, name, original)
+
+
+def _following(original: Callable[..., Any], map_path: Callable[[str], str]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+        return original(_place(path, map_path), *arguments, **options)
+
+    return call
+
+
+def _place(path: Any, map_path: Callable[[str], str]) -> Any:
+    """The local place of a path; the path itself if it has none."""
+    if not isinstance(path, str | os.PathLike):
+        return path
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.startswith("/"):
+        return path
+    mapped = map_path(text)
+    if mapped == text:
+        return path
+    mapped = (
+        "/" + mapped.removeprefix("file:").lstrip("/") if mapped.startswith("file:") else mapped
+    )
+    return mapped if mapped.startswith("/") else path

@@ -1,0 +1,480 @@
+"""Watermarks, windows, joins, de-duplication and state in whole updates, against other engines."""
+
+import json
+import os
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pytest
+from update_project import ContinuousRun, Project
+
+from penstock._launch import read_flow_state
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._tables import writer
+from penstock.errors import DefinitionErrors, PlanError
+
+pytestmark = pytest.mark.spark
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark, monkeypatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, spark)
+
+
+def at(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat()
+
+
+def add_in_order(project: Project, folder: str, batches: list[list[dict]]) -> None:
+    """Files that the file source reads one by one in this order."""
+    (project.root / folder).mkdir(exist_ok=True)
+    for number, rows in enumerate(batches):
+        path = project.root / folder / f"{number:03}.json"
+        path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+WRONG = {
+    "no_watermark": (
+        'rows().groupBy("id").count()',
+        'output_mode="append"',
+        "withWatermark on the event time",
+    ),
+    "sorted_rows": ('rows().orderBy("id")', "", "sort in the query that reads it"),
+    "distinct_count": (
+        'rows().groupBy("id").agg(F.countDistinct("amount"))',
+        "",
+        "approx_count_distinct",
+    ),
+    "limited": ("rows().limit(3)", 'output_mode="update"', "leave out the limit"),
+    "two_steps": (
+        'rows().withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute")).count()'
+        '.groupBy(F.window(F.window_time("window"), "1 hour")).count()',
+        'output_mode="update"',
+        "append mode only",
+    ),
+    "growing_sessions": (
+        'rows().withWatermark("ts", "1 minute")'
+        '.groupBy(F.session_window("ts", "1 minute"), "id").count()',
+        'output_mode="update"',
+        "session windows run in append mode",
+    ),
+    "whole_table": ("rows()", 'output_mode="complete"', "complete mode needs an aggregation"),
+    "ranked": (
+        'rows().withColumn("r", F.row_number().over(Window.partitionBy("id").orderBy("ts")))',
+        "",
+        "a stream never has all rows of a partition",
+    ),
+    "outer_join": (
+        'rows().join(rows("more").select("id", F.col("ts").alias("other")), "id", "left")',
+        "",
+        "give both sides withWatermark",
+    ),
+    "only_appends": (
+        'rows().groupBy("id").count()',
+        'output_mode="update", table_properties={"delta.appendOnly": "true"}',
+        "remove the property",
+    ),
+    "nested": (
+        'rows().withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute")).count()',
+        'partition_cols=["window.start"]',
+        "partition by 'window_start'",
+    ),
+    "late_of_nothing": ("rows()", 'late_rows="quarantine"', "keep them in a table of its own"),
+    "late_of_two": (
+        'rows().withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["id"])'
+        '.groupBy(F.window("ts", "1 minute")).count()',
+        'late_rows="quarantine"',
+        "keep them in a table of its own",
+    ),
+    "late_of_all": (
+        'rows().groupBy("id").count()',
+        'late_rows="quarantine"',
+        "keep them in a table of its own",
+    ),
+    "unknown_key": ("rows()", 'deduplicate_by=["idd"]', "columns: id, amount, ts"),
+    "merged_twice": (
+        'rows().groupBy("id").count()',
+        'output_mode="update", deduplicate_by=["id"]',
+        None,
+    ),
+}
+
+
+def test_each_impossible_query_is_refused_with_a_way_out_before_the_start(project):
+    source = "from pyspark.sql import Window\n"
+    for name, (query, arguments, _) in WRONG.items():
+        source += f"\n@dp.table({arguments})\ndef {name}():\n    return {query}\n"
+    source += """
+dp.create_sink("topic", "kafka", {"kafka.bootstrap.servers": "localhost:1", "topic": "t"})
+dp.create_sink("files", "json", {"path": "out"})
+
+@dp.append_flow(target="topic", output_mode="complete")
+def resends():
+    return rows().groupBy("id").count().select(F.to_json(F.struct("*")).alias("value"))
+
+@dp.append_flow(target="files")
+def rewrites():
+    return rows().groupBy("id").count()
+"""
+    project.source(source)
+    (project.root / "more").mkdir()
+    with pytest.raises(DefinitionErrors) as caught:
+        project.run()
+    hints = {str(error.origin): (error.condition, error.hint) for error in caught.value.errors}
+    assert len(hints) == len(WRONG) + 2
+    by_flow = {}
+    for error in caught.value.errors:
+        by_flow[next(n for n in [*WRONG, "resends", "rewrites"] if n in error.message)] = error
+    for name, (_, _, words) in WRONG.items():
+        assert name in by_flow, hints
+        assert words is None or words in by_flow[name].hint, (name, str(by_flow[name]))
+    assert "sends the groups that changed" in by_flow["resends"].hint
+    assert "json sink takes rows in append mode only" in by_flow["rewrites"].hint
+    assert not (project.root / ".penstock" / "tables").exists()
+
+
+GROWING = """
+@dp.table(output_mode="update")
+def forever():
+    return rows().groupBy("id").count()
+
+@dp.table
+def each_once():
+    return rows().dropDuplicates(["id"])
+
+@dp.table
+def pairs():
+    right = rows().select(F.col("id").alias("other"), F.col("ts").alias("seen"))
+    return rows().join(right, F.expr("id = other AND ts >= seen"))
+
+@dp.table
+def bounded():
+    left = rows().withWatermark("ts", "1 minute")
+    right = rows().withWatermark("ts", "1 minute")
+    right = right.select(F.col("id").alias("other"), F.col("ts").alias("seen"))
+    return left.join(right, F.expr("id = other AND ts BETWEEN seen AND seen + INTERVAL 1 MINUTE"))
+
+@dp.table
+def bounded_too():
+    return rows().withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["id"])
+"""
+
+
+def test_state_that_grows_for_ever_is_told_or_refused(project):
+    project.source(GROWING).add("a.json", [{"id": 1, "amount": 1, "ts": at(0)}])
+    assert project.run().state is UpdateState.COMPLETED
+    warned = [event.message for event in project.events if event.event_type == "plan_warning"]
+    assert [text.split(":")[0] for text in warned] == ["forever", "each_once", "pairs"]
+    assert "every group of (id)" in warned[0]
+    assert "left and right side" in warned[2]
+    (project.root / "penstock.yaml").write_text(
+        "name: p\nconfiguration:\n  penstock.growingState: error\n"
+        "libraries:\n  - file:\n      path: pipeline.py\n"
+    )
+    with pytest.raises(PlanError, match="STATE_GROWS"):
+        project.run()
+
+
+def test_update_mode_equals_the_batch_result_for_200_arrival_orders(project):
+    """200 groups, each with an arrival order of its own, in one stream.
+
+    Rows of different groups meet in no operator: an aggregation and a merge work by key. So each
+    group is a history of its own, and one stream is 200 of them. The watermark is common to all;
+    it is wide enough here, so that nothing is late.
+    """
+    choose = random.Random(20260101)
+    batches: list[list[dict]] = [[] for _ in range(6)]
+    for group in range(200):
+        events = [
+            {"id": group, "amount": choose.randint(-50, 50), "ts": at(choose.randint(0, 900))}
+            for _ in range(choose.randint(1, 12))
+        ]
+        choose.shuffle(events)
+        for event in events:
+            choose.choice(batches).append(event)
+    project.source(
+        """
+from penstock.timing import window_columns
+
+@dp.table(output_mode="update", late_rows="quarantine")
+def windows():
+    rows = spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
+    return (
+        rows.withWatermark("ts", "1 hour").groupBy(F.window("ts", "5 minutes"), "id")
+        .agg(F.sum("amount").alias("total"), F.count("*").alias("n"), F.max("amount").alias("most"))
+        .transform(window_columns)
+    )
+
+@dp.table(late_rows="quarantine")
+def ticks():
+    # A source of the second version of Spark's API, as Kafka is one.
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    return rows.withWatermark("timestamp", "1 second").dropDuplicates(["value", "timestamp"])
+"""
+    )
+    add_in_order(project, "data", batches)
+    assert project.run().state is UpdateState.COMPLETED
+    rows = [row for batch in batches for row in batch]
+    expected = duckdb.sql(
+        """
+        SELECT epoch(time_bucket(INTERVAL 5 MINUTE, CAST(ts AS TIMESTAMPTZ)))::BIGINT AS start, id,
+               sum(amount)::BIGINT, count(*)::BIGINT, max(amount)::INT
+        FROM (SELECT unnest($rows, recursive := true)) GROUP BY ALL
+        """,
+        params={"rows": rows},
+    ).fetchall()
+    found = [
+        (int(row["window_start"].replace(tzinfo=UTC).timestamp()), *row[2:])
+        for row in project.table("windows").collect()
+    ]
+    assert sorted(found) == sorted(expected)
+    assert len(project.log("flow_progress")) > 6
+    assert project.table("windows_quarantine").count() == 0
+
+
+STREAMS = """
+from penstock.timing import window_columns
+
+def stream(folder, schema):
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(folder)
+
+def impressions():
+    return stream("impressions", "ad INT, seen TIMESTAMP").withWatermark("seen", "1 hour")
+
+def clicks():
+    return (
+        stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
+        .withWatermark("clicked", "1 hour")
+    )
+
+WITHIN = F.expr(
+    "ad = clicked_ad AND clicked >= seen AND clicked <= seen + INTERVAL 5 MINUTES"
+)
+
+@dp.table
+def pairs():
+    return impressions().join(clicks(), WITHIN)
+
+@dp.table(late_rows="quarantine")
+def all_impressions():
+    return impressions().join(clicks(), WITHIN, "left")
+
+@dp.table(late_rows="quarantine")
+def sessions():
+    return (
+        clicks().groupBy(F.session_window("clicked", "10 minutes"), "clicked_ad")
+        .agg(F.count("*").alias("n")).transform(window_columns)
+    )
+
+@dp.table(deduplicate_by=["click"])
+@dp.expect_or_drop("has_ad", "clicked_ad IS NOT NULL")
+def unique_clicks():
+    return stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
+
+dp.create_streaming_table("from_both", deduplicate_by=["click"])
+
+@dp.append_flow(target="from_both")
+def one():
+    return stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
+
+@dp.append_flow(target="from_both")
+def other():
+    return stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
+"""
+
+ORACLE = {
+    "pairs": """
+        SELECT ad, click FROM impressions JOIN clicks ON ad = clicked_ad
+        AND clicked >= seen AND clicked <= seen + INTERVAL 5 MINUTES
+    """,
+    "all_impressions": """
+        SELECT ad, click FROM impressions LEFT JOIN clicks ON ad = clicked_ad
+        AND clicked >= seen AND clicked <= seen + INTERVAL 5 MINUTES
+    """,
+    "sessions": """
+        WITH marked AS (
+            SELECT *, coalesce(clicked > lag(clicked) OVER w + INTERVAL 10 MINUTES, true) AS first
+            FROM clicks WINDOW w AS (PARTITION BY clicked_ad ORDER BY clicked)
+        ), numbered AS (
+            SELECT *, count(*) FILTER (first) OVER (PARTITION BY clicked_ad ORDER BY clicked
+            ROWS UNBOUNDED PRECEDING) AS session FROM marked
+        )
+        SELECT clicked_ad, count(*) FROM numbered GROUP BY clicked_ad, session
+    """,
+    "unique_clicks": "SELECT DISTINCT click FROM clicks WHERE clicked_ad IS NOT NULL",
+    "from_both": "SELECT DISTINCT click FROM clicks WHERE click IS NOT NULL",
+}
+COLUMNS = {
+    "pairs": ("ad", "click"),
+    "all_impressions": ("ad", "click"),
+    "sessions": ("clicked_ad", "n"),
+    "unique_clicks": ("click",),
+    "from_both": ("click",),
+}
+
+
+def test_joins_sessions_and_unique_rows_equal_an_oracle_after_kills(project, monkeypatch):
+    """A failure at each point of a commit, one flow each; the batch runs again every time."""
+    choose = random.Random(7)
+    far = 100_000.5
+    impressions = [
+        {"ad": choose.randint(1, 12), "seen": at(choose.uniform(0, 3000))} for _ in range(60)
+    ]
+    clicks = [
+        {"click": n, "clicked_ad": choose.randint(1, 12), "clicked": at(choose.uniform(0, 3000))}
+        for n in range(1, 81)
+    ]
+    clicks += [dict(choose.choice(clicks)) for _ in range(15)]
+    nobody = [{"click": None, "clicked_ad": 99, "clicked": at(10)} for _ in range(2)]
+    clicks += [*nobody, {"click": 500, "clicked_ad": None, "clicked": at(20)}]
+    choose.shuffle(clicks)
+    # The last one moves the watermark past all others, and is late for none of them.
+    ends = [{"ad": 0, "seen": at(far)}], [{"click": -1, "clicked_ad": 0, "clicked": at(far)}]
+    late = [[{"ad": 5, "seen": at(1)}]], [[{"click": 7, "clicked_ad": 5, "clicked": at(2)}]]
+
+    def batches(rows, size, *more):
+        return [rows[i : i + size] for i in range(0, len(rows), size)] + list(more)
+
+    project.source(STREAMS)
+    (project.root / "penstock.yaml").write_text(
+        "name: p\nconfiguration:\n  pipelines.maxFlowRetryAttempts: 0\n"
+        "libraries:\n  - file:\n      path: pipeline.py\n"
+    )
+    add_in_order(project, "impressions", batches(impressions, 30, ends[0]))
+    add_in_order(project, "clicks", batches(clicks, 50, ends[1]))
+
+    to_die = {
+        ("after_target_commit", "unique_clicks", 1),
+        ("after_quarantine_commit", "unique_clicks", 0),
+        ("after_target_commit", "pairs", 1),
+        ("after_quarantine_commit", "all_impressions", 1),
+        ("before_write", "sessions", 2),
+    }
+    died = Counter()
+
+    def dies(point, flow, batch_id):
+        if (point, flow, batch_id) in to_die:
+            to_die.discard((point, flow, batch_id))
+            died[flow] += 1
+            raise RuntimeError(f"killed {point}")
+
+    monkeypatch.setattr(writer, "kill_point", dies)
+    for _ in range(4):
+        if project.run().state is UpdateState.COMPLETED:
+            break
+    assert to_die == set(), "a point was never reached"
+
+    oracle = duckdb.connect()
+    for name, rows in (("impressions", impressions), ("clicks", clicks)):
+        times = "seen" if name == "impressions" else "clicked"
+        oracle.execute(
+            f"CREATE TABLE {name} AS SELECT * REPLACE (CAST({times} AS TIMESTAMPTZ) AS {times}) "
+            "FROM (SELECT unnest($rows, recursive := true))",
+            {"rows": rows},
+        )
+
+    def found(table):
+        rows = [tuple(row) for row in project.table(table).select(*COLUMNS[table]).collect()]
+        return Counter(row for row in rows if row[0] not in (0, -1))
+
+    for table, query in ORACLE.items():
+        expected = Counter(oracle.execute(query).fetchall())
+        if table == "unique_clicks":
+            expected[(None,)] = 2  # NULL is no key: both rows are kept
+        if table == "from_both":
+            expected[(None,)] = 4
+        assert found(table) == expected, table
+    assert project.rows("unique_clicks_quarantine", "click") == [(500,)]
+
+    # Both sides of a join refuse what is too late, and so does the session window.
+    for number, (folder, rows) in enumerate(zip(("impressions", "clicks"), late, strict=True)):
+        path = project.root / folder / f"late{number}.json"
+        path.write_text(json.dumps(rows[0][0]), encoding="utf-8")
+    before = {table: found(table) for table in ORACLE}
+    assert project.run().state is UpdateState.COMPLETED
+    assert {table: found(table) for table in ORACLE} == before
+    assert project.table("sessions_quarantine").count() == 1
+    refused = project.table("all_impressions_quarantine").collect()
+    assert sorted(json.loads(row["_row"]).get("ad", "click") is not None for row in refused) == [
+        True,
+        True,
+    ]
+    assert {tuple(row["_failed_rules"]) for row in refused} == {("late",)}
+    # Without a quarantine they are counted.
+    counted = [
+        event.details["flow_progress"]["data_quality"]["late_records"]
+        for event in project.events
+        if event.event_type == "flow_progress"
+        and event.origin.flow_name == "pairs"
+        and "late_records" in event.details["flow_progress"].get("data_quality", {})
+    ]
+    assert counted == [2]
+
+
+def test_the_next_batch_sees_the_new_version_of_a_static_table(project):
+    prices = project.root / "prices"
+
+    def set_price(amount):
+        project.spark.createDataFrame([(1, amount)], "id BIGINT, price INT").write.format(
+            "delta"
+        ).mode("overwrite").save(str(prices))
+
+    set_price(10)
+    project.source(
+        f"""
+@dp.table(spark_conf={{"pipelines.trigger": "default"}})
+def priced():
+    prices = spark.read.format("delta").load("{prices}")
+    return rows().join(prices, "id", "left").select("amount", "price")
+
+dp.create_sink("nowhere", "noop", {{}})
+
+@dp.append_flow(target="nowhere", spark_conf={{"pipelines.trigger": "continuous=1 second"}})
+def measured():
+    return spark.readStream.format("rate").option("rowsPerSecond", 5).option(
+        "numPartitions", 1  # each takes a core for good
+    ).load()
+"""
+    )
+    project.add("a.json", [{"id": 1, "amount": 1, "ts": at(0)}])
+    run = ContinuousRun(project)
+    run.wait_until(lambda: project.rows("priced") == [(1, 10)])
+    set_price(20)
+    project.add("b.json", [{"id": 1, "amount": 2, "ts": at(0)}])
+    run.wait_until(lambda: project.rows("priced") == [(1, 10), (2, 20)])
+    # A query without micro-batches stops at once as well.
+    assert run.stop().failures == ()
+
+
+def test_state_is_shown_when_the_pipeline_is_stopped(project):
+    project.source(
+        """
+@dp.table
+def plain():
+    return rows()
+
+@dp.table(output_mode="update")
+def sums():
+    return rows().groupBy("id").agg(F.sum("amount").alias("s"))
+"""
+    )
+    project.add("a.json", [{"id": n, "amount": n, "ts": at(n)} for n in range(5)])
+    settings = load_settings(project.root)
+    with pytest.raises(PlanError, match="FLOW_NEVER_RAN"):
+        read_flow_state(settings, "sums", operator=None, limit=3)
+    project.run()
+    (section,) = read_flow_state(settings, "sums", operator=None, limit=3)
+    assert (section.operator_name, section.total, len(section.rows)) == ("stateStoreSave", 5, 3)
+    assert {row["key"]["id"] for row in section.rows} <= set(range(5))
+    with pytest.raises(PlanError, match="keeps no state"):
+        read_flow_state(settings, "plain", operator=None, limit=3)
+    with pytest.raises(PlanError, match="no operator 7"):
+        read_flow_state(settings, "sums", operator=7, limit=3)

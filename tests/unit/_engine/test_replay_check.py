@@ -1,0 +1,23 @@
+import pytest
+
+from penstock._engine.tables import check_replay
+from penstock.errors import PlanError
+
+
+def test_a_replay_is_refused_when_rows_are_not_just_added(draft):
+    draft.empty_table("replaced")
+    draft.append_flow("r", "replaced", streaming=False, replace_where="id > 1")
+    draft.empty_table("changed")
+    draft.cdc_flow("c", "changed")
+    draft.materialized_view("view")
+    draft.empty_table("added")
+    draft.append_flow("a", "added")
+    graph = draft.graph()
+    for node in graph.datasets.values():
+        flows = [graph.flows[name] for name in node.flows]
+        if node.display == "added":
+            check_replay(node, flows)
+            continue
+        with pytest.raises(PlanError, match="QUARANTINE_REPLAY_NOT_POSSIBLE") as caught:
+            check_replay(node, flows)
+        assert node.display in str(caught.value)

@@ -1,0 +1,32 @@
+"""Paths of a workspace in plain Python."""
+# ruff: noqa: PTH110, PTH113, PTH123, PTH207, PTH208 - as users write it
+
+import glob
+import os
+from pathlib import Path
+
+from penstock._model.paths import PathMap
+from penstock._project.mapped_files import mapped_files
+
+
+def test_plain_python_follows_the_mapping_of_paths_while_a_project_is_open(tmp_path: Path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.json").write_text("1", encoding="utf-8")
+    where = "/Volumes/main/raw"
+    paths = PathMap({where: str(tmp_path / "raw"), "/mnt/far": "s3a://bucket/far"})
+    before = (open, os.stat, os.scandir)
+    with mapped_files(paths.map):
+        with open(f"{where}/a.json", encoding="utf-8") as file:
+            assert file.read() == "1"
+        assert Path(where, "a.json").read_text(encoding="utf-8") == "1"
+        assert os.listdir(f"/dbfs{where}") == ["a.json"]
+        assert os.path.isfile(f"{where}/a.json")
+        assert not Path(where, "b.json").exists()
+        assert [Path(name).name for name in glob.glob(f"{where}/*.json")] == ["a.json"]
+        with open(Path(where) / "b.json", "w", encoding="utf-8") as file:
+            file.write("2")
+        assert not os.path.exists("/mnt/far/x")
+        assert os.listdir(tmp_path) == ["raw"]
+    assert (tmp_path / "raw/b.json").read_text(encoding="utf-8") == "2"
+    assert (open, os.stat, os.scandir) == before
+    assert not os.path.exists(where)
