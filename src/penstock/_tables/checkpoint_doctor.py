@@ -65,6 +65,8 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Trouble
             troubles.append(_old(one))
             continue
         troubles += _files(one)
+        if not one.exists:
+            continue
         if one.query_id is not None and owners[one.query_id] > 1:
             others = [other.flow for other in everywhere if other.query_id == one.query_id]
             troubles.append(_copied(one, sorted(others)))
