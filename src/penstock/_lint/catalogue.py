@@ -159,8 +159,8 @@ _ROWS = (
         *("PSL305", "batch-function-not-idempotent", _WARNING),
         "a batch function that would write a repeated batch twice",
         "After a crash between its write and Spark's commit, it gets the same batch id again.",
-        "Use the batch id: MERGE on a key, `txnAppId` and `txnVersion` for Delta, or a table of "
-        "finished batches that is written in the same transaction.",
+        "Write with `penstock.batches.idempotent_delta_write`, with MERGE on a key, or note the "
+        "batch in the same transaction as its rows; `once_per_batch` for all else.",
     ),
     (
         *("PSL306", "batch-computed-again", _NOTE),
