@@ -115,8 +115,8 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
         <section class="panel" aria-label="Throughput">
           {hasPoints ? (
             <div class="charts">
-              <Chart title="Rows per second, while at work" at={series.at} format={(v) => rate(v)} lines={[{ name: "rows/s", values: series.rows_per_second, color: "--chart-a" }]} />
-              <Chart title="Duration of a micro-batch or refresh" at={series.at} format={(v) => seconds(v)} lines={[{ name: "duration", values: series.batch_seconds, color: "--chart-b" }]} />
+              <Chart title="Rows per second" at={series.at} format={(v) => rate(v)} lines={[{ name: "rows/s", values: series.rows_per_second, color: "--chart-a" }]} />
+              <Chart title="Batch duration" at={series.at} format={(v) => seconds(v)} lines={[{ name: "duration", values: series.batch_seconds, color: "--chart-b" }]} />
               {series.lag.some((lag) => lag) && (
                 <Chart title="Rows that wait at the sources" at={series.at} format={(v) => short(v)} lines={[{ name: "lag", values: series.lag, color: "--chart-c" }]} />
               )}
