@@ -155,7 +155,7 @@ dp.append_flow(target="rows_of", name="repeated")(counted)
     for said in (
         "column `key` is bigint, not string or binary",
         "neither option `topic` nor a column `topic`",
-        "a parquet sink cannot take a flow in complete mode",
+        "A parquet sink takes rows in append mode only",
         "a json sink needs option `path`",
         '@dp.table(output_mode="update") merges by the grouping columns',
         "mode `append` would add the whole result with every batch",

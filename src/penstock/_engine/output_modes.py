@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._engine.plans import analyzed
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow, OutputMode
-from penstock.connectors.options import FILE_FORMATS
+from penstock.connectors.sinks import mode_refusal, modes_taken
 from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def choose_output_mode(
     Raises:
         DefinitionError: `OUTPUT_MODE_NOT_SUPPORTED`.
     """
-    takes = _taken_by_sink(sink)
+    takes = (_APPEND, _COMPLETE, _UPDATE) if sink is None else modes_taken(sink.format)
     wanted = [flow.output_mode] if flow.output_mode else [m for m in takes if m is not _UPDATE]
     if flow.output_mode is None and sink is not None and sink.format.lower() == "kafka":
         wanted = [_APPEND, _UPDATE]
@@ -111,19 +111,6 @@ def choose_output_mode(
     )
 
 
-def _taken_by_sink(sink: Sink | None) -> tuple[OutputMode, ...]:
-    if sink is None:
-        return (_APPEND, _COMPLETE, _UPDATE)
-    kind = sink.format.lower()
-    if kind in FILE_FORMATS:
-        return (_APPEND,)
-    if kind == "delta":
-        return (_APPEND, _COMPLETE)
-    if kind == "kafka":
-        return (_APPEND, _UPDATE)
-    return (_APPEND, _COMPLETE, _UPDATE)
-
-
 def _check_target(
     flow: Flow,
     mode: OutputMode,
@@ -135,12 +122,7 @@ def _check_target(
     reason = hint = ""
     if mode not in takes:
         assert sink is not None
-        reason = f"a {sink.format} sink only takes rows in {' or '.join(m.value for m in takes)}"
-        if mode is _COMPLETE and sink.format.lower() == "kafka":
-            reason = "a topic only grows, so every batch would send the whole result again"
-            hint = 'output_mode="update" sends the groups that changed'
-        else:
-            hint = "write to a table, which is merged by key or replaced, and let readers read that"
+        reason, hint = mode_refusal(sink.format, mode)
     elif dataset is not None and mode is not _APPEND:
         appends = str(dataset.table_properties.get("delta.appendOnly", "")).lower() == "true"
         if appends:

@@ -12,7 +12,7 @@ from penstock.connectors.kafka import prepare_sink_options
 from penstock.connectors.options import FILE_FORMATS
 from penstock.errors import ConnectorError
 
-__all__ = ["check_sink"]
+__all__ = ["check_sink", "mode_refusal", "modes_taken"]
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 _TEXT = ("string", "binary")
@@ -30,6 +30,9 @@ _REFUSED_MODES: Mapping[str, Mapping[OutputMode, str]] = {
         OutputMode.COMPLETE: "files would hold every version of the result",
     },
     "delta": {OutputMode.UPDATE: "Delta's sink adds rows or replaces all of them"},
+    "kafka": {
+        OutputMode.COMPLETE: "a topic only grows, so every batch would send the whole result again"
+    },
     "append": {
         OutputMode.UPDATE: "mode `append` would add each new version of a row as one more",
         OutputMode.COMPLETE: "mode `append` would add the whole result with every batch",
@@ -40,14 +43,35 @@ _INSTEAD = {
     "table of the pipeline",
     "delta": 'write a table of the pipeline: @dp.table(output_mode="update") merges by the '
     "grouping columns",
+    "kafka": 'output_mode="update" sends the groups that changed',
     "append": 'set {"mode": "upsert", "keys": "..."} on the sink: the grouping columns',
 }
+
+
+def modes_taken(sink_format: str) -> tuple[OutputMode, ...]:
+    """The output modes that a sink of a format takes, whatever its options."""
+    modes = (OutputMode.APPEND, OutputMode.COMPLETE, OutputMode.UPDATE)
+    return tuple(mode for mode in modes if mode not in _REFUSED_MODES.get(_kind(sink_format), {}))
+
+
+def mode_refusal(sink_format: str, mode: OutputMode) -> tuple[str, str]:
+    """Why a sink of a format does not take a mode, and what to do instead.
+
+    Raises:
+        KeyError: It takes it.
+    """
+    return _REFUSED_MODES[_kind(sink_format)][mode], _INSTEAD[_kind(sink_format)]
+
+
+def _kind(sink_format: str) -> str:
+    kind = sink_format.lower()
+    return "files" if kind in FILE_FORMATS else kind
 
 
 def check_sink(
     sink_format: str, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
 ) -> None:
-    """Refuse what cannot work, before anything starts.
+    """Refuse what cannot work, before anything starts; modes that depend on options included.
 
     Args:
         sink_format: As declared.
@@ -56,8 +80,8 @@ def check_sink(
         mode: Of the flow.
 
     Raises:
-        ConnectorError: Wrong options, columns that the sink does not take, or a mode that it does
-            not have (`SINK_MODE_NOT_SUPPORTED`).
+        ConnectorError: Wrong options, columns that the sink does not take, or a mode that does not
+            go with its options (`SINK_MODE_NOT_SUPPORTED`).
     """
     kind = sink_format.lower()
     if kind == "kafka":
@@ -65,24 +89,17 @@ def check_sink(
         _check_kafka_columns(options, columns)
     elif kind == "jdbc":
         jdbc = jdbc_sink_options(options)
-        if jdbc.mode is WriteRows.APPEND:
-            _check_mode("append", "the JDBC sink", mode)
+        refused = _REFUSED_MODES["append"].get(mode)
+        if jdbc.mode is WriteRows.APPEND and refused is not None:
+            raise ConnectorError(
+                "SINK_MODE_NOT_SUPPORTED",
+                f"the JDBC sink cannot take a flow in {mode.value} mode: {refused}",
+                hint=_INSTEAD["append"],
+            )
     elif kind in FILE_FORMATS:
         _require(options, kind, "path")
-        _check_mode("files", f"a {kind} sink", mode)
     elif kind == "delta":
         _require(options, kind, "path", "tableName")
-        _check_mode("delta", "a delta sink", mode)
-
-
-def _check_mode(kind: str, name: str, mode: OutputMode) -> None:
-    reason = _REFUSED_MODES[kind].get(mode)
-    if reason is not None:
-        raise ConnectorError(
-            "SINK_MODE_NOT_SUPPORTED",
-            f"{name} cannot take a flow in {mode.value} mode: {reason}",
-            hint=_INSTEAD[kind],
-        )
 
 
 def _require(options: Mapping[str, str], kind: str, *names: str) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock._model.flow import OutputMode
-from penstock.connectors.sinks import check_sink
+from penstock.connectors.sinks import check_sink, mode_refusal, modes_taken
 from penstock.errors import ConnectorError
 
 KAFKA = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
@@ -27,14 +27,19 @@ def test_sound_sinks_pass():
     check_sink("delta", {"tablename": "x"}, {}, OutputMode.COMPLETE)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "json", "csv", "orc", "delta"])
+@pytest.mark.parametrize("kind", ["parquet", "JSON", "csv", "orc", "delta"])
 def test_modes_are_refused_with_the_alternative_when_a_sink_does_not_have_them(kind: str):
-    error = refused(kind, {"path": "x"}, OutputMode.UPDATE, a="int")
-    assert error.condition == "SINK_MODE_NOT_SUPPORTED"
-    assert "table of the pipeline" in (error.hint or "")
+    assert OutputMode.APPEND in modes_taken(kind)
+    assert OutputMode.UPDATE not in modes_taken(kind)
+    assert "table of the pipeline" in mode_refusal(kind, OutputMode.UPDATE)[1]
     if kind != "delta":
-        assert "withWatermark" in (error.hint or "")
-        assert "every version" in refused(kind, {"path": "x"}, OutputMode.COMPLETE).message
+        assert "every version" in mode_refusal(kind, OutputMode.COMPLETE)[0]
+        assert "withWatermark" in mode_refusal(kind, OutputMode.COMPLETE)[1]
+
+
+def test_other_sinks_take_every_mode_and_kafka_takes_changes():
+    assert set(modes_taken("console")) == set(modes_taken("jdbc")) == set(OutputMode)
+    assert modes_taken("kafka") == (OutputMode.APPEND, OutputMode.UPDATE)
 
 
 @pytest.mark.parametrize("mode", [OutputMode.UPDATE, OutputMode.COMPLETE])
