@@ -242,7 +242,9 @@ def _learns(
         return False
     everything = [name for names in guessing.values() for name in names]
     changed = False
-    for error in errors:
+    # Two files may fail in the same line of a third: a second lesson would take back the first.
+    different = {(error.condition, str(error.origin)): error for error in errors}
+    for error in different.values():
         if error.__cause__ is None or error.origin is None:
             continue
         names = dict.fromkeys([*reversed(guessing.get(error.origin.file, ())), *everything])

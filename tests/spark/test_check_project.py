@@ -41,6 +41,11 @@ def orders():
         "score", scored(F.col("total")))
 
 spark.udf.register("scored", scored)
+
+dlt.create_streaming_table("customers")
+dlt.apply_changes_from_snapshot(
+    target="customers", snapshot_and_version=(spark.read.table("crm.customers"), 1), keys=["id"],
+    stored_as_scd_type=1)
 """
 SILVER = """
 SET shop.source;
@@ -63,7 +68,8 @@ def test_what_files_read_while_they_are_loaded_is_learnt(
     found = check_project(load_settings(tmp_path, source=shop))
     assert found.refused == ()
     assert found.unsure == {}
-    assert sorted(found.datasets) == ["clean_orders", "events", "totals"]
+    assert sorted(found.datasets) == ["clean_orders", "customers", "events", "totals"]
+    assert "id" in dict(next(s for s in found.missing if "crm" in s.name).columns)
     assert found.notes == ()
     assert found.assumed_settings["landing_path"] == "/penstock/assumed"
     missing = {source.name: dict(source.columns) for source in found.missing}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +25,7 @@ from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
+from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
@@ -203,7 +205,7 @@ class _Analysis:
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df)
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
-        if self._assumptions is not None and flow.cdc is not None:
+        if self._assumptions is not None and is_cdc(flow):
             self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             found, schema = self._as_cdc(found, df, flow, dataset)
@@ -260,11 +262,14 @@ class _Analysis:
 
     def _try_columns(self, df: DataFrame, flow: Flow) -> None:
         """Let Spark miss the columns that an auto CDC flow names, so that they can be assumed."""
-        spec = flow.cdc
+        spec = flow.cdc or flow.snapshot
         assert spec is not None
-        named = [F.col(quoted(column)) for column in (*spec.keys, *(spec.columns or ()))]
-        named += [F.col(quoted(column)) for column in spec.except_columns or ()]
-        given = (spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates)
+        names = [*spec.keys]
+        given: list[Any] = []
+        if isinstance(spec, CdcSpec):
+            names += [*(spec.columns or ()), *(spec.except_columns or ())]
+            given = [spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates]
+        named = [F.col(quoted(name)) for name in names]
         named += [F.expr(one) if isinstance(one, str) else one for one in given if one is not None]
         for column in named:
             try:
