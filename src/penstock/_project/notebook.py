@@ -242,7 +242,9 @@ def _language(metadata: object) -> CellKind:
 
 def _own_language(metadata: object) -> CellKind | None:
     name = _text(_part(metadata, "vscode"), "languageId")
-    return _LANGUAGES.get(name.lower(), CellKind.LOST) if name else None
+    if not name or name.lower() == "plaintext":  # what the editor writes when it was told nothing
+        return None
+    return _LANGUAGES.get(name.lower(), CellKind.LOST)
 
 
 def _part(content: object, key: str) -> object:

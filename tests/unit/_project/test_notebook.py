@@ -206,6 +206,16 @@ def test_the_language_is_that_of_the_metadata_when_a_cell_has_no_magic(project, 
 
 
 @pytest.mark.parametrize(
+    ("written", "kind"), [("plaintext", "python"), ("sql", "sql"), ("scala", "lost")]
+)
+def test_the_language_of_the_notebook_counts_when_an_editor_knew_none(project, written, kind):
+    cell = {"cell_type": "code", "metadata": {"vscode": {"languageId": written}}, "source": "x"}
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}
+    (read,) = read_cells(project.write("a.ipynb", json.dumps(notebook)))
+    assert str(read.kind) == kind
+
+
+@pytest.mark.parametrize(
     ("name", "content", "line", "told"),
     [
         ("a.ipynb", b'{\n"cells": [}', 2, "is not JSON"),
