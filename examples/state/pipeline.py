@@ -41,7 +41,7 @@ class SilenceAlarm(StatefulProcessor):
         self.handle.registerTimer(last + SILENT_MS)
         yield from ()
 
-    def handleExpiredTimer(self, key, timers, expired) -> Iterator[Row]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo) -> Iterator[Row]:
         count, last = self.seen.get()
         yield Row(device=key[0], signals=count, silent_since_ms=last)
 

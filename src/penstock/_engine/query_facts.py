@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock._engine.plans import analyzed, iterate
+from penstock._engine.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
 
 _CHANCE = re.compile(r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I)
@@ -158,25 +159,14 @@ class _Reader:
         )
 
     def _join(self, node: Any) -> StateFacts:
-        helper = self._jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-        # As Spark sees it when it runs: BETWEEN is two comparisons then.
-        optimizer = self._jvm.org.apache.spark.sql.catalyst.optimizer
-        for rule in ("ReplaceExpressions", "RewriteWithExpression", "SimplifyCasts"):
-            node = getattr(optimizer, rule).apply(node)
-        left, right = node.left().outputSet(), node.right().outputSet()
-        # Any moment will do; so late a one, because py4j passes smaller numbers as Integer.
-        some = self._jvm.scala.Some(1_000_000_000_000)
-        bounded = bool(helper.isWatermarkInJoinKeys(node)) or all(
-            helper.getStateValueWatermark(one, other, node.condition(), some).isDefined()
-            for one, other in ((left, right), (right, left))
-        )
+        node = join_as_run(self._jvm, node)
         condition = node.condition()
         conditions = [condition.get()] if condition.isDefined() else []
         return StateFacts(
             kind=StateKind.JOIN,
             keys=tuple(_shown(one) for one in conditions),
             has_watermark=_has_watermark(node),
-            is_bounded=bounded,
+            is_bounded=not growing_sides(self._jvm, node),
             chance_keys=self._chance_in(conditions),
         )
 

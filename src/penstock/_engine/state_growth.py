@@ -50,29 +50,31 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
 
 
 def _join_grows(jvm: Any, node: Any) -> Iterator[str]:
-    analysis = jvm.org.apache.spark.sql.catalyst.analysis
-    # Spark's helper looks for comparisons, which BETWEEN is after these rules only, and without the
-    # casts that it brings.
-    rules = jvm.org.apache.spark.sql.catalyst.optimizer
-    node = rules.SimplifyCasts.apply(rules.ReplaceExpressions.apply(node))
-    if analysis.StreamingJoinHelper.isWatermarkInJoinKeys(node):
-        return
-    sides = []
-    for kept, other, side in (
-        (node.left(), node.right(), "left"),
-        (node.right(), node.left(), "right"),
-    ):
-        found = analysis.StreamingJoinHelper.getStateValueWatermark(
-            kept.outputSet(),
-            other.outputSet(),
-            node.condition(),
-            jvm.scala.Option.apply(_SOME_WATERMARK),
-        )
-        if not found.isDefined():
-            sides.append(side)
-    if sides:
+    if sides := growing_sides(jvm, join_as_run(jvm, node)):
         yield (
             f"the stream-stream join keeps every row of its {' and '.join(sides)} side for ever: "
             "give both sides withWatermark, and the join a condition that bounds the time between "
             "them, such as click_time <= seen_time + INTERVAL 10 MINUTES"
         )
+
+
+def join_as_run(jvm: Any, node: Any) -> Any:
+    """A join as it runs: BETWEEN is two comparisons then, without the casts that it brings."""
+    rules = jvm.org.apache.spark.sql.catalyst.optimizer
+    for rule in (rules.ReplaceExpressions, rules.RewriteWithExpression, rules.SimplifyCasts):
+        node = rule.apply(node)
+    return node
+
+
+def growing_sides(jvm: Any, node: Any) -> list[str]:
+    """Sides of a join, as it runs, of which every row is kept for ever: `left`, `right`."""
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    if helper.isWatermarkInJoinKeys(node):
+        return []
+    left, right = node.left().outputSet(), node.right().outputSet()
+    some = jvm.scala.Option.apply(_SOME_WATERMARK)
+    return [
+        side
+        for side, kept, other in (("left", left, right), ("right", right, left))
+        if not helper.getStateValueWatermark(kept, other, node.condition(), some).isDefined()
+    ]
