@@ -537,6 +537,13 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
     elif {flow.analysis.output_mode for flow in flows} - {None, OutputMode.APPEND}:
         reason = "its flow changes rows that it has written"
         hint = f"correct the rule, then --full-refresh {node.display}"
+    elif node.declared.late_rows is LateRows.QUARANTINE:
+        # Late rows are what the operation was given, not what the table holds.
+        reason = "it keeps late rows as well, which a window or join would still have to take in"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    elif node.declared.deduplicate_by:
+        reason = "each key may be in the table once, which a replay does not look at"
+        hint = f"correct the rule, then --full-refresh {node.display}"
     if reason:
         raise PlanError(
             "QUARANTINE_REPLAY_NOT_POSSIBLE",

@@ -1,6 +1,7 @@
 import pytest
 
 from penstock._engine.tables import check_replay
+from penstock._model.dataset import LateRows
 from penstock.errors import PlanError
 
 
@@ -10,6 +11,10 @@ def test_a_replay_is_refused_when_rows_are_not_just_added(draft):
     draft.empty_table("changed")
     draft.cdc_flow("c", "changed")
     draft.materialized_view("view")
+    draft.empty_table("keeps_late", late_rows=LateRows.QUARANTINE)
+    draft.append_flow("l", "keeps_late")
+    draft.empty_table("each_once", deduplicate_by=("id",))
+    draft.append_flow("e", "each_once")
     draft.empty_table("added")
     draft.append_flow("a", "added")
     graph = draft.graph()
