@@ -19,6 +19,7 @@ from penstock._engine import file_metadata, sql_names
 from penstock._engine.assumptions import Assumptions
 from penstock._engine.autoloader.opening import OpenedFiles, collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
+from penstock._engine.jdbc.stream import JdbcStream, collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
     KafkaRead,
     collecting_kafka,
@@ -73,6 +74,7 @@ class Evaluation:
         external: Sources from outside, in words.
         files: Sources that Auto Loader opened for the flow and the views that it reads.
         kafka: Streams from Kafka, likewise.
+        databases: Streams from databases, likewise.
         assumed: Names of the sources that are not here and were stood in for.
     """
 
@@ -80,6 +82,7 @@ class Evaluation:
     external: list[str] = field(default_factory=list)
     files: list[OpenedFiles] = field(default_factory=list)
     kafka: list[KafkaRead] = field(default_factory=list)
+    databases: list[JdbcStream] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
 
@@ -180,6 +183,8 @@ class OutsideReads:
         """See `Redirect.load`."""
         if reader_format(reader).lower() == "eventhubs":
             return self._event_hub(reader)
+        if reader_format(reader).lower() == "jdbc" and isinstance(reader, DataStreamReader):
+            return self._database(reader)
         if reader_format(reader).lower() != "cloudfiles":
             return None
         return self._files(
@@ -194,6 +199,17 @@ class OutsideReads:
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         with own_read():
             return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
+
+    def _database(self, reader: Reader) -> DataFrame:
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        try:
+            with own_read():
+                schema = reader_schema(reader)
+                return open_jdbc(self._spark, resolved, schema=schema, flow=self._owner()[0])
+        except PenstockError as error:
+            error.origin = error.origin or capture_origin()
+            return self._assume(reader, f"jdbc {given.get('dbtable', 'query')}", error)
 
     def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         """See `Redirect.missing`."""
@@ -450,7 +466,11 @@ class Evaluator(OutsideReads, DatasetReader):
         if len(self._stack.get()) > 1:
             yield
             return
-        with collecting() as evaluation.files, collecting_kafka() as evaluation.kafka:
+        with (
+            collecting() as evaluation.files,
+            collecting_kafka() as evaluation.kafka,
+            collecting_jdbc() as evaluation.databases,
+        ):
             yield
 
     # -- the declarative API's own readers -----------------------------------------------------
