@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -27,6 +28,16 @@ StopTimeout = Annotated[
 ]
 Format = Annotated[
     LogFormat, typer.Option("--log-format", help="Progress for people or as JSON lines.")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Serve metrics for Prometheus on this port; 0 for any free one.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors and the final line only.")]
 
@@ -56,6 +67,7 @@ def run(
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
     ui: WithDashboard = False,
+    metrics_port: MetricsPort = None,
 ) -> int:
     """Run the pipeline: everything that is available, or --continuous until stopped."""
     from penstock._launch import UpdateOptions
@@ -72,6 +84,8 @@ def run(
         continuous=continuous,
         trigger=trigger,
     )
+    if metrics_port is not None:
+        settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
     update_options = UpdateOptions(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
