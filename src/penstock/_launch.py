@@ -211,12 +211,11 @@ def _run(
     around = surroundings(settings, spark, state=state)
     index, graph = _analyse(settings, spark, around, options.replace_where, on_hooks=hooks.start)
     plan = _plan(index, graph, settings, options)
-    for event in definitions(graph, origin):
+    tables = PipelineTables(spark, graph, StorageLayout(settings.storage), settings)
+    for event in definitions(graph, origin, tables.paths):
         bus.emit(event)
     for warning in plan.warnings:
         bus.emit(plan_warning(origin, warning))
-    layout = StorageLayout(settings.storage)
-    tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
     evaluator = Evaluator(spark, index, source, around)
     events = event_directory(settings)

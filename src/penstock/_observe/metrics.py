@@ -277,6 +277,8 @@ class MetricsFold:
 
     def _expect_flow(self, event: Event, body: Mapping[str, Any]) -> None:
         # Counters begin at 0, so that the first batch shows in a rate.
+        if body.get("flow_type") == "VIEW":
+            return
         target = body.get("output_dataset") or body.get("output_sink") or ""
         labels = (event.origin.flow_name, str(target))
         for name in (
