@@ -23,6 +23,7 @@ from penstock._local.jars import class_path
 from penstock._local.java import require_java
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
+from penstock._model.redaction import remember_named
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
@@ -143,6 +144,7 @@ def run_update(
     Raises:
         PenstockError: The update could not start. Failures of flows are in the result.
     """
+    remember_named({**os.environ, **settings.configuration, **settings.parameters})
     update_id = str(uuid.uuid4())
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     log_file = spark_log(settings, update_id)

@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 from lineage_receiver import Receiver, check, shapes
+from planted_secrets import planted
 from prometheus_client.parser import text_string_to_metric_families as families
 from update_project import Project
 
+from penstock._cli.reports import summary
+from penstock._model.redaction import forget_secrets
 from penstock._observe.decoding import event_of_json
 from penstock._observe.events import UpdateState
 from penstock._observe.log import read_events
 from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics_endpoint import exposition
+from penstock._observe.snapshot import Snapshot
 
 pytestmark = pytest.mark.spark
 
@@ -113,3 +118,46 @@ def test_an_update_is_scraped_and_its_lineage_is_received(tmp_path: Path, spark,
         ("id", "GROUP_BY"),
     }
     assert [one["name"] for one in totals["inputs"]] == [f"{tables}/silver"]
+
+
+BROKEN = """
+@dp.table
+def bronze():
+    return spark.readStream.schema(ROWS).option("password", "option-secret-Zq3").json("data")
+
+@dp.table
+def broken():
+    told = open("planted.txt").read() + " option-secret-Zq3 env-secret-Zq1 conf-secret-Zq2"
+    return dp.read_stream("bronze").select(F.raise_error(F.lit(told)).alias("x"))
+"""
+
+
+def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spark, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOP_DB_PASSWORD", "env-secret-Zq1")
+    texts, secrets = planted()
+    secrets += ["env-secret-Zq1", "conf-secret-Zq2", "option-secret-Zq3"]
+    (tmp_path / "planted.txt").write_text("\n".join(texts))
+    receiver = Receiver()
+    text = SETTINGS.format(url=receiver.url)
+    text += "configuration:\n  shop.api.secret: conf-secret-Zq2\n"
+    (tmp_path / "pipeline.yaml").write_text(text)
+    project = Project(tmp_path, spark).source(BROKEN)
+    project.add("a.json", [{"id": 1, "amount": 1}])
+    try:
+        assert project.run().state is UpdateState.FAILED
+    finally:
+        receiver.close()
+        forget_secrets()
+    storage = tmp_path / ".penstock"
+    files = [*storage.glob("events/*"), *storage.glob("state/status.json")]
+    told = [file.read_text() for file in files]
+    told += [body.decode() for body in receiver.bodies]
+    snapshot, metrics = Snapshot(), MetricsFold()
+    for event in project.events:
+        snapshot(event)
+        metrics(event)
+    told += ["\n".join(summary(snapshot.view())), exposition(metrics)[0].decode()]
+    assert [secret for secret in secrets for one in told if secret in one.replace("\\", "")] == []
+    assert any("[redacted]" in one for one in told)
+    assert ("FAIL", "shop.broken") in shapes(receiver.events)

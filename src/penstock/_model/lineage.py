@@ -4,8 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+_URI = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):(?://(?P<authority>[^/?#]*))?(?P<path>[^?#]*)(?:[?#].*)?",
+    re.DOTALL,
+)
+_CONTAINER = re.compile(r"[\w$.\-]+")
 _WITH_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs")
 
 
@@ -71,16 +75,16 @@ class FlowLineage:
 
 def place_of(uri: str) -> LineageSource:
     """A path or URI as OpenLineage names it: a namespace and a name, without credentials."""
-    if not re.match(r"^[A-Za-z][A-Za-z0-9+.\-]*:", uri):
+    found = _URI.fullmatch(uri)
+    if found is None:
         return LineageSource(namespace="file", name=uri.rstrip("/") or "/")
-    parts = urlsplit(uri)
-    scheme = {"s3a": "s3", "s3n": "s3"}.get(parts.scheme.lower(), parts.scheme.lower())
-    path = parts.path.rstrip("/") or "/"
-    if scheme in ("file", "dbfs") and not parts.netloc:
+    scheme = found["scheme"].lower()
+    scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
+    authority, path = found["authority"] or "", found["path"].rstrip("/") or "/"
+    if scheme in ("file", "dbfs") and not authority:
         return LineageSource(namespace=scheme, name="/" + path.lstrip("/"))
-    authority = parts.netloc
     user, at, host = authority.rpartition("@")
-    if at and not (scheme in _WITH_ACCOUNT and ":" not in user):
+    if at and not (scheme in _WITH_ACCOUNT and _CONTAINER.fullmatch(user)):
         authority = host
     name = path if scheme in ("hdfs", *_WITH_ACCOUNT) else path.lstrip("/") or "/"
     return LineageSource(namespace=f"{scheme}://{authority}", name=name)

@@ -436,7 +436,8 @@ class LineageFold:
 
     def _assertion(self, flow: _Flow, rule: str, verdict: str) -> dict[str, Any]:
         passed, failed = flow.counts[rule]
-        declared = self._datasets[flow.target].rules.get(rule, {})
+        target = self._datasets.get(flow.target)
+        declared = target.rules.get(rule, {}) if target is not None else {}
         outcome: Any = failed == 0
         if verdict == "status":
             outcome = "pass" if failed == 0 else "fail"

@@ -12,6 +12,7 @@ from penstock._model.lineage import LineageSource, place_of
         ("dbfs:/mnt/in", "dbfs", "/mnt/in"),
         ("s3a://bucket/a/b", "s3://bucket", "a/b"),
         ("s3a://key:secret@bucket/a", "s3://bucket", "a"),
+        ("s3a://[redacted]@bucket/a?x=1", "s3://bucket", "a"),
         ("gs://bucket", "gs://bucket", "/"),
         ("hdfs://node:8020/a", "hdfs://node:8020", "/a"),
         ("abfss://box@shop.dfs.core/a", "abfss://box@shop.dfs.core", "/a"),
