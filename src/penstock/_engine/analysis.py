@@ -14,6 +14,7 @@ from penstock._engine.assumptions import AssumedSource, reachable
 from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
+from penstock._engine.column_lineage import column_lineage
 from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator, Surroundings
 from penstock._engine.late_rows import check_late_rows
 from penstock._engine.output_modes import choose_output_mode
@@ -385,6 +386,7 @@ class _Analysis:
             merge_keys=keys,
             stateful_operators=state,
             growing_state=growing,
+            lineage=column_lineage(df, self._source.dataset_at),
         )
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

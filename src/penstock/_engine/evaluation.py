@@ -44,6 +44,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
+from penstock._model.redaction import remember_named
 from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
@@ -229,6 +230,7 @@ class OutsideReads:
         """See `Redirect.prepare_options`."""
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        remember_named(resolved)
         streaming = isinstance(reader, DataStreamReader)
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
         if streaming and reader_format(reader).lower() == "kafka":
