@@ -179,6 +179,7 @@ class SparkEngine:
                     partial(self._check_files, files, checkpoint),
                     partial(recover, sources=files, flow=node.flow),
                 )
+            running.reads_databases(self._evaluator.evaluations[step.flow].databases)
             if watch := LossWatch(self._spark, kafka):
                 running.watches_losses(watch.lost)
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
