@@ -82,6 +82,8 @@ class FlowAnalysis:
         sequence_type: Of an auto CDC flow: the type that orders its events.
         changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
             plain stream: it ends at the first change.
+        taken_for: Incomplete names that it reads, with the datasets that they were taken for.
+        is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
     """
 
     inputs: frozenset[str]
@@ -94,3 +96,5 @@ class FlowAnalysis:
     growing_state: tuple[str, ...] = ()
     sequence_type: str | None = None
     changing_inputs: tuple[str, ...] = ()
+    taken_for: tuple[tuple[str, str], ...] = ()
+    is_lenient: bool = False
