@@ -25,6 +25,7 @@ from penstock._engine.kafka_source import (
     note_kafka,
     read_event_hub,
 )
+from penstock._engine.kinesis_source import read_kinesis
 from penstock._engine.outside import OutsideTables
 from penstock._engine.redirection import (
     Reader,
@@ -62,6 +63,9 @@ _NOT_HERE = {
     ),
     "PATH_NOT_FOUND": "nothing is there; map its beginning below `paths` in the settings",
 }
+
+
+_CONNECTED = {"eventhubs": read_event_hub, "kinesis": read_kinesis}
 
 
 @dataclass
@@ -178,9 +182,10 @@ class OutsideReads:
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() == "eventhubs":
-            return self._event_hub(reader)
-        if reader_format(reader).lower() != "cloudfiles":
+        source = reader_format(reader).lower()
+        if source in _CONNECTED:
+            return self._connected(reader, _CONNECTED[source])
+        if source != "cloudfiles":
             return None
         return self._files(
             reader_paths(reader),
@@ -189,11 +194,11 @@ class OutsideReads:
             isinstance(reader, DataStreamReader),
         )
 
-    def _event_hub(self, reader: Reader) -> DataFrame:
+    def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         with own_read():
-            return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
+            return read(self._spark, resolved, isinstance(reader, DataStreamReader))
 
     def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         """See `Redirect.missing`."""
