@@ -22,6 +22,7 @@ from penstock._engine.kafka_source import (
     note_kafka,
     read_event_hub,
 )
+from penstock._engine.kinesis_source import read_kinesis
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -60,6 +61,9 @@ _NOT_HERE = {
     ),
     "PATH_NOT_FOUND": "nothing is there; map its beginning below `paths` in the settings",
 }
+
+
+_CONNECTED = {"eventhubs": read_event_hub, "kinesis": read_kinesis}
 
 
 class OutsideReads:
@@ -109,11 +113,12 @@ class OutsideReads:
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() == "eventhubs":
-            return self._event_hub(reader)
-        if reader_format(reader).lower() == "jdbc" and isinstance(reader, DataStreamReader):
+        source = reader_format(reader).lower()
+        if source in _CONNECTED:
+            return self._connected(reader, _CONNECTED[source])
+        if source == "jdbc" and isinstance(reader, DataStreamReader):
             return self._database(reader)
-        if reader_format(reader).lower() != "cloudfiles":
+        if source != "cloudfiles":
             return None
         return self._files(
             reader_paths(reader),
@@ -122,11 +127,11 @@ class OutsideReads:
             isinstance(reader, DataStreamReader),
         )
 
-    def _event_hub(self, reader: Reader) -> DataFrame:
+    def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         with own_read():
-            return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
+            return read(self._spark, resolved, isinstance(reader, DataStreamReader))
 
     def _database(self, reader: Reader) -> DataFrame:
         given = reader_options(reader)
