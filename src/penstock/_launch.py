@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock._engine.assumptions import Assumptions
-    from penstock._engine.evaluation import Surroundings
     from penstock._engine.flow_state import StateStore
     from penstock._engine.state_reader import StateSection
+    from penstock._engine.surroundings import Surroundings
     from penstock._graph.dataflow import DataflowGraph
 
 __all__ = [
@@ -336,8 +336,8 @@ def surroundings(
     """
     from penstock._engine.autoloader.opening import open_files, source_key
     from penstock._engine.autoloader.states import FileStates
-    from penstock._engine.evaluation import Surroundings
     from penstock._engine.outside import OutsideTables
+    from penstock._engine.surroundings import Surroundings
     from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
 

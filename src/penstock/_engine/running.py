@@ -1,7 +1,7 @@
 """One running streaming query: its micro-batches, its progress, its end."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -9,7 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine.failures import flow_error, full_text
+from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
 from penstock._engine.kafka_source import LostRange, describe_loss
+from penstock._engine.kinesis_source import describe_lost_records, lost_records
 from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records
 from penstock._model.flow import Flow
@@ -87,6 +89,16 @@ class RunningQuery(QueryWatcher):
         """
         self._check, self._recover = check, recover
 
+    def reads_databases(self, streams: Sequence[JdbcStream]) -> None:
+        """Let streams from databases say why they end."""
+        for stream in streams:
+            stream.on_failure = self._source_failed
+
+    def _source_failed(self, failure: SourceFailure) -> None:
+        error = failure.as_error(self._flow.name)
+        error.origin = self._flow.origin
+        self._failure = self._failure or error
+
     def watches_losses(self, lost: Callable[[Mapping[str, Any]], list[LostRange]]) -> None:
         """Set the function that finds out of a progress report what a source no longer had."""
         self._lost = lost
@@ -159,6 +171,9 @@ class RunningQuery(QueryWatcher):
         if ranges:
             body = [asdict(lost) for lost in ranges]
             self._emit(source_rows_lost(origin, describe_loss(ranges), body))
+        if records := lost_records(progress):
+            body = [asdict(lost) for lost in records]
+            self._emit(source_rows_lost(origin, describe_lost_records(records), body))
 
     def terminated(self, error: str | None) -> None:
         """The query ended: tell the runtime, once."""

@@ -206,7 +206,14 @@ def source_view(source: Mapping[str, Any]) -> dict[str, Any]:
     """What Spark says of one source: its offsets, and of Kafka what waits in each partition."""
     end, latest = source.get("endOffset"), source.get("latestOffset")
     partitions = []
-    if isinstance(end, dict) and isinstance(latest, dict):
+    behind = latest.get("behind_millis") if isinstance(latest, dict) else None
+    if isinstance(behind, dict):
+        for place, millis in behind.items():
+            stream, _, shard = place.rpartition("/")
+            partitions.append(
+                {"topic": stream, "partition": shard, "behind_seconds": round(millis / 1000, 3)}
+            )
+    elif isinstance(end, dict) and isinstance(latest, dict):
         for topic, offsets in latest.items():
             done = end.get(topic)
             if not (isinstance(offsets, dict) and isinstance(done, dict | None)):

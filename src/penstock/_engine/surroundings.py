@@ -1,0 +1,87 @@
+"""What evaluations of query functions need to know, and what they find out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+
+from penstock._engine.assumptions import Assumptions
+from penstock._engine.autoloader.opening import OpenedFiles
+from penstock._engine.jdbc.stream import JdbcStream
+from penstock._engine.kafka_source import KafkaRead
+from penstock._engine.outside import OutsideTables
+
+
+@dataclass
+class Evaluation:
+    """What one call of a query function read.
+
+    Attributes:
+        inputs: Keys of the pipeline's datasets.
+        external: Sources from outside, in words.
+        files: Sources that Auto Loader opened for the flow and the views that it reads.
+        kafka: Streams from Kafka, likewise.
+        databases: Streams from databases, likewise.
+        assumed: Names of the sources that are not here and were stood in for.
+        taken_for: Incomplete names, and the datasets that they were taken for.
+        is_lenient: Whether the query makes sense without ANSI mode only.
+    """
+
+    inputs: set[str] = field(default_factory=set)
+    external: list[str] = field(default_factory=list)
+    files: list[OpenedFiles] = field(default_factory=list)
+    kafka: list[KafkaRead] = field(default_factory=list)
+    databases: list[JdbcStream] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    taken_for: dict[str, str] = field(default_factory=dict)
+    is_lenient: bool = False
+
+
+class FilesReader(Protocol):
+    """Reads files as Auto Loader does."""
+
+    def __call__(
+        self,
+        *,
+        paths: Sequence[str],
+        options: Mapping[str, str],
+        schema: Any,
+        streaming: bool,
+        flow: str,
+        analysis: bool,
+    ) -> DataFrame:
+        """The rows of files.
+
+        Args:
+            paths: Mapped and absolute.
+            options: As the user gave them.
+            schema: StructType, DDL or `None`.
+            streaming: Whether to read a stream.
+            flow: Whose state remembers what was inferred; empty outside of flows.
+            analysis: Whether nothing may be remembered beyond this process.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What reads need to know of the world around the pipeline.
+
+    Attributes:
+        outside: Tables that the pipeline does not declare.
+        map_path: The place that a path of the user's stands for.
+        resolve_secrets: Fills `${secret:...}` in reader options.
+        files: Auto Loader.
+        events: Folder of the event log.
+        configuration: Of the pipeline.
+        assumptions: Stands in for what is not here; `None` = that is an error.
+    """
+
+    outside: OutsideTables
+    map_path: Callable[[str], str] = str
+    resolve_secrets: Callable[[str], str] = str
+    files: FilesReader
+    events: Path | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    assumptions: Assumptions | None = None
