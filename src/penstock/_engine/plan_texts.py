@@ -5,8 +5,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._engine.evaluation import Evaluation, Evaluator
+from penstock._engine.evaluation import Evaluator
 from penstock._engine.plans import analyzed
+from penstock._engine.surroundings import Evaluation
 from penstock._model.flow import Flow
 
 _IDS = re.compile(r"#\d+L?")
