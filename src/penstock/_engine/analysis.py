@@ -72,17 +72,24 @@ def analyse(
     spark: SparkSession,
     index: DefinitionIndex,
     around: Surroundings,
+    evaluator: Callable[..., Evaluator] = Evaluator,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
     Nothing is written or started: datasets are stood in for by empty ones with their schema.
+
+    Args:
+        spark: Classic session.
+        index: The declarations.
+        around: What reads need to know.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around)
+        analysis = _Analysis(spark, index, source, around, evaluator)
         analysis.everything()
         return build_graph(index, analysis.found, analysis.errors)
     finally:
