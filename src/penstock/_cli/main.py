@@ -16,6 +16,7 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
+    metrics,
     scaffold,
     state,
     status,
@@ -65,6 +66,7 @@ lint.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+metrics.register(app)
 checkpoint.register(app)
 state.register(app)
 machine.register(app)

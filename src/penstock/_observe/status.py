@@ -165,12 +165,12 @@ def _lag(
 ) -> dict[str, Any] | None:
     if not progress:
         return None
-    sources = [_source(source) for source in progress.get("sources") or ()]
+    sources = [source_view(source) for source in progress.get("sources") or ()]
     seconds = _seconds(batches)
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
-    newest = _moment((progress.get("eventTime") or {}).get("max"))
-    at = _moment(progress.get("timestamp"))
+    newest = moment((progress.get("eventTime") or {}).get("max"))
+    at = moment(progress.get("timestamp"))
     return {
         "records": view.lag,
         "catch_up_seconds": None if view.lag is None else _catch_up(view.lag, rate),
@@ -202,7 +202,8 @@ def _falls_behind(batches: list[dict[str, Any]]) -> bool | None:
     return all(done is not None and come > done for come, done in known)
 
 
-def _source(source: Mapping[str, Any]) -> dict[str, Any]:
+def source_view(source: Mapping[str, Any]) -> dict[str, Any]:
+    """What Spark says of one source: its offsets, and of Kafka what waits in each partition."""
     end, latest = source.get("endOffset"), source.get("latestOffset")
     partitions = []
     behind = latest.get("behind_millis") if isinstance(latest, dict) else None
@@ -264,11 +265,11 @@ def _watermark(progress: Mapping[str, Any]) -> dict[str, Any] | None:
     text = times.get("watermark")
     if text is None:
         return None
-    known = None if text.startswith(_NEVER) else _moment(text)
+    known = None if text.startswith(_NEVER) else moment(text)
     return {
         "value": time_text(known),
-        "delay_seconds": _between(known, _moment(progress.get("timestamp"))),
-        "event_time_max": time_text(_moment(times.get("max"))),
+        "delay_seconds": _between(known, moment(progress.get("timestamp"))),
+        "event_time_max": time_text(moment(times.get("max"))),
     }
 
 
@@ -279,7 +280,8 @@ def _late_rows(progress: Mapping[str, Any]) -> int:
     )
 
 
-def _moment(text: Any) -> datetime | None:
+def moment(text: Any) -> datetime | None:
+    """A time of Spark's progress; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:
