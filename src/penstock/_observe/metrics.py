@@ -347,8 +347,6 @@ class MetricsFold:
         for source in progress.get("sources") or ():
             view = source_view(source)
             for part in view["partitions"]:
-                if part.get("records") is None:
-                    continue  # Kinesis tells time only
                 key = (str(part["topic"]), str(part["partition"]))
                 partitions[key] = max(part["records"], partitions.get(key, 0))
             for what in ("files", "bytes"):

@@ -47,9 +47,9 @@ def test_time_behind_is_no_count_of_records():
         "latestOffset": {"behind_millis": {"a/s0": 1500}},
     }
     assert backlog_records({"sources": [source]}) is None
-    assert source_view(source)["partitions"] == [
-        {"topic": "a", "partition": "s0", "behind_seconds": 1.5}
-    ]
+    view = source_view(source)
+    assert view["partitions"] == []
+    assert view["shards"] == [{"stream": "a", "shard": "s0", "behind_seconds": 1.5}]
 
 
 @pytest.mark.parametrize(
