@@ -13,9 +13,11 @@ from penstock._cli import (
     checkpoint,
     dashboard,
     exit_codes,
+    graph,
     inspection,
     lint,
     machine,
+    metrics,
     scaffold,
     state,
     status,
@@ -62,9 +64,11 @@ def _root(
 update.register(app)
 check.register(app)
 lint.register(app)
+graph.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+metrics.register(app)
 checkpoint.register(app)
 state.register(app)
 machine.register(app)

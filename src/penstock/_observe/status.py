@@ -165,12 +165,12 @@ def _lag(
 ) -> dict[str, Any] | None:
     if not progress:
         return None
-    sources = [_source(source) for source in progress.get("sources") or ()]
+    sources = [source_view(source) for source in progress.get("sources") or ()]
     seconds = _seconds(batches)
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
-    newest = _moment((progress.get("eventTime") or {}).get("max"))
-    at = _moment(progress.get("timestamp"))
+    newest = moment((progress.get("eventTime") or {}).get("max"))
+    at = moment(progress.get("timestamp"))
     return {
         "records": view.lag,
         "catch_up_seconds": None if view.lag is None else _catch_up(view.lag, rate),
@@ -202,10 +202,12 @@ def _falls_behind(batches: list[dict[str, Any]]) -> bool | None:
     return all(done is not None and come > done for come, done in known)
 
 
-def _source(source: Mapping[str, Any]) -> dict[str, Any]:
+def source_view(source: Mapping[str, Any]) -> dict[str, Any]:
+    """What Spark says of one source: its offsets, and of Kafka what waits in each partition."""
     end, latest = source.get("endOffset"), source.get("latestOffset")
     partitions = []
-    if isinstance(end, dict) and isinstance(latest, dict):
+    behind = latest.get("behind_millis") if isinstance(latest, dict) else None
+    if isinstance(end, dict) and isinstance(latest, dict) and behind is None:
         for topic, offsets in latest.items():
             done = end.get(topic)
             if not (isinstance(offsets, dict) and isinstance(done, dict | None)):
@@ -227,8 +229,15 @@ def _source(source: Mapping[str, Any]) -> dict[str, Any]:
         "end_offset": end,
         "latest_offset": latest,
         "partitions": partitions,
+        "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
         "metrics": dict(source.get("metrics") or {}),
     }
+
+
+def _shard(place: str, millis: int) -> dict[str, Any]:
+    """How far a shard of Kinesis was behind when it was read; it tells no number of records."""
+    stream, _, shard = place.rpartition("/")
+    return {"stream": stream, "shard": shard, "behind_seconds": round(millis / 1000, 3)}
 
 
 def _state_store(progress: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -257,11 +266,11 @@ def _watermark(progress: Mapping[str, Any]) -> dict[str, Any] | None:
     text = times.get("watermark")
     if text is None:
         return None
-    known = None if text.startswith(_NEVER) else _moment(text)
+    known = None if text.startswith(_NEVER) else moment(text)
     return {
         "value": time_text(known),
-        "delay_seconds": _between(known, _moment(progress.get("timestamp"))),
-        "event_time_max": time_text(_moment(times.get("max"))),
+        "delay_seconds": _between(known, moment(progress.get("timestamp"))),
+        "event_time_max": time_text(moment(times.get("max"))),
     }
 
 
@@ -272,7 +281,8 @@ def _late_rows(progress: Mapping[str, Any]) -> int:
     )
 
 
-def _moment(text: Any) -> datetime | None:
+def moment(text: Any) -> datetime | None:
+    """A time of Spark's progress; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:
