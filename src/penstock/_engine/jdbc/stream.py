@@ -231,7 +231,7 @@ class JdbcStream:
         """The end of the next batch; Spark's limit is not used: the option is."""
         with self._reported():
             last = None if start is None else self._offset(start)
-            if self._is_idle:
+            if self._is_idle and not self._is_bounded:
                 self._marks.rest(_IDLE_SECONDS)
             mark = self._until if self._is_bounded else self._marks.settle(_WAIT_SECONDS)
             self._is_idle = mark is None or (last is not None and mark.order <= last.high.order)
