@@ -265,6 +265,9 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
                     f"    {part['topic']}/{part['partition']}: at {part['offset']:,} of "
                     f"{part['latest_offset']:,}, {part['records']:,} behind"
                 )
+            for shard in source["shards"]:
+                place = f"{shard['stream']}/{shard['shard']}"
+                yield f"    {place}: {shard['behind_seconds']:g} s behind"
     store, watermark = flow["state_store"], flow["watermark"]
     if store is not None:
         yield f"state: {plural(store['rows'], 'row')}, {store['bytes']:,} bytes"
