@@ -138,7 +138,10 @@ class Prober:
                 self._iterators[place] = (fetched.position, fetched.iterator)
             if fetched.done:
                 self._done.add(place)
-            self._behind[place] = fetched.behind_millis
+            if fetched.position.closed:
+                self._behind.pop(place, None)
+            else:
+                self._behind[place] = fetched.behind_millis
             if fetched.position == before:
                 continue
             end = end.with_(stream, {**end.streams[stream], shard: fetched.position})
