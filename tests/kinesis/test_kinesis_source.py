@@ -95,6 +95,12 @@ def test_orders_arrive_once_with_bad_ones_in_quarantine_when_shards_are_split(
     ((rules, row),) = orders.example.quarantined("orders")
     assert rules == ["parsed"]
     assert (row["shardId"], row["sequenceNumber"]) == written[8]
+    place = json.loads(orders.example.table("orders_quarantine").first()["_source"])
+    assert place == {
+        "stream": stream.name,
+        "shardId": written[8][0],
+        "sequenceNumber": written[8][1],
+    }
     table = orders.example.table("orders")
     assert {field.name: field.dataType.simpleString() for field in table.schema}.items() >= {
         "partitionKey": "string",

@@ -83,9 +83,8 @@ def call_function(
     if call.name == "read_kafka":
         return _kafka(spark, _options(named), call.is_streaming)
     if call.name == "read_kinesis":
-        reader: Any = spark.readStream if call.is_streaming else spark.read
-        kinesis: DataFrame = reader.format("kinesis").options(**_options(named)).load()
-        return kinesis
+        # A stream, also without STREAM.
+        return spark.readStream.format("kinesis").options(**_options(named)).load()
     name = _required(call, positional, named, "table")
     if call.name == "read_stream":
         return readers.stream(name, _options(named))

@@ -207,13 +207,7 @@ def source_view(source: Mapping[str, Any]) -> dict[str, Any]:
     end, latest = source.get("endOffset"), source.get("latestOffset")
     partitions = []
     behind = latest.get("behind_millis") if isinstance(latest, dict) else None
-    if isinstance(behind, dict):
-        for place, millis in behind.items():
-            stream, _, shard = place.rpartition("/")
-            partitions.append(
-                {"topic": stream, "partition": shard, "behind_seconds": round(millis / 1000, 3)}
-            )
-    elif isinstance(end, dict) and isinstance(latest, dict):
+    if isinstance(end, dict) and isinstance(latest, dict) and behind is None:
         for topic, offsets in latest.items():
             done = end.get(topic)
             if not (isinstance(offsets, dict) and isinstance(done, dict | None)):
@@ -235,8 +229,15 @@ def source_view(source: Mapping[str, Any]) -> dict[str, Any]:
         "end_offset": end,
         "latest_offset": latest,
         "partitions": partitions,
+        "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
         "metrics": dict(source.get("metrics") or {}),
     }
+
+
+def _shard(place: str, millis: int) -> dict[str, Any]:
+    """How far a shard of Kinesis was behind when it was read; it tells no number of records."""
+    stream, _, shard = place.rpartition("/")
+    return {"stream": stream, "shard": shard, "behind_seconds": round(millis / 1000, 3)}
 
 
 def _state_store(progress: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from penstock._engine.kinesis_source import describe_lost_records, lost_records
 from penstock._engine.listener import backlog_records
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
-from penstock._observe.status import _source
+from penstock._observe.status import source_view
 from penstock.connectors.kinesis.offsets import Offset, Position
 from penstock.errors import CheckpointError, FlowError
 
@@ -47,9 +47,9 @@ def test_time_behind_is_no_count_of_records():
         "latestOffset": {"behind_millis": {"a/s0": 1500}},
     }
     assert backlog_records({"sources": [source]}) is None
-    assert _source(source)["partitions"] == [
-        {"topic": "a", "partition": "s0", "behind_seconds": 1.5}
-    ]
+    view = source_view(source)
+    assert view["partitions"] == []
+    assert view["shards"] == [{"stream": "a", "shard": "s0", "behind_seconds": 1.5}]
 
 
 @pytest.mark.parametrize(

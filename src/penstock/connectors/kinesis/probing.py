@@ -51,6 +51,7 @@ class Prober:
         self._shards: dict[str, tuple[float, list[Shard]]] = {}
         self._now = 0
         self._last_fetch = 0.0
+        self._paced: dict[Place, float] = {}
         self._behind: dict[Place, int] = {}
         self._until: int | None = None
         self._done: set[Place] = set()
@@ -171,10 +172,13 @@ class Prober:
 
     def _wait_for_turn(self) -> None:
         """Spark asks every 10 ms while there is nothing; a shard allows five reads per second."""
-        wait = self._last_fetch + self._options.fetch_period_seconds - time.monotonic()
+        self._wait_until(self._last_fetch + self._options.fetch_period_seconds)
+        self._last_fetch = time.monotonic()
+
+    def _wait_until(self, moment: float) -> None:
+        wait = moment - time.monotonic()
         if wait > 0:
             self._pause.wait(wait)
-        self._last_fetch = time.monotonic()
 
     def _fetch_all(self, places: Sequence[Place], offset: Offset) -> list[tuple[Place, _Fetched]]:
         if not places:
@@ -192,6 +196,7 @@ class Prober:
         deadline = time.monotonic() + self._options.fetch_seconds
         limit = self._options.records_per_fetch
         reading = ShardReading(self._client, stream, shard, position, limit)
+        self._wait_until(self._paced.get(place, 0.0))
         kept = self._iterators.pop(place, None)
         if kept is not None and kept[0] == position:
             reading.iterator = kept[1]
@@ -212,6 +217,8 @@ class Prober:
                 rows += rows_of(stream, shard, record)
             if records:
                 first, last = first or records[0], records[-1]
+            pace = max(self._options.fetch_period_seconds, size / self._options.fetch_rate)
+            self._paced[place] = began + pace
             with self._lock:
                 self._size += size
                 full = self._size >= self._options.buffer_bytes
@@ -222,11 +229,9 @@ class Prober:
                 done = done or caught_up
             if done or full or page.next is None or caught_up:
                 break
-            pace = max(self._options.fetch_period_seconds, size / self._options.fetch_rate)
-            wait = began + pace - time.monotonic()
-            if time.monotonic() + max(wait, 0) > deadline:
+            if self._paced[place] > deadline:
                 break
-            self._pause.wait(max(wait, 0))
+            self._wait_until(self._paced[place])
         if reading.removed and page.now - position.seen > _RETENTION_MILLIS:
             if self._options.fails_on_loss:
                 raise rows_lost(stream, shard, f"what came after {position.after} has expired")
