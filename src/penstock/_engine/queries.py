@@ -22,6 +22,7 @@ from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.kafka_source import LossWatch, check_topics
+from penstock._engine.lag.probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
@@ -97,6 +98,7 @@ class SparkEngine:
             spark, evaluator, tables.layout, context.pipeline, context.resolve_secrets
         )
         self._listener = ProgressListener()
+        self._lag = LagProbe(spark, context.emit)
         self._running: list[RunningQuery] = []
         # Flows whose query has other columns than the analysis saw.
         self._grown: dict[str, FlowNode] = {}
@@ -106,6 +108,7 @@ class SparkEngine:
 
     def close(self) -> None:
         """Detach from the session."""
+        self._lag.close()
         self._spark.streams.removeListener(self._listener)
 
     def jvm_died(self, exit_code: int) -> None:
@@ -179,6 +182,7 @@ class SparkEngine:
                 )
             if watch := LossWatch(self._spark, kafka):
                 running.watches_losses(watch.lost)
+            running.measures_lag(self._lag.watch(self._origin(node), kafka))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = step.trigger is None
