@@ -22,10 +22,12 @@ from penstock._engine.boundary import DatasetNotReadyError, first_line, user_cod
 from penstock._engine.kafka_source import (
     KafkaRead,
     collecting_kafka,
+    kafka_stream,
     note_kafka,
     read_event_hub,
 )
 from penstock._engine.outside import OutsideTables
+from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -180,6 +182,10 @@ class OutsideReads:
         """See `Redirect.load`."""
         if reader_format(reader).lower() == "eventhubs":
             return self._event_hub(reader)
+        if current_position() is not None and isinstance(reader, DataStreamReader):
+            found = self._positioned(reader)
+            if found is not None:
+                return found
         if reader_format(reader).lower() != "cloudfiles":
             return None
         return self._files(
@@ -188,6 +194,19 @@ class OutsideReads:
             reader_schema(reader),
             isinstance(reader, DataStreamReader),
         )
+
+    def _positioned(self, reader: DataStreamReader) -> DataFrame | None:
+        """A stream that begins where the flow's position says; `None` where options do."""
+        source, paths = reader_format(reader).lower(), reader_paths(reader)
+        if source not in ("kafka", "delta") or (source == "delta" and len(paths) != 1):
+            return None
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        prepared = prepare_reader_options(source, resolved, streaming=True)
+        with own_read():
+            if source == "kafka":
+                return kafka_stream(self._spark, prepared)
+            return delta_stream(self._spark, prepared, paths[0])
 
     def _event_hub(self, reader: Reader) -> DataFrame:
         given = reader_options(reader)
@@ -233,6 +252,8 @@ class OutsideReads:
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
         if streaming and reader_format(reader).lower() == "kafka":
             note_kafka(prepared)
+        if streaming and reader_format(reader).lower() in FILE_FORMATS:
+            prepared = at_files(prepared)
         for key, value in prepared.items():
             if given.get(key) != value:
                 reader._jreader = reader._jreader.option(key, value)
@@ -345,6 +366,7 @@ class OutsideReads:
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
         resolved = {key: self._around.resolve_secrets(value) for key, value in options.items()}
+        resolved = at_files(resolved, times=True) if streaming else resolved
         flow, analysis = self._owner()
         try:
             with own_read():

@@ -25,6 +25,7 @@ from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.lag.probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
+from penstock._engine.position import positioned, waiting_for_versions
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
@@ -161,7 +162,7 @@ class SparkEngine:
             known = None if sink is not None and forgets(sink) else self._state.flow(step.flow)
             state = known or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
-            with self._source.starting(starts):
+            with self._source.starting(starts), positioned(state.position):
                 df, files = self._evaluate(node)
             node = self._adopt(node, df)
             kafka = self._evaluator.evaluations[step.flow].kafka
@@ -186,7 +187,8 @@ class SparkEngine:
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = step.trigger is None
-            query = self._start(writer, step.flow)
+            with waiting_for_versions(self._spark, state.position):
+                query = self._start(writer, step.flow)
             running.attach(query)
             self._running.append(running)
             self._listener.watch(str(query.runId), running)

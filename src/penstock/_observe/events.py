@@ -313,6 +313,23 @@ def lag_progress(origin: EventOrigin, body: Details) -> Event:
     )
 
 
+def backfill_progress(origin: EventOrigin, message: str, body: Details) -> Event:
+    """A step of a backfill.
+
+    Args:
+        origin: Of the flow; the update is the backfill.
+        message: One line.
+        body: `backfill_id`, `step` (`planned`, `resumed`, `batch`, `staged`, `done`) and its
+            figures.
+    """
+    return Event(
+        event_type="backfill_progress",
+        message=message,
+        origin=origin,
+        details={"backfill_progress": dict(body)},
+    )
+
+
 def planning_information(origin: EventOrigin, technique: str, reason: str) -> Event:
     """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
     return Event(
