@@ -206,3 +206,50 @@ def totals():
     put(project, "c.csv.gz", gzip.compress(b"name,amount\na,5\n" * 500)[:-20])
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("totals") == [("a", 3), ("b", 3)]
+
+
+def test_a_file_is_read_again_only_when_overwriting_is_allowed_and_it_changed(project):
+    source = PIPELINE.replace(
+        '.load("landing")', '.option("cloudFiles.allowOverwrites", True).load("landing")'
+    )
+    project.source(source)
+    spec = "configuration:\n  spark.sql.streaming.fileSource.log.compactInterval: '3'\n"
+    (project.root / "pipeline.yaml").write_text(spec)
+    whole = gzip.compress(lines(*({"id": i, "name": "z"} for i in range(3000))).encode())
+    put(project, "a b.json", lines({"id": 1, "name": "first"}))
+    put(project, "c.json", lines({"id": 2, "name": "kept"}))
+    put(project, "cut.json.gz", whole[: len(whole) // 2])
+    assert project.run().state is UpdateState.COMPLETED
+
+    # Entries of several log files, one of them the newest.
+    put(project, "d.json", lines({"id": 3, "name": "late"}))
+    project.run()
+    for name, text in (
+        ("a b.json", lines({"id": 1, "name": "second"})),
+        ("d.json", lines({"id": 3, "name": "later"})),
+        ("cut.json.gz", gzip.compress(lines({"id": 4, "name": "whole"}).encode())),
+    ):
+        changed = put(project, name, text)
+        os.utime(changed, (changed.stat().st_mtime + 5,) * 2)
+    assert project.run().state is UpdateState.COMPLETED
+    expected = [(1, "first"), (1, "second"), (2, "kept"), (3, "late"), (3, "later"), (4, "whole")]
+    assert project.rows("bronze", "id", "name") == expected
+    assert notes(project, "bronze", "quarantined_files") == []
+    (told,) = [event.message for event in project.events if "read again" in event.message]
+    assert "3 file(s) changed" in told
+
+    # With nothing changed, and once more after the log was compacted.
+    for number in range(2):
+        assert project.run().state is UpdateState.COMPLETED
+        assert len(project.rows("bronze", "id")) == len(expected) + number
+        put(project, f"e{number}.json", lines({"id": 9, "name": "new"}))
+    changed = put(project, "a b.json", lines({"id": 1, "name": "third"}))
+    os.utime(changed, (changed.stat().st_mtime + 10,) * 2)
+    project.run()
+    assert [row for row in project.rows("bronze", "id", "name") if row[0] == 1] == [
+        (1, "first"),
+        (1, "second"),
+        (1, "third"),
+    ]
+    (log,) = (project.root / ".penstock").glob("**/sources/0")
+    assert sorted(path.name for path in log.glob("*.compact"))

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._engine.evaluation import Evaluator, OutsideReads, Surroundings
+from penstock._engine.evaluation import Evaluator, OutsideReads
 from penstock._engine.outside import OutsideTables
 from penstock._engine.redirection import redirected
+from penstock._engine.surroundings import Surroundings
 from penstock._engine.table_sources import SchemaSource
 from penstock._graph.index import build_index
 from penstock._model.dataset import Dataset, DatasetKind

@@ -12,8 +12,8 @@ import penstock as dp
 from penstock._api.registry import Registry, registration
 from penstock._engine.analysis import Survey, survey
 from penstock._engine.assumptions import Assumptions
-from penstock._engine.evaluation import Surroundings
 from penstock._engine.outside import OutsideTables
+from penstock._engine.surroundings import Surroundings
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout

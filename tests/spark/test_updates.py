@@ -330,6 +330,33 @@ def v():
     assert project.rows("v") == [(3,)]
 
 
+def test_confs_of_a_table_hold_while_it_is_computed_and_for_it_alone(project):
+    project.source(
+        """
+TOKYO = {"spark.sql.session.timeZone": "Asia/Tokyo"}
+
+@dp.table(spark_conf=TOKYO)
+def streamed():
+    return rows().select("id", F.current_timezone().alias("zone"))
+
+@dp.materialized_view(spark_conf=TOKYO)
+def computed():
+    return spark.read.table("streamed").select("zone", F.current_timezone().alias("own"))
+
+@dp.materialized_view
+def plain():
+    return spark.read.table("streamed").select("zone", F.current_timezone().alias("own"))
+"""
+    )
+    project.add("a.json", [{"id": 1}])
+    assert project.run().state is UpdateState.COMPLETED
+    here = project.spark.conf.get("spark.sql.session.timeZone")
+    assert project.rows("streamed", "zone") == [("Asia/Tokyo",)]
+    assert project.rows("computed") == [("Asia/Tokyo", "Asia/Tokyo")]
+    assert project.rows("plain") == [("Asia/Tokyo", here)]
+    assert here != "Asia/Tokyo"
+
+
 def test_temporary_views_filter_by_their_rules_when_read(project):
     project.source(
         """

@@ -189,7 +189,7 @@ def events(
     )
     chosen = None if update == "all" else update
     if update not in (log.LATEST, "all"):
-        chosen = _one_update(directory, update)
+        chosen = one_update(directory, update)
     read = log.follow if follow else log.read_events
     found = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
     is_empty = True
@@ -226,7 +226,7 @@ def quality(
     )
     chosen = None if update == "all" else update
     if update not in (log.LATEST, "all"):
-        chosen = _one_update(directory, update)
+        chosen = one_update(directory, update)
     found = log.read_events(directory, update=chosen, event_type="flow_progress", dataset=dataset)
     counts = [one for event in found for one in _counts(event) if rule in (None, one["rule"])]
     if output is OutputFormat.JSON:
@@ -259,7 +259,7 @@ def _counts(event: dict[str, Any]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _one_update(directory: Path, wanted: str) -> str:
+def one_update(directory: Path, wanted: str) -> str:
     """The whole id of the one update that the beginning of an id means."""
     from penstock._observe import log
     from penstock.errors import SpecError

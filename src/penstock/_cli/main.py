@@ -17,6 +17,7 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
+    metrics,
     scaffold,
     state,
     status,
@@ -66,6 +67,7 @@ lint.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+metrics.register(app)
 checkpoint.register(app)
 backfill.register(app)
 state.register(app)

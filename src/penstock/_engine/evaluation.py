@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
@@ -16,9 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, sql_names
-from penstock._engine.assumptions import Assumptions
 from penstock._engine.autoloader.opening import OpenedFiles, collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
+from penstock._engine.jdbc.stream import JdbcStream, collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
     KafkaRead,
     collecting_kafka,
@@ -26,7 +25,6 @@ from penstock._engine.kafka_source import (
     note_kafka,
     read_event_hub,
 )
-from penstock._engine.outside import OutsideTables
 from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
@@ -40,12 +38,14 @@ from penstock._engine.redirection import (
     redirected,
 )
 from penstock._engine.sql_names import Found, FunctionCall, RelationReference, rewrite_names
+from penstock._engine.surroundings import Surroundings
 from penstock._engine.table_functions import FunctionReaders, call_function
 from penstock._engine.table_sources import SchemaSource, TableSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
+from penstock._model.redaction import remember_named
 from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
@@ -75,6 +75,7 @@ class Evaluation:
         external: Sources from outside, in words.
         files: Sources that Auto Loader opened for the flow and the views that it reads.
         kafka: Streams from Kafka, likewise.
+        databases: Streams from databases, likewise.
         assumed: Names of the sources that are not here and were stood in for.
     """
 
@@ -82,55 +83,8 @@ class Evaluation:
     external: list[str] = field(default_factory=list)
     files: list[OpenedFiles] = field(default_factory=list)
     kafka: list[KafkaRead] = field(default_factory=list)
+    databases: list[JdbcStream] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
-
-
-class FilesReader(Protocol):
-    """Reads files as Auto Loader does."""
-
-    def __call__(
-        self,
-        *,
-        paths: Sequence[str],
-        options: Mapping[str, str],
-        schema: Any,
-        streaming: bool,
-        flow: str,
-        analysis: bool,
-    ) -> DataFrame:
-        """The rows of files.
-
-        Args:
-            paths: Mapped and absolute.
-            options: As the user gave them.
-            schema: StructType, DDL or `None`.
-            streaming: Whether to read a stream.
-            flow: Whose state remembers what was inferred; empty outside of flows.
-            analysis: Whether nothing may be remembered beyond this process.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What reads need to know of the world around the pipeline.
-
-    Attributes:
-        outside: Tables that the pipeline does not declare.
-        map_path: The place that a path of the user's stands for.
-        resolve_secrets: Fills `${secret:...}` in reader options.
-        files: Auto Loader.
-        events: Folder of the event log.
-        configuration: Of the pipeline.
-        assumptions: Stands in for what is not here; `None` = that is an error.
-    """
-
-    outside: OutsideTables
-    map_path: Callable[[str], str] = str
-    resolve_secrets: Callable[[str], str] = str
-    files: FilesReader
-    events: Path | None = None
-    configuration: Mapping[str, str] = field(default_factory=dict)
-    assumptions: Assumptions | None = None
 
 
 class OutsideReads:
@@ -182,8 +136,10 @@ class OutsideReads:
         """See `Redirect.load`."""
         if reader_format(reader).lower() == "eventhubs":
             return self._event_hub(reader)
-        if current_position() is not None and isinstance(reader, DataStreamReader):
-            found = self._positioned(reader)
+        if isinstance(reader, DataStreamReader):
+            if reader_format(reader).lower() == "jdbc":
+                return self._database(reader)
+            found = self._positioned(reader) if current_position() is not None else None
             if found is not None:
                 return found
         if reader_format(reader).lower() != "cloudfiles":
@@ -202,6 +158,7 @@ class OutsideReads:
             return None
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        remember_named(resolved)
         prepared = prepare_reader_options(source, resolved, streaming=True)
         with own_read():
             if source == "kafka":
@@ -213,6 +170,17 @@ class OutsideReads:
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         with own_read():
             return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
+
+    def _database(self, reader: Reader) -> DataFrame:
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        try:
+            with own_read():
+                schema = reader_schema(reader)
+                return open_jdbc(self._spark, resolved, schema=schema, flow=self._owner()[0])
+        except PenstockError as error:
+            error.origin = error.origin or capture_origin()
+            return self._assume(reader, f"jdbc {given.get('dbtable', 'query')}", error)
 
     def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         """See `Redirect.missing`."""
@@ -248,8 +216,10 @@ class OutsideReads:
         """See `Redirect.prepare_options`."""
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        remember_named(resolved)
         streaming = isinstance(reader, DataStreamReader)
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
+        prepared = {name: self._placed(name, value) for name, value in prepared.items()}
         if streaming and reader_format(reader).lower() == "kafka":
             note_kafka(prepared)
         if streaming and reader_format(reader).lower() in FILE_FORMATS:
@@ -257,6 +227,11 @@ class OutsideReads:
         for key, value in prepared.items():
             if given.get(key) != value:
                 reader._jreader = reader._jreader.option(key, value)
+
+    def _placed(self, option: str, value: str) -> str:
+        """The value of an option; the folder for files that are done is a path as any other."""
+        is_folder = option.lower() in ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
+        return real_path(value, self._around.map_path) if is_folder and value else value
 
     def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A function in which tables and paths are found as in source files."""
@@ -365,7 +340,10 @@ class OutsideReads:
     def _files(
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
-        resolved = {key: self._around.resolve_secrets(value) for key, value in options.items()}
+        resolved = {
+            key: self._placed(key, self._around.resolve_secrets(value))
+            for key, value in options.items()
+        }
         resolved = at_files(resolved, times=True) if streaming else resolved
         flow, analysis = self._owner()
         try:
@@ -472,7 +450,11 @@ class Evaluator(OutsideReads, DatasetReader):
         if len(self._stack.get()) > 1:
             yield
             return
-        with collecting() as evaluation.files, collecting_kafka() as evaluation.kafka:
+        with (
+            collecting() as evaluation.files,
+            collecting_kafka() as evaluation.kafka,
+            collecting_jdbc() as evaluation.databases,
+        ):
             yield
 
     # -- the declarative API's own readers -----------------------------------------------------

@@ -2,9 +2,8 @@
 
 import contextlib
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +15,12 @@ from pyspark.sql.types import StructType
 from penstock._engine import plans
 from penstock._engine.autoloader.batch_log import batch_files
 from penstock._engine.autoloader.opening import OpenedFiles
+from penstock._engine.autoloader.overwritten import forget_overwritten
 from penstock._engine.autoloader.recovery import check_files, java_causes, recover
 from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
+from penstock._engine.flow_conf import FlowConfs
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.lag.probe import LagProbe
@@ -36,7 +37,7 @@ from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import TriggerKind
-from penstock._observe.events import EventOrigin, planning_information
+from penstock._observe.events import EventOrigin, plan_warning, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._tables.files import StorageFiles
@@ -104,8 +105,7 @@ class SparkEngine:
         # Flows whose query has other columns than the analysis saw.
         self._grown: dict[str, FlowNode] = {}
         spark.streams.addListener(self._listener)
-        # Query functions may set session confs and temporary views: one at a time.
-        self._evaluation = threading.Lock()
+        self._confs = FlowConfs(spark, graph)
 
     def close(self) -> None:
         """Detach from the session."""
@@ -162,8 +162,11 @@ class SparkEngine:
             known = None if sink is not None and forgets(sink) else self._state.flow(step.flow)
             state = known or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
+            checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
             with self._source.starting(starts), positioned(state.position):
                 df, files = self._evaluate(node)
+                if self._forgot_overwritten(node, files, checkpoint):
+                    df, files = self._evaluate(node)
             node = self._adopt(node, df)
             kafka = self._evaluator.evaluations[step.flow].kafka
             topics = check_topics(self._spark, kafka, state.topics, node.flow, self._display(node))
@@ -175,12 +178,12 @@ class SparkEngine:
                 if step.target in self._graph.sinks
                 else self._table_writer(node, df, state, step, running)
             )
-            checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
             if files:
                 running.reads_files(
                     partial(self._check_files, files, checkpoint),
                     partial(recover, sources=files, flow=node.flow),
                 )
+            running.reads_databases(self._evaluator.evaluations[step.flow].databases)
             if watch := LossWatch(self._spark, kafka):
                 running.watches_losses(watch.lost)
             running.measures_lag(self._lag.watch(self._origin(node), kafka))
@@ -188,20 +191,22 @@ class SparkEngine:
             writer = _triggered(writer, step)
             running.has_batches = step.trigger is None
             with waiting_for_versions(self._spark, state.position):
-                query = self._start(writer, step.flow)
+                query = self._start(writer, node)
             running.attach(query)
             self._running.append(running)
             self._listener.watch(str(query.runId), running)
             return running
 
-    def _start(self, writer: Any, flow: str) -> StreamingQuery:
+    def _start(self, writer: Any, node: FlowNode) -> StreamingQuery:
         context = self._spark.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", flow)
+        context.setLocalProperty("spark.scheduler.pool", node.flow.name)
         # Data sources in Python are looked up in the session of the thread, and ours has none.
         jvm: Any = self._spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
         try:
-            query: StreamingQuery = writer.start()
+            # The query copies the session, with its confs, when it starts.
+            with self._confs.applied(node):
+                query: StreamingQuery = writer.start()
         finally:
             context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
         return query
@@ -264,6 +269,7 @@ class SparkEngine:
             df, opened = self._evaluate(node)
             files += opened
             node = self._adopt(node, df)
+            df = self._confs.bound(df, node)
             writer = self._tables.stream_writer(
                 dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
             )
@@ -295,7 +301,7 @@ class SparkEngine:
         checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
         stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(step.flow)
         stream = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-        query: StreamingQuery = stream.start()
+        query = self._start(stream, node)
         try:
             query.awaitTermination()
         finally:
@@ -316,6 +322,7 @@ class SparkEngine:
             df, opened = self._evaluate(node)
             files += opened
             node = self._adopt(node, df)
+            df = self._confs.bound(df, node)
             where = None
             sources = plans.batch_sources(df)
             if replaces_rows(node.flow):
@@ -414,12 +421,12 @@ class SparkEngine:
         return plans.fingerprint(text, *rules, code)
 
     def _evaluate(self, node: FlowNode) -> tuple[DataFrame, list[OpenedFiles]]:
-        with self._evaluation, self._flow_conf(node):
+        with self._confs.applied(node):
             df, evaluation = self._evaluator.evaluate(node.flow)
         return with_types(df), evaluation.files
 
     def _evaluate_flow(self, flow: Flow) -> DataFrame:
-        with self._evaluation, self._flow_conf(self._graph.flows[flow.name]):
+        with self._confs.applied(self._graph.flows[flow.name]):
             df, _ = self._evaluator.evaluate(flow)
         return with_types(df)
 
@@ -437,12 +444,23 @@ class SparkEngine:
             return known
         grown = replace(known, analysis=replace(known.analysis, schema_json=df.schema.json()))
         dataset = self._graph.datasets.get(node.target)
-        with self._evaluation:
+        with self._confs.lock:
             self._grown[node.flow.name] = grown
             if dataset is not None and dataset.declared.schema is None:
                 flows = [self._grown.get(f, self._graph.flows[f]) for f in dataset.flows]
                 self._tables.prepare(dataset, flows)
         return grown
+
+    def _forgot_overwritten(
+        self, node: FlowNode, files: Sequence[OpenedFiles], checkpoint: str
+    ) -> bool:
+        """Whether files changed that the flow has read, and will be read again."""
+        again = forget_overwritten(self._spark, files, checkpoint)
+        if again:
+            shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
+            text = f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
+            self._context.emit(plan_warning(self._origin(node), f"{node.flow.name}: {text}"))
+        return bool(again)
 
     def _check_files(self, files: list[OpenedFiles], checkpoint: str, batch_id: int) -> None:
         checked = [source for source in files if source.shows_columns_by_file]
@@ -450,26 +468,6 @@ class SparkEngine:
             paths = batch_files(StorageFiles(self._spark), checkpoint, batch_id)
             for source in checked:
                 check_files(source, paths)
-
-    @contextlib.contextmanager
-    def _flow_conf(self, node: FlowNode) -> Iterator[None]:
-        """Session confs of a flow, while its query is built (Spark reads most of them then)."""
-        conf: dict[str, str] = {}
-        dataset = self._graph.datasets.get(node.target)
-        if dataset is not None:
-            conf |= _spark_keys(dataset.declared.spark_conf)
-        conf |= _spark_keys(node.flow.spark_conf)
-        before = {key: self._spark.conf.get(key, None) for key in conf}
-        for key, value in conf.items():
-            self._spark.conf.set(key, value)
-        try:
-            yield
-        finally:
-            for key, old in before.items():
-                if old is None:
-                    self._spark.conf.unset(key)
-                else:
-                    self._spark.conf.set(key, old)
 
     @contextlib.contextmanager
     def _pool(self, flow: str) -> Iterator[None]:
@@ -520,10 +518,6 @@ def _triggered(writer: Any, step: StartFlow) -> Any:
             return writer.outputMode(OutputMode.UPDATE.value).trigger(realTime=every)
         case _:
             return writer.trigger(processingTime=every)
-
-
-def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}
 
 
 def _why_recompute(

@@ -1,7 +1,7 @@
 """One running streaming query: its micro-batches, its progress, its end."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine.failures import flow_error, full_text
+from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
 from penstock._engine.kafka_source import LostRange, describe_loss
 from penstock._engine.lag.probe import FlowLag
 from penstock._engine.late_rows import dropped_by_watermark
@@ -88,6 +89,16 @@ class RunningQuery(QueryWatcher):
             recover: Acts on the text of a failure; gives the error to report if it was theirs.
         """
         self._check, self._recover = check, recover
+
+    def reads_databases(self, streams: Sequence[JdbcStream]) -> None:
+        """Let streams from databases say why they end."""
+        for stream in streams:
+            stream.on_failure = self._source_failed
+
+    def _source_failed(self, failure: SourceFailure) -> None:
+        error = failure.as_error(self._flow.name)
+        error.origin = self._flow.origin
+        self._failure = self._failure or error
 
     def watches_losses(self, lost: Callable[[Mapping[str, Any]], list[LostRange]]) -> None:
         """Set the function that finds out of a progress report what a source no longer had."""

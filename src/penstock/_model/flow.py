@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.cdc import CdcSpec, SnapshotSpec
+from penstock._model.lineage import FlowLineage
 from penstock._model.origin import SourceLocation
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class FlowAnalysis:
         sequence_type: Of an auto CDC flow: the type that orders its events.
         changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
             plain stream: it ends at the first change.
+        lineage: What its columns are made of; `None` if the plan does not tell.
     """
 
     inputs: frozenset[str]
@@ -94,3 +96,4 @@ class FlowAnalysis:
     growing_state: tuple[str, ...] = ()
     sequence_type: str | None = None
     changing_inputs: tuple[str, ...] = ()
+    lineage: FlowLineage | None = None

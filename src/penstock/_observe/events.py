@@ -225,6 +225,17 @@ def definition(event_type: str, origin: EventOrigin, message: str, body: Details
     )
 
 
+def column_lineage(origin: EventOrigin, body: Details) -> Event:
+    """What the columns of a flow's result are made of; see `_model.lineage`."""
+    return Event(
+        event_type="column_lineage",
+        message="",
+        origin=origin,
+        details={"column_lineage": dict(body)},
+        level=Level.METRICS,
+    )
+
+
 def plan_warning(origin: EventOrigin, message: str) -> Event:
     """Something in the plan works now and will hurt later."""
     return Event(

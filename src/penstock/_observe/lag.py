@@ -23,7 +23,7 @@ def lag_sources(progress: Mapping[str, Any], measured: Mapping[str, Any]) -> lis
     for number, source in enumerate(progress.get("sources") or ()):
         name = source.get("description", "")
         known = beside[number] if number < len(beside) else {}
-        found.append(_source(source, known if known.get("source") == name else {}))
+        found.append(source_view(source, known if known.get("source") == name else {}))
     return found
 
 
@@ -43,7 +43,16 @@ def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _source(source: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+def source_view(
+    source: Mapping[str, Any], measured: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is known of one source.
+
+    Args:
+        source: As Spark reports it.
+        measured: What was measured of it, if anything.
+    """
+    measured = measured or {}
     end, latest = source.get("endOffset"), source.get("latestOffset")
     return {
         "source": source.get("description", ""),

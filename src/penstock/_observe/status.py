@@ -172,8 +172,8 @@ def _lag(view: FlowView, stream: _Stream, batches: list[dict[str, Any]]) -> dict
     seconds = _seconds(batches)
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
-    newest = _moment((progress.get("eventTime") or {}).get("max"))
-    at = _moment(progress.get("timestamp"))
+    newest = moment((progress.get("eventTime") or {}).get("max"))
+    at = moment(progress.get("timestamp"))
     return {
         "records": view.lag,
         "catch_up_seconds": None if view.lag is None else _catch_up(view.lag, rate),
@@ -233,11 +233,11 @@ def _watermark(progress: Mapping[str, Any]) -> dict[str, Any] | None:
     text = times.get("watermark")
     if text is None:
         return None
-    known = None if text.startswith(_NEVER) else _moment(text)
+    known = None if text.startswith(_NEVER) else moment(text)
     return {
         "value": time_text(known),
-        "delay_seconds": _between(known, _moment(progress.get("timestamp"))),
-        "event_time_max": time_text(_moment(times.get("max"))),
+        "delay_seconds": _between(known, moment(progress.get("timestamp"))),
+        "event_time_max": time_text(moment(times.get("max"))),
     }
 
 
@@ -248,7 +248,8 @@ def _late_rows(progress: Mapping[str, Any]) -> int:
     )
 
 
-def _moment(text: Any) -> datetime | None:
+def moment(text: Any) -> datetime | None:
+    """A time of Spark's progress; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:

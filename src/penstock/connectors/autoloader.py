@@ -124,6 +124,7 @@ class FileOptions:
         case_sensitive: Whether a field in another case is another field.
         partition_columns: Taken from the path; `None` to find them, empty for none.
         include_existing: Whether files that were there before the first start count.
+        allow_overwrites: Whether a file that was written again is read again.
         quarantine_corrupt: Whether an unreadable file is set aside rather than failing the flow.
         schema_location: Where the user wants the schema kept.
         modified_after: Only files changed after this timestamp.
@@ -143,6 +144,7 @@ class FileOptions:
     case_sensitive: bool
     partition_columns: tuple[str, ...] | None
     include_existing: bool
+    allow_overwrites: bool
     quarantine_corrupt: bool
     schema_location: str | None
     modified_after: str | None
@@ -209,6 +211,7 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         case_sensitive=_flag(own, "readerCaseSensitive", default=True),
         partition_columns=_names(own.get("partitioncolumns")),
         include_existing=_flag(own, "includeExistingFiles", default=True),
+        allow_overwrites=_flag(own, "allowOverwrites"),
         quarantine_corrupt=_flag(own, "ignoreCorruptFiles", default=True),
         schema_location=own.get("schemalocation") or None,
         modified_after=own.get("modifiedafter") or None,
@@ -245,12 +248,6 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _refuse_unsupported(own: Mapping[str, str]) -> None:
-    if _flag(own, "allowOverwrites"):
-        raise ConnectorError(
-            "AUTOLOADER_OPTION_INVALID",
-            "cloudFiles.allowOverwrites is not supported: Spark remembers files by their path",
-            hint="write changed files under new names, or rebuild the table with --full-refresh",
-        )
     clean = own.get("cleansource", "OFF").upper()
     if clean not in ("OFF", "MOVE", "DELETE"):
         raise _invalid("cleanSource", clean, "OFF, MOVE or DELETE", ("OFF", "MOVE", "DELETE"))

@@ -110,7 +110,7 @@ def test_new_columns_are_refused_when_the_schema_is_given():
         {"format": "json", "maxFilesPerTrigger": "0"},
         {"format": "json", "maxFilesPerTrigger": "many"},
         {"format": "json", "maxBytesPerTrigger": "10 potatoes"},
-        {"format": "json", "allowOverwrites": "true"},
+        {"format": "json", "allowOverwrites": "perhaps"},
         {"format": "json", "cleanSource": "BURN"},
         {"format": "json", "cleanSource": "DELETE"},
         {"format": "json", "cleanSource": "MOVE", "cleanSource.retentionDuration": "0 days"},

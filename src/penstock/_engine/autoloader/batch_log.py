@@ -20,8 +20,8 @@ def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str
 
 def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[tuple[str, int]]:
     """As `batch_files`, with the time of each file's last change, in milliseconds since 1970."""
-    ends = _offsets(files, checkpoint, batch_id)
-    starts = _offsets(files, checkpoint, batch_id - 1) if batch_id > 0 else []
+    ends = last_entries(files, checkpoint, batch_id)
+    starts = last_entries(files, checkpoint, batch_id - 1) if batch_id > 0 else []
     found: list[tuple[str, int]] = []
     for source, end in enumerate(ends):
         if end is None:
@@ -32,8 +32,17 @@ def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[t
     return found
 
 
-def _offsets(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
-    """The last log entry of each source up to a batch; `None` for other kinds of sources."""
+def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
+    """The number of the last log entry that each source of a query has up to a batch.
+
+    Args:
+        files: Reads the checkpoint.
+        checkpoint: Of the query.
+        batch_id: The batch.
+
+    Returns:
+        In the order of the sources; `None` for sources of other kinds.
+    """
     text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
     found: list[int | None] = []
     # Two lines of its own, then one for each source.

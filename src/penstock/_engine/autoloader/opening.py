@@ -38,7 +38,7 @@ from penstock.connectors.autoloader import COLUMNAR, Evolution, FileOptions, fil
 from penstock.errors import DefinitionError
 
 QUARANTINED = "quarantined_files"
-_EXISTING = "existing_files"
+EXISTING = "existing_files"
 _PARTITIONS = "partition_columns"
 _KEY_ORDER = "key_order"
 _SPARKS_CORRUPT = "_corrupt_record"
@@ -156,8 +156,8 @@ def open_files(
     collector = _opened.get()
     if collector is not None:
         collector.append(opened)
-    if streaming and not chosen.include_existing and not analysis and state.note(_EXISTING) is None:
-        state.save_note(_EXISTING, [file_name(file.path) for file in found.files])
+    if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
+        state.save_note(EXISTING, [file_name(file.path) for file in found.files])
     if not streaming and opened.shows_columns_by_file:
         opened = _compared(opened, found)
     df = _rows(opened, streaming=streaming, order=_order(found, chosen, state))
@@ -399,7 +399,7 @@ def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
     options, state = opened.options, opened.state
     left_out = [entry["file"] for entry in state.note(QUARANTINED) or ()]
     if streaming and not options.include_existing:
-        left_out += state.note(_EXISTING) or ()
+        left_out += state.note(EXISTING) or ()
     if left_out:
         yield without_files(left_out)
     changed = "_metadata.file_modification_time"

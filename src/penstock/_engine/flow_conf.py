@@ -1,0 +1,72 @@
+"""Session confs of a flow (`spark_conf`): while its query is built, and while it runs."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock._graph.dataflow import DataflowGraph, FlowNode
+
+
+class FlowConfs:
+    """Confs that flows and their tables declare, on a session that all flows share.
+
+    Args:
+        spark: The pipeline's session.
+        graph: The declarations. Those of a flow win over those of its table.
+
+    Attributes:
+        lock: Held while queries are built and started, because their functions may set confs and
+            temporary views: one at a time.
+    """
+
+    def __init__(self, spark: SparkSession, graph: DataflowGraph) -> None:
+        self.lock = threading.Lock()
+        self._spark = spark
+        self._graph = graph
+
+    def of(self, node: FlowNode) -> dict[str, str]:
+        """What a flow sets, without the settings that are Penstock's."""
+        dataset = self._graph.datasets.get(node.target)
+        conf = {} if dataset is None else _spark_keys(dataset.declared.spark_conf)
+        return conf | _spark_keys(node.flow.spark_conf)
+
+    @contextlib.contextmanager
+    def applied(self, node: FlowNode) -> Iterator[None]:
+        """Hold the lock, with the confs of a flow set on the shared session."""
+        with self.lock:
+            conf = self.of(node)
+            before = {key: self._spark.conf.get(key, None) for key in conf}
+            for key, value in conf.items():
+                self._spark.conf.set(key, value)
+            try:
+                yield
+            finally:
+                for key, old in before.items():
+                    if old is None:
+                        self._spark.conf.unset(key)
+                    else:
+                        self._spark.conf.set(key, old)
+
+    def bound(self, df: DataFrame, node: FlowNode) -> DataFrame:
+        """The same rows, computed with the confs of a flow whenever and wherever they are asked.
+
+        A streaming query does not need it: it copies the session when it starts.
+        """
+        conf = self.of(node)
+        if not conf or df.isStreaming:
+            return df
+        session: Any = self._spark._jsparkSession.cloneSession()
+        jvm: Any = self._spark._jvm
+        plan = df._jdf.logicalPlan()
+        copy = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
+        own = SparkSession(self._spark.sparkContext, session)
+        for key, value in conf.items():
+            own.conf.set(key, value)
+        return DataFrame(copy, own)
+
+
+def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}
