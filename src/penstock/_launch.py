@@ -100,8 +100,18 @@ class UpdateOptions:
     stop_timeout_seconds: float = 60.0
 
 
-def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[DataflowGraph, Plan]":
+def plan_update(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    *,
+    plan_texts: dict[str, str] | None = None,
+) -> "tuple[DataflowGraph, Plan]":
     """Analyse a pipeline and plan an update, without touching its storage.
+
+    Args:
+        settings: The pipeline.
+        options: What is asked.
+        plan_texts: Takes the analysed plan of each flow as text.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline.
@@ -118,7 +128,11 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
         project_imports(settings),
     ):
         index, graph = _analyse(
-            settings, spark, surroundings(settings, spark), options.replace_where
+            settings,
+            spark,
+            surroundings(settings, spark),
+            options.replace_where,
+            plan_texts=plan_texts,
         )
         return graph, _plan(index, graph, settings, options)
 
@@ -267,9 +281,11 @@ def _analyse(
     around: "Surroundings",
     windows: Mapping[str, str],
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
+    plan_texts: dict[str, str] | None = None,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
-    from penstock._engine.evaluation import OutsideReads
+    from penstock._engine.evaluation import Evaluator, OutsideReads
+    from penstock._engine.plan_texts import keeping
     from penstock._engine.redirection import redirected
 
     with redirected(OutsideReads(spark, around)):
@@ -278,7 +294,8 @@ def _analyse(
     if on_hooks is not None:
         on_hooks(declared.hooks)
     index = with_windows(build_index(declared, settings), windows)
-    return index, analyse(spark, index, around)
+    evaluator = Evaluator if plan_texts is None else keeping(plan_texts)
+    return index, analyse(spark, index, around, evaluator)
 
 
 def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:

@@ -1,5 +1,6 @@
 """Metrics and lineage of whole updates: scraped and received while they run."""
 
+import json
 import urllib.request
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from planted_secrets import planted
 from prometheus_client.parser import text_string_to_metric_families as families
 from update_project import Project
 
+from penstock._cli.main import main
 from penstock._cli.reports import summary
 from penstock._model.redaction import forget_secrets
 from penstock._observe.decoding import event_of_json
@@ -51,7 +53,9 @@ def totals():
 """
 
 
-def test_an_update_is_scraped_and_its_lineage_is_received(tmp_path: Path, spark, monkeypatch):
+def test_an_update_is_scraped_explained_and_its_lineage_is_received(
+    tmp_path: Path, spark, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     receiver = Receiver()
     (tmp_path / "pipeline.yaml").write_text(SETTINGS.format(url=receiver.url))
@@ -118,6 +122,35 @@ def test_an_update_is_scraped_and_its_lineage_is_received(tmp_path: Path, spark,
         ("id", "GROUP_BY"),
     }
     assert [one["name"] for one in totals["inputs"]] == [f"{tables}/silver"]
+
+    assert main(["explain", "totals", "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["kind"] == "materialized view"
+    assert body["path"].endswith("/tables/spark_catalog/default/totals")
+    assert body["last_refresh"]["technique"] == "COMPLETE_RECOMPUTE"
+    (flow,) = body["flows"]
+    assert flow["reads"] == ["even"]
+    assert flow["columns"]["total"] == ["silver.amount AGGREGATION"]
+    assert flow["plan"][0].startswith("Aggregate [id]")
+    assert main(["explain", "LIVE.Silver"]) == 0
+    text = capsys.readouterr().out
+    assert "silver [streaming table] declared at pipeline.py:" in text
+    assert "  query, as analysed\n    ~Project [id, (amount * 2) AS amount]" in text
+    assert "FileSource" not in text or "spark_catalog.default.bronze" in text
+    assert f"positive: amount > 0 [drop] the rows go to file:{tables}/silver_quarantine" in (
+        text.replace("file://", "file:")
+    )
+    assert ", batch 0 is finished" in text
+    assert main(["graph", "--format", "mermaid"]) == 0
+    assert '[/"' in capsys.readouterr().out
+    assert main(["explain", "nothing"]) == 2
+    assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 0
+    assert "flows are planned" in capsys.readouterr().out
+    assert 'name="silver"' in (tmp_path / "out.xml").read_text()
+    project.source(PIPELINE.replace('"bronze").select', '"bronce").select'))
+    assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 2
+    assert "::error file=pipeline.py,line=" in capsys.readouterr().out
+    assert "<failure" in (tmp_path / "out.xml").read_text()
 
 
 BROKEN = """

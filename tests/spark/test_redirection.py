@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from penstock._engine.evaluation import Evaluator, OutsideReads
 from penstock._engine.outside import OutsideTables
@@ -225,6 +226,13 @@ def test_table_functions_become_readers_when_sql_calls_them(world: World, spark:
     df, _ = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka[:-1]}, {group})"))
     assert df.isStreaming
     assert world.resolved == ["with-${secret:crm/key}"]
+    kinesis = (
+        "read_kinesis(streamName => 'a,b', awsAccessKey => 'x', awsSecretKey => secret('a','k'))"
+    )
+    df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT data, shardId FROM {kinesis}"))
+    assert df.isStreaming
+    assert "kinesis a,b" in evaluation.external
+    assert "${secret:a/k}" in world.resolved
     df, _ = world.evaluate(
         lambda: spark.sql("SELECT event_type, get_json_object(details, '$.x') FROM event_log('p')")
     )
@@ -253,13 +261,16 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
         "SELECT * FROM LIVE.Orders o WHERE o.id IN (SELECT id FROM main.shop.orders)",
         "SELECT (SELECT max(id) FROM shop.orders) AS m FROM {frame}",
         "SELECT * FROM IDENTIFIER('main.' || 'shop.orders')",
+        "SELECT * FROM IDENTIFIER(concat_ws('.', 'main', :place)) WHERE IDENTIFIER('id') > :least",
         "WITH countries AS (SELECT * FROM live.orders) SELECT * FROM countries",
         "SELECT * FROM STREAM(live.orders) WITH ('skipChangeCommits' = 'true')",
         "SELECT * FROM STREAM orders WATERMARK ts DELAY OF INTERVAL 10 MINUTES AS o",
         "SELECT * EXCEPT (id) FROM orders QUALIFY row_number() OVER (ORDER BY id) = 1",
         "SELECT * FROM read_stream('orders', skipChangeCommits => true)",
     ):
-        given = {"frame": frame} if "{frame}" in text else {}
+        given: dict[str, object] = {"frame": frame} if "{frame}" in text else {}
+        if ":place" in text:
+            given = {"args": {"place": "shop.orders", "least": 1}}
         df, evaluation = world.evaluate(
             lambda text=text, given=given: spark.sql(text, **given),
             orders="id BIGINT, ts TIMESTAMP",
@@ -267,6 +278,38 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
         assert evaluation.inputs == {"main.shop.orders"}, text
         assert evaluation.external == [], text
         df.schema  # noqa: B018 (Spark analyses here)
+
+
+def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
+    world: World, spark: SparkSession
+):
+    columns = {"orders": "total STRING, quantity STRING"}
+    rows = [("10", "4"), ("1", "x"), ("1", "0")]
+    frame = spark.createDataFrame(rows, "total STRING, quantity STRING")
+    divided: list[Any] = [
+        lambda: spark.read.table("orders").selectExpr("total / quantity AS price"),
+        lambda: spark.sql("SELECT total / quantity AS price FROM STREAM orders"),
+        lambda: spark.createDataFrame(rows, ["total", "quantity"]).select(
+            (F.col("total") / F.col("quantity")).alias("price")
+        ),
+        lambda: spark.sql("SELECT total / quantity AS price FROM {frame}", frame=frame),
+    ]
+    found = [world.evaluate(function, **columns) for function in divided]
+    assert [df.schema.simpleString() for df, _ in found] == ["struct<price:double>"] * 4
+    assert all(evaluation.is_lenient for _, evaluation in found)
+    for df, _ in found[2:]:
+        assert [row["price"] for row in df.collect()] == [2.5, None, None]
+        assert df._jdf.sparkSession().equals(spark._jsparkSession)
+    strict, evaluation = world.evaluate(lambda: spark.sql("SELECT 1 / int('0') AS x"), **columns)
+    assert not evaluation.is_lenient
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        strict.collect()
+    with pytest.raises(PenstockError) as error:
+        world.evaluate(lambda: spark.sql("SELECT array(1) / 2"), **columns)
+    assert error.value.condition == "QUERY_INVALID"
+    world.configuration["spark.sql.ansi.enabled"] = "true"  # somebody has chosen
+    with pytest.raises(PenstockError, match="BINARY_OP_WRONG_TYPE"):
+        world.evaluate(divided[0], **columns)
 
 
 def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(

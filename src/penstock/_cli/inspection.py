@@ -19,9 +19,16 @@ _quarantine = typer.Typer(help="Rows that broke a drop rule, with the reasons.")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("preview")(preview)
-    _quarantine.command("list")(list_tables)
-    _quarantine.command("show")(show)
+    app.command(
+        "preview",
+        epilog="Examples: penstock preview silver | penstock preview silver -n 5 --output json",
+    )(preview)
+    _quarantine.command("list", epilog="Example: penstock quarantine list --output json")(
+        list_tables
+    )
+    _quarantine.command(
+        "show", epilog="Examples: penstock quarantine show silver | ... show silver -o json"
+    )(show)
     _quarantine.command(
         "replay",
         epilog="Examples: penstock quarantine replay silver | "
@@ -32,7 +39,11 @@ def register(app: typer.Typer) -> None:
         "quality",
         epilog="Examples: penstock quality | penstock quality --dataset silver --update all",
     )(quality)
-    app.command("events")(events)
+    app.command(
+        "events",
+        epilog="Examples: penstock events --level WARN | penstock events --follow | "
+        "penstock events --update all --type flow_progress --output json",
+    )(events)
 
 
 Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]

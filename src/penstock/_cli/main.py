@@ -14,6 +14,7 @@ from penstock._cli import (
     checkpoint,
     dashboard,
     exit_codes,
+    graph,
     inspection,
     lint,
     machine,
@@ -64,6 +65,7 @@ def _root(
 update.register(app)
 check.register(app)
 lint.register(app)
+graph.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)

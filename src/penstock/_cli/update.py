@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -12,7 +12,7 @@ import typer
 
 from penstock._cli import exit_codes, options, reports
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
-from penstock._cli.options import LogFormat
+from penstock._cli.options import LogFormat, OutputFormat
 from penstock._cli.terminal import Output
 from penstock.errors import PenstockError
 
@@ -86,6 +86,7 @@ def run(
     ui: WithDashboard = False,
     metrics_port: MetricsPort = None,
     summary: Summary = None,
+    output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Run the pipeline: everything that is available, or --continuous until stopped."""
     from penstock._launch import UpdateOptions
@@ -112,10 +113,16 @@ def run(
         continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
-    with dashboard_beside(settings, wanted=ui):
+    as_json = output is OutputFormat.JSON
+    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with dashboard_beside(settings, wanted=ui), aside:
         watched = watch_update(
             settings, update_options, log_format=log_format, quiet=quiet, summary=summary
         )
+    if as_json:
+        from penstock.monitoring import status_of
+
+        print(json.dumps(status_of(settings), indent=2, ensure_ascii=False))
     if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
         show_failures(watched.result)
     return watched.exit_code

@@ -15,13 +15,13 @@ from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.column_lineage import column_lineage
-from penstock._engine.evaluation import DatasetCycleError, Evaluation, Evaluator
+from penstock._engine.evaluation import DatasetCycleError, Evaluator
 from penstock._engine.late_rows import check_late_rows
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
-from penstock._engine.surroundings import Surroundings
-from penstock._engine.table_columns import check_columns
+from penstock._engine.surroundings import Evaluation, Surroundings
+from penstock._engine.table_columns import check_columns, check_identity
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
@@ -72,17 +72,24 @@ def analyse(
     spark: SparkSession,
     index: DefinitionIndex,
     around: Surroundings,
+    evaluator: Callable[..., Evaluator] = Evaluator,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
     Nothing is written or started: datasets are stood in for by empty ones with their schema.
+
+    Args:
+        spark: Classic session.
+        index: The declarations.
+        around: What reads need to know.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around)
+        analysis = _Analysis(spark, index, source, around, evaluator)
         analysis.everything()
         return build_graph(index, analysis.found, analysis.errors)
     finally:
@@ -216,6 +223,7 @@ class _Analysis:
         self.found[flow.name] = replace(found, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
+            check_identity(schema, flow, found.output_mode, dataset.declared)
             known = self._source.schemas.get(dataset.name.key)
             self._source.schemas[dataset.name.key] = (
                 schema if known is None else merged([known, schema])
@@ -388,6 +396,8 @@ class _Analysis:
             stateful_operators=state,
             growing_state=growing,
             lineage=column_lineage(df, self._source.dataset_at),
+            taken_for=tuple(evaluation.taken_for.items()),
+            is_lenient=evaluation.is_lenient,
         )
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

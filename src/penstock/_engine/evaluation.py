@@ -5,26 +5,25 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._api.reading import DatasetReader, reading
-from penstock._engine import file_metadata, sql_names
-from penstock._engine.autoloader.opening import OpenedFiles, collecting
+from penstock._engine import file_metadata, lenient, sql_names
+from penstock._engine.autoloader.opening import collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
-from penstock._engine.jdbc.stream import JdbcStream, collecting_jdbc, open_jdbc
+from penstock._engine.jdbc.stream import collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
-    KafkaRead,
     collecting_kafka,
     kafka_stream,
     note_kafka,
     read_event_hub,
 )
+from penstock._engine.kinesis_source import read_kinesis
 from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
@@ -38,7 +37,7 @@ from penstock._engine.redirection import (
     redirected,
 )
 from penstock._engine.sql_names import Found, FunctionCall, RelationReference, rewrite_names
-from penstock._engine.surroundings import Surroundings
+from penstock._engine.surroundings import Evaluation, Surroundings
 from penstock._engine.table_functions import FunctionReaders, call_function
 from penstock._engine.table_sources import SchemaSource, TableSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
@@ -66,25 +65,7 @@ _NOT_HERE = {
 }
 
 
-@dataclass
-class Evaluation:
-    """What one call of a query function read.
-
-    Attributes:
-        inputs: Keys of the pipeline's datasets.
-        external: Sources from outside, in words.
-        files: Sources that Auto Loader opened for the flow and the views that it reads.
-        kafka: Streams from Kafka, likewise.
-        databases: Streams from databases, likewise.
-        assumed: Names of the sources that are not here and were stood in for.
-    """
-
-    inputs: set[str] = field(default_factory=set)
-    external: list[str] = field(default_factory=list)
-    files: list[OpenedFiles] = field(default_factory=list)
-    kafka: list[KafkaRead] = field(default_factory=list)
-    databases: list[JdbcStream] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
+_CONNECTED = {"eventhubs": read_event_hub, "kinesis": read_kinesis}
 
 
 class OutsideReads:
@@ -134,15 +115,16 @@ class OutsideReads:
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() == "eventhubs":
-            return self._event_hub(reader)
+        source = reader_format(reader).lower()
+        if source in _CONNECTED:
+            return self._connected(reader, _CONNECTED[source])
         if isinstance(reader, DataStreamReader):
-            if reader_format(reader).lower() == "jdbc":
+            if source == "jdbc":
                 return self._database(reader)
             found = self._positioned(reader) if current_position() is not None else None
             if found is not None:
                 return found
-        if reader_format(reader).lower() != "cloudfiles":
+        if source != "cloudfiles":
             return None
         return self._files(
             reader_paths(reader),
@@ -165,11 +147,11 @@ class OutsideReads:
                 return kafka_stream(self._spark, prepared)
             return delta_stream(self._spark, prepared, paths[0])
 
-    def _event_hub(self, reader: Reader) -> DataFrame:
+    def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         with own_read():
-            return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
+            return read(self._spark, resolved, isinstance(reader, DataStreamReader))
 
     def _database(self, reader: Reader) -> DataFrame:
         given = reader_options(reader)
@@ -402,6 +384,7 @@ class Evaluator(OutsideReads, DatasetReader):
         self.index = index
         self.evaluations: dict[str, Evaluation] = {}
         self._source = source
+        self._lenient: set[str] = set()
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
         )
@@ -418,6 +401,31 @@ class Evaluator(OutsideReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
+        if self._stack.get():  # a view: the flow that reads it tries again as a whole
+            return self._call(flow)
+        if flow.name in self._lenient:
+            return self._call_leniently(flow)
+        try:
+            return self._call(flow)
+        except PenstockError as error:
+            has_chosen = lenient.ANSI in {**self._around.configuration, **flow.spark_conf}
+            guessed = self.evaluations[flow.name].assumed
+            if has_chosen or guessed or not lenient.is_about_types(error.__cause__):
+                raise
+            try:
+                found = self._call_leniently(flow)
+            except PenstockError:
+                raise error from error.__cause__
+            self._lenient.add(flow.name)
+            return found
+
+    def _call_leniently(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+        with lenient.without_ansi(self._spark) as move:
+            df, evaluation = self._call(flow)
+            evaluation.is_lenient = True
+            return move(df), evaluation
+
+    def _call(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
         evaluation = self.evaluations[flow.name] = Evaluation()
         stack = self._stack.get()
         if any(name == flow.name for name, _ in stack):
@@ -490,13 +498,28 @@ class Evaluator(OutsideReads, DatasetReader):
             return plain if is_view and own else None
         return found
 
+    def _find_by_end(self, name: str) -> DeclaredDataset | None:
+        """The dataset that an incomplete name means, if there is no table of that name."""
+        dataset = self.index.find_by_end(name)
+        if dataset is None or self._around.outside.find(name) is not None:
+            return None
+        # What a table is made of is another table, whatever its name.
+        if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
+            return None
+        # A catalog that is not here is an error to Spark.
+        with contextlib.suppress(PySparkException, Py4JJavaError):
+            if self._spark._jsparkSession.catalog().tableExists(name):
+                return None
+        self._current.taken_for[name.replace("`", "")] = str(dataset.name)
+        return dataset
+
     @property
     def _current(self) -> Evaluation:
         return self._stack.get()[-1][1]
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """The rows of a declared dataset or of a table from outside; `None` for the catalog's."""
-        dataset = self._find(name)
+        dataset = self._find(name) or self._find_by_end(name)
         if dataset is None:
             return super().table(name, reader)
         key = dataset.name.key

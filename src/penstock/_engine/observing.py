@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from penstock._engine.evaluation import Evaluation, Evaluator
+from penstock._engine.evaluation import Evaluator
 from penstock._engine.plans import iterate
 from penstock._engine.query_facts import query_facts
 from penstock._engine.redirection import (
@@ -22,6 +22,7 @@ from penstock._engine.redirection import (
     reader_options,
     reader_schema,
 )
+from penstock._engine.surroundings import Evaluation
 from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
@@ -85,7 +86,7 @@ class ObservingEvaluator(Evaluator):
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() in ("cloudfiles", "eventhubs"):
+        if reader_format(reader).lower() in ("cloudfiles", "eventhubs", "kinesis"):
             self._read(reader, reader_format(reader))
         return super().load(reader)
 

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._engine import file_metadata
 from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
 from penstock._engine.position import within_files
+from penstock._sql.query_text import spell_names
 from penstock.connectors.options import FILE_FORMATS
 
 Reader = DataFrameReader | DataStreamReader
@@ -259,6 +260,8 @@ def _wrap_session() -> None:
         try:
             # DataFrames in braces become temporary views first: the parser knows no braces.
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
+            # The parser leaves computed names to the analyzer, which knows no datasets.
+            text = spell_names(text, _texts(args))
             rewritten = redirect.sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
@@ -280,6 +283,12 @@ def _wrap_session() -> None:
 
     SparkSession.sql = sql  # type: ignore[method-assign]
     SparkSession.table = table  # type: ignore[method-assign]
+
+
+def _texts(arguments: Any) -> dict[str, str]:
+    """Those named parameters of a query that are texts."""
+    given = arguments if isinstance(arguments, Mapping) else {}
+    return {name: value for name, value in given.items() if isinstance(value, str)}
 
 
 def _wrap_catalog() -> None:

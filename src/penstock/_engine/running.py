@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
 from penstock._engine.kafka_source import LostRange, describe_loss
+from penstock._engine.kinesis_source import describe_lost_records, lost_records
 from penstock._engine.lag.probe import FlowLag
 from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records
@@ -186,6 +187,9 @@ class RunningQuery(QueryWatcher):
         if ranges:
             body = [asdict(lost) for lost in ranges]
             self._emit(source_rows_lost(origin, describe_loss(ranges), body))
+        if records := lost_records(progress):
+            body = [asdict(lost) for lost in records]
+            self._emit(source_rows_lost(origin, describe_lost_records(records), body))
 
     def terminated(self, error: str | None) -> None:
         """The query ended: tell the runtime, once."""

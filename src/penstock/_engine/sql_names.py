@@ -17,11 +17,6 @@ from penstock._engine.plans import iterate
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"
 _NAME = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})*")
-_LITERAL = r"'(?:[^'\\]|'')*'"
-# Names that are put together from literals; the parser leaves those to the analyzer.
-_IDENTIFIER_CLAUSE = re.compile(
-    rf"\bIDENTIFIER\s*\(\s*({_LITERAL}(?:\s*\|\|\s*{_LITERAL})*)\s*\)", re.IGNORECASE
-)
 _SUBQUERIES = {
     "ScalarSubquery",
     "Exists",
@@ -92,7 +87,6 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None])
         The text with replacements; unchanged when it is not a query that Spark can parse (Spark
         will say why when it runs it).
     """
-    text = _IDENTIFIER_CLAUSE.sub(_joined_literals, text)
     try:
         plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     except Exception as error:
@@ -119,11 +113,6 @@ def as_view(df: Any) -> str:
     name = f"__penstock_{next(_view_numbers)}"
     df.createOrReplaceTempView(name)
     return f"`{name}`"
-
-
-def _joined_literals(match: re.Match[str]) -> str:
-    parts = re.findall(_LITERAL, match.group(1))
-    return "".join(part[1:-1].replace("''", "'") for part in parts)
 
 
 def _names(

@@ -1,4 +1,4 @@
-"""What the reads of a pipeline's code need to know of the world around it."""
+"""What evaluations of query functions need to know, and what they find out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,35 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 
 from penstock._engine.assumptions import Assumptions
+from penstock._engine.autoloader.opening import OpenedFiles
+from penstock._engine.jdbc.stream import JdbcStream
+from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
+
+
+@dataclass
+class Evaluation:
+    """What one call of a query function read.
+
+    Attributes:
+        inputs: Keys of the pipeline's datasets.
+        external: Sources from outside, in words.
+        files: Sources that Auto Loader opened for the flow and the views that it reads.
+        kafka: Streams from Kafka, likewise.
+        databases: Streams from databases, likewise.
+        assumed: Names of the sources that are not here and were stood in for.
+        taken_for: Incomplete names, and the datasets that they were taken for.
+        is_lenient: Whether the query makes sense without ANSI mode only.
+    """
+
+    inputs: set[str] = field(default_factory=set)
+    external: list[str] = field(default_factory=list)
+    files: list[OpenedFiles] = field(default_factory=list)
+    kafka: list[KafkaRead] = field(default_factory=list)
+    databases: list[JdbcStream] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    taken_for: dict[str, str] = field(default_factory=dict)
+    is_lenient: bool = False
 
 
 class FilesReader(Protocol):

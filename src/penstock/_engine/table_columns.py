@@ -5,6 +5,7 @@ from pyspark.sql.types import StructType
 
 from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, OutputMode
+from penstock._tables.schema import has_identity
 from penstock.errors import DefinitionError
 
 
@@ -54,4 +55,36 @@ def _check_deduplication(
             f"{reason}",
             origin=flow.origin,
             hint=f"columns: {', '.join(df.columns)}" if unknown else None,
+        )
+
+
+def check_identity(
+    schema: StructType, flow: Flow, mode: OutputMode | None, declared: Dataset
+) -> None:
+    """Refuse to number rows that are changed after they were written.
+
+    Args:
+        schema: As declared.
+        flow: That writes to the table.
+        mode: Its output mode; `None` for a batch query.
+        declared: The table.
+
+    Raises:
+        DefinitionError: `SCHEMA_INVALID`.
+    """
+    if not has_identity(schema):
+        return
+    reason = ""
+    if flow.cdc is not None or flow.snapshot is not None:
+        reason = "auto CDC changes its rows"
+    elif mode is OutputMode.UPDATE:
+        reason = f"flow {flow.name!r} updates its rows"
+    if reason:
+        raise DefinitionError(
+            "SCHEMA_INVALID",
+            f"{declared.name!r} cannot have an identity column: {reason}, and Delta would number "
+            "them anew each time",
+            origin=declared.origin,
+            hint="give it to a streaming table that only adds rows, or compute a key of the row's "
+            "columns, such as xxhash64(...)",
         )

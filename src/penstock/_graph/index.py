@@ -10,10 +10,18 @@ from penstock._graph.cdc import check_target, is_cdc
 from penstock._graph.replacing import check_alone, replaces_rows
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
-from penstock._model.name import DatasetName, resolve_name
+from penstock._model.name import DatasetName, resolve_name, split_name
 from penstock._model.paths import PathMap, canonical_path
-from penstock._model.pipeline import PipelineDefinition, PipelineSettings
+from penstock._model.pipeline import (
+    DEFAULT_CATALOG,
+    DEFAULT_SCHEMA,
+    PipelineDefinition,
+    PipelineSettings,
+)
 from penstock.errors import DefinitionError, PenstockError
+
+# Catalogs of Databricks that no pipeline writes to.
+_OTHERS = ("samples", "system", "hive_metastore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,34 @@ class DefinitionIndex:
             return None
         return self.datasets.get(name.key)
 
+    def find_by_end(self, text: str) -> DeclaredDataset | None:
+        """Look up the only dataset that a name may mean, where one of the two says less.
+
+        A declaration may say more than the reference, `main.gold.days` for `days`. Where the
+        settings name neither catalog nor schema, it may also say less: on Databricks the settings
+        would complete it.
+
+        Args:
+            text: A name that `find` does not know.
+        """
+        wanted = _parts_of(text)
+        if wanted is None:
+            return None
+        has_defaults = (self.catalog, self.schema) != (DEFAULT_CATALOG, DEFAULT_SCHEMA)
+        if wanted[0] in _OTHERS and len(wanted) > 1:
+            return None
+        found = [
+            dataset
+            for dataset in self.datasets.values()
+            if (declared := _parts_of(dataset.declared.name)) is not None
+            and len(declared) != len(wanted)
+            and (
+                declared[-len(wanted) :] == wanted
+                or (not has_defaults and wanted[-len(declared) :] == declared)
+            )
+        ]
+        return found[0] if len(found) == 1 else None
+
     def display(self, key: str) -> str:
         """The shortest unambiguous name: without the default catalog and schema."""
         found = self.datasets.get(key)
@@ -77,6 +113,15 @@ class DefinitionIndex:
     def nearest(self, text: str) -> str | None:
         """The declared name most like `text`, if one is near."""
         return nearest_name(text, map(self.display, self.datasets))
+
+
+def _parts_of(text: str) -> tuple[str, ...] | None:
+    """The parts of a name for comparing, without `LIVE.`; `None` if it is no name."""
+    try:
+        parts = tuple(part.lower() for part in split_name(text))
+    except ValueError:
+        return None
+    return parts[1:] if len(parts) > 1 and parts[0] == "live" else parts
 
 
 def nearest_name(text: str, names: Iterable[str]) -> str | None:
@@ -115,7 +160,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
         for key, (name, _) in names.items()
     }
     for flow in definition.flows:
-        target = _target_of(flow, names, sinks, settings)
+        target = _target_of(flow, names, sinks, settings, notes)
         if target is None and flow.implicit:
             continue  # the flow of a dataset whose name is no name, which is reported already
         if target is None:
@@ -254,11 +299,31 @@ def _target_of(
     names: Mapping[str, tuple[DatasetName, Dataset]],
     sinks: Mapping[str, Sink],
     settings: PipelineSettings,
+    notes: list[str],
 ) -> str | None:
     key = _key_of(flow.target, settings)
     if key in names:
         return key
-    return flow.target if flow.target in sinks else None
+    if flow.target in sinks:
+        return flow.target
+    wanted = _parts_of(flow.target)
+    longer = [
+        (known, name)
+        for known, (name, declared) in names.items()
+        if wanted and (_parts_of(declared.name) or ())[-len(wanted) :] == wanted
+    ]
+    if len(longer) != 1 or flow.implicit:
+        return None
+    notes.append(taken_for(flow.target, str(longer[0][1])))
+    return longer[0][0]
+
+
+def taken_for(text: str, name: str) -> str:
+    """The sentence that tells which dataset an incomplete name was taken for."""
+    return (
+        f"`{text}` is taken for {name}, the only dataset with such a name: name the catalog and "
+        "schema of the pipeline in the settings to make it certain"
+    )
 
 
 def _duplicate(what: str, name: str, origin: object, first: object) -> DefinitionError:

@@ -84,6 +84,8 @@ class FlowAnalysis:
         changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
             plain stream: it ends at the first change.
         lineage: What its columns are made of; `None` if the plan does not tell.
+        taken_for: Incomplete names that it reads, with the datasets that they were taken for.
+        is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
     """
 
     inputs: frozenset[str]
@@ -97,3 +99,5 @@ class FlowAnalysis:
     sequence_type: str | None = None
     changing_inputs: tuple[str, ...] = ()
     lineage: FlowLineage | None = None
+    taken_for: tuple[tuple[str, str], ...] = ()
+    is_lenient: bool = False

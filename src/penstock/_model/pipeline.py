@@ -13,6 +13,10 @@ from penstock._model.origin import SourceLocation
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
+DEFAULT_CATALOG = "spark_catalog"
+DEFAULT_SCHEMA = "default"
+"""What completes names where the settings say nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalTable:
@@ -67,8 +71,8 @@ class PipelineSettings:
     name: str
     storage: str
     root: str
-    catalog: str = "spark_catalog"
-    schema: str = "default"
+    catalog: str = DEFAULT_CATALOG
+    schema: str = DEFAULT_SCHEMA
     configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     source_patterns: tuple[str, ...] = ()
     quarantine: bool = True

@@ -284,7 +284,7 @@ def source_rows_lost(
         origin: Of the micro-batch.
         message: One line.
         ranges: `topic`, `partition`, `first` and `end` of each range of offsets; `end` is the one
-            after the last, `None` if nobody knows.
+            after the last, `None` if nobody knows. Of Kinesis: `stream`, `shard`, `after`, `rows`.
     """
     return Event(
         event_type="source_rows_lost",

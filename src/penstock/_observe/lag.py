@@ -54,12 +54,14 @@ def source_view(
     """
     measured = measured or {}
     end, latest = source.get("endOffset"), source.get("latestOffset")
+    behind = latest.get("behind_millis") if isinstance(latest, dict) else None
     return {
         "source": source.get("description", ""),
         "input_rows": source.get("numInputRows", 0),
         "end_offset": end,
         "latest_offset": latest,
-        "partitions": _partitions(end, latest, measured),
+        "partitions": _partitions(end, latest, measured) if behind is None else [],
+        "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
         "retention": measured.get("retention"),
         "files": measured.get("files"),
         "versions": measured.get("versions"),
@@ -67,6 +69,12 @@ def source_view(
         "bytes": measured.get("bytes"),
         "metrics": dict(source.get("metrics") or {}),
     }
+
+
+def _shard(place: str, millis: int) -> dict[str, Any]:
+    """How far a shard of Kinesis was behind when it was read; it tells no number of records."""
+    stream, _, shard = place.rpartition("/")
+    return {"stream": stream, "shard": shard, "behind_seconds": round(millis / 1000, 3)}
 
 
 def _partitions(end: Any, latest: Any, measured: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,16 +1,23 @@
 """Events of an update become OpenLineage's: runs, jobs and datasets, with their facets."""
 
 import json
-import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.lineage import LineageSource, place_of
 from penstock._observe.events import Event, FlowStatus, UpdateState
+from penstock._observe.lineage_facets import (
+    PRODUCER,
+    error_facet,
+    given_parent,
+    schema_facets,
+    table_facets,
+    time_text,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from openlineage.client import event_v2
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
 RUNNING_SECONDS = 30.0
 """A flow that runs is told about at most so often, however many batches it has."""
 
-PRODUCER = "urn:penstock:pipelines"
 DEFAULT_NAMESPACE = "penstock"
 _ENDS = {
     FlowStatus.COMPLETED: "COMPLETE",
@@ -155,7 +161,7 @@ class LineageFold:
         if self._declared:
             return
         self._declared = True
-        at = _time(event.timestamp)
+        at = time_text(event.timestamp)
         for dataset in self._datasets.values():
             if dataset.is_table and dataset.schema:
                 place = dataset.place
@@ -181,10 +187,10 @@ class LineageFold:
 
         run: dict[str, RunFacet] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
-                version=_version("pyspark"), name="spark", producer=PRODUCER
+                version=version_of("pyspark"), name="spark", producer=PRODUCER
             )
         }
-        parent = _given_parent()
+        parent = given_parent()
         if parent is not None:
             run["parent"] = parent
         job: dict[str, JobFacet] = {
@@ -201,7 +207,7 @@ class LineageFold:
             yield self._run_event("START", event, self._update_id, self._pipeline, run, job)
         if kind:
             if event.error is not None:
-                run["errorMessage"] = _error(event)
+                run["errorMessage"] = error_facet(event)
             yield self._run_event(kind, event, self._update_id, self._pipeline, run, job)
 
     def _flow(self, event: Event, body: Mapping[str, Any]) -> "Iterator[event_v2.BaseEvent]":
@@ -267,7 +273,7 @@ class LineageFold:
             )
         }
         if event.error is not None and kind != "START":
-            run["errorMessage"] = _error(event)
+            run["errorMessage"] = error_facet(event)
         if flow.counts:
             run["test"] = test_run.TestRunFacet(
                 tests=[
@@ -304,7 +310,7 @@ class LineageFold:
 
         return event_v2.RunEvent(
             eventType=event_v2.RunState[kind],
-            eventTime=_time(event.timestamp),
+            eventTime=time_text(event.timestamp),
             run=event_v2.Run(runId=run_id, facets=dict(run_facets)),
             job=event_v2.Job(namespace=self._namespace, name=job, facets=job_facets),
             inputs=inputs or [],
@@ -480,77 +486,6 @@ class LineageFold:
         )
 
     def _facets(self, dataset: _Dataset) -> "dict[str, DatasetFacet]":
-        from openlineage.client.facet_v2 import (
-            schema_dataset,
-            storage_dataset,
-            symlinks_dataset,
-        )
-
-        facets: dict[str, DatasetFacet] = {}
-        if dataset.schema:
-            facets["schema"] = schema_dataset.SchemaDatasetFacet(
-                fields=[_field(one) for one in dataset.schema], producer=PRODUCER
-            )
-        if dataset.is_table:
-            facets["storage"] = storage_dataset.StorageDatasetFacet(
-                storageLayer="delta", fileFormat="parquet", producer=PRODUCER
-            )
-            facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(
-                identifiers=[
-                    symlinks_dataset.Identifier(
-                        namespace=self._namespace, name=dataset.name, type="TABLE"
-                    )
-                ],
-                producer=PRODUCER,
-            )
-        return facets
-
-
-def _field(column: Mapping[str, Any]) -> Any:
-    from openlineage.client.facet_v2 import schema_dataset
-
-    kind = column["type"]
-    inner = kind.get("fields", []) if isinstance(kind, dict) else []
-    return schema_dataset.SchemaDatasetFacetFields(
-        name=column["name"],
-        type=kind if isinstance(kind, str) else str(kind.get("type")),
-        description=(column.get("metadata") or {}).get("comment"),
-        fields=[_field(one) for one in inner],
-    )
-
-
-def _error(event: Event) -> "RunFacet":
-    from openlineage.client.facet_v2 import error_message_run
-
-    assert event.error is not None
-    return error_message_run.ErrorMessageRunFacet(
-        message=f"[{event.error.condition}] {event.error.message}",
-        programmingLanguage="PYTHON",
-        producer=PRODUCER,
-    )
-
-
-def _given_parent() -> "RunFacet | None":
-    """The run that started this one, in OpenLineage's own variable: `namespace/job/run id`."""
-    from openlineage.client.facet_v2 import parent_run
-
-    parts = os.environ.get("OPENLINEAGE_PARENT_ID", "").rsplit("/", 2)
-    if len(parts) != 3 or not all(parts):
-        return None
-    try:
-        run = parent_run.Run(runId=str(uuid.UUID(parts[2])))
-    except ValueError:
-        return None
-    job = parent_run.Job(namespace=parts[0], name=parts[1])
-    return parent_run.ParentRunFacet(run=run, job=job, producer=PRODUCER)
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
+        if not dataset.is_table:
+            return schema_facets(dataset.schema)
+        return {**schema_facets(dataset.schema), **table_facets(self._namespace, dataset.name)}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
-from penstock._graph.index import nearest_name
+from penstock._graph.index import nearest_name, taken_for
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, OutputMode
@@ -124,6 +124,8 @@ def make_plan(
         notes=tuple(told),
         setup_retries=_retries(UPDATE_RETRIES, conf.get(UPDATE_RETRIES)),
         warnings=(
+            *_taken_names(graph),
+            *_lenient_queries(graph),
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
         ),
@@ -213,6 +215,22 @@ def _other_formats(graph: DataflowGraph) -> Iterator[str]:
         wanted = node.declared.format
         if wanted and wanted.lower() != "delta":
             yield f"{node.display} asks for format {wanted} and is written as Delta"
+
+
+def _taken_names(graph: DataflowGraph) -> Iterator[str]:
+    flows = graph.flows.values()
+    for text, name in dict.fromkeys(pair for flow in flows for pair in flow.analysis.taken_for):
+        yield taken_for(text, name)
+
+
+def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
+    for node in graph.flows.values():
+        if node.analysis.is_lenient:
+            yield (
+                f"the query of {node.flow.name} calculates with texts, which ANSI mode refuses: it "
+                "is run without, so that what is no number becomes NULL instead of an error; casts "
+                "in the query, or `spark.sql.ansi.enabled` in the settings, decide otherwise"
+            )
 
 
 def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:

@@ -35,7 +35,7 @@ from types import MappingProxyType
 
 from penstock._model.export import LineageSettings, MetricsSettings
 from penstock._model.paths import PathMap
-from penstock._model.pipeline import PipelineSettings
+from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA, PipelineSettings
 from penstock._project.bundle import Choice
 from penstock._project.file_settings import FileSettings, merged_paths
 from penstock._project.places import absolute_place, nearest_file, storage_uri
@@ -118,8 +118,8 @@ def load_settings(
             else read.storage or storage_uri(".penstock", read.root)
         ),
         root=str(read.root),
-        catalog=(catalog or environment.get("PENSTOCK_CATALOG") or read.catalog or "spark_catalog"),
-        schema=schema or environment.get("PENSTOCK_SCHEMA") or read.schema or "default",
+        catalog=(catalog or environment.get("PENSTOCK_CATALOG") or read.catalog or DEFAULT_CATALOG),
+        schema=schema or environment.get("PENSTOCK_SCHEMA") or read.schema or DEFAULT_SCHEMA,
         configuration=MappingProxyType({**read.configuration, **(configuration or {})}),
         source_patterns=_patterns(source, read.sources, read.root),
         quarantine=_first_truth("QUARANTINE", quarantine, environment, read.quarantine, True),

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock._model.name import split_name
@@ -52,7 +52,8 @@ def parse_name(cursor: Cursor, what: str) -> SqlName:
         if computed is None:
             raise cursor.error(
                 "only texts can stand in an `IDENTIFIER` that names " + what,
-                hint="write `IDENTIFIER('schema.name')`; parameters count as texts",
+                hint="write `IDENTIFIER('schema.name')`; parameters count as texts, and `||`, "
+                "`concat`, `concat_ws`, `lower`, `upper` and `trim` of texts do",
             )
         parts = computed
     else:
@@ -72,24 +73,70 @@ def parse_name(cursor: Cursor, what: str) -> SqlName:
 
 
 def computed_name(cursor: Cursor) -> list[str] | None:
-    """Step over `IDENTIFIER` of texts, joined by `||`, and return the parts of the name.
+    """Step over `IDENTIFIER` of texts and return the parts of the name.
+
+    Texts are joined by `||`, `concat` or `concat_ws`, and changed by `lower`, `upper` or `trim`.
 
     Returns:
         `None`, with nothing stepped over, when it is no such thing or does not give a name. Only
         Spark can compute anything else.
     """
     start = cursor.position
-    text = ""
     if cursor.accept("IDENTIFIER", "("):
-        while cursor.current.kind is TokenKind.STRING:
-            text += text_value(cursor.advance())
-            if cursor.accept(")"):
-                with contextlib.suppress(ValueError):
-                    return list(split_name(text))
-            elif not cursor.accept("||"):
-                break
+        text = _joined(cursor)
+        if text is not None and cursor.accept(")"):
+            with contextlib.suppress(ValueError):
+                return list(split_name(text))
     cursor.position = start
     return None
+
+
+def _joined(cursor: Cursor) -> str | None:
+    """Step over texts with `||` between them; `None` if something else stands there."""
+    text = _text(cursor)
+    while text is not None and cursor.accept("||"):
+        more = _text(cursor)
+        text = None if more is None else text + more
+    return text
+
+
+def _text(cursor: Cursor) -> str | None:
+    """Step over one text: in quotes, in parentheses or given by a function."""
+    if cursor.current.kind is TokenKind.STRING:
+        return text_value(cursor.advance())
+    if cursor.accept("("):
+        inner = _joined(cursor)
+        return inner if cursor.accept(")") else None
+    function = _TEXT_FUNCTIONS.get(cursor.current.word)
+    if function is None or cursor.ahead(1).word != "(":
+        return None
+    cursor.position += 2
+    arguments: list[str] = []
+    while True:
+        argument = _joined(cursor)
+        if argument is None:
+            return None
+        arguments.append(argument)
+        if cursor.accept(")"):
+            return function(arguments)
+        if not cursor.accept(","):
+            return None
+
+
+def _only(change: Callable[[str], str]) -> Callable[[Sequence[str]], str | None]:
+    """A function of one text."""
+    return lambda texts: change(texts[0]) if len(texts) == 1 else None
+
+
+_TEXT_FUNCTIONS: Mapping[str, Callable[[Sequence[str]], str | None]] = {
+    "CONCAT": "".join,
+    "CONCAT_WS": lambda texts: texts[0].join(texts[1:]),
+    "LOWER": _only(str.lower),
+    "LCASE": _only(str.lower),
+    "UPPER": _only(str.upper),
+    "UCASE": _only(str.upper),
+    "TRIM": _only(lambda text: text.strip(" ")),
+}
 
 
 def quoted(parts: Iterable[str]) -> str:

@@ -1,13 +1,20 @@
 """The query of a statement: found, looked over, and left as it is wherever Spark can parse it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import computed_name, quoted
-from penstock._sql.source import Edit
+from penstock._sql.source import Edit, SqlSource
 from penstock._sql.syntax import Query
-from penstock._sql.tokens import Token, TokenKind, text_value
+from penstock._sql.tokens import (
+    Token,
+    TokenKind,
+    UnclosedError,
+    text_literal,
+    text_value,
+    tokens_of,
+)
 
 _FIRST_WORDS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE")
 _PERIOD = re.compile(r"\s*(?:\d+(?:\.\d+)?\s+[A-Za-z]+\s*)+")
@@ -41,6 +48,44 @@ def take_query(cursor: Cursor, what: str) -> Query:
 def at_query(cursor: Cursor) -> bool:
     """Whether a query begins here."""
     return cursor.current.word in _FIRST_WORDS or cursor.at("(")
+
+
+def spell_names(text: str, parameters: Mapping[str, str]) -> str:
+    """Return a query with names in the place of each `IDENTIFIER` that texts and parameters give.
+
+    Args:
+        text: As a program hands it to Spark; unchanged if it has texts or comments without end.
+        parameters: Those that are texts, by name.
+    """
+    if "identifier" not in text.lower():
+        return text
+    source = SqlSource.of(text, file="")
+    try:
+        tokens = [token for token in tokens_of(text) if token.kind is not TokenKind.COMMENT]
+    except UnclosedError:
+        return text
+    cursor = Cursor(source, _filled(tokens, parameters))
+    edits = []
+    while not cursor.is_done:
+        first = cursor.current
+        if cursor.at("IDENTIFIER", "(") and (name := computed_name(cursor)) is not None:
+            edits.append(Edit(first.start, cursor.ahead(-1).end, quoted(name)))
+        else:
+            cursor.advance()
+    return source.replaced(edits).text
+
+
+def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Token]:
+    """Tokens with texts in the place of `:name`, where they are."""
+    found: list[Token] = []
+    for token in tokens:
+        before = found[-1] if found else None
+        if before and before.word == ":" and before.end == token.start and token.text in parameters:
+            value = text_literal(parameters[token.text])
+            found[-1] = Token(TokenKind.STRING, value, before.start, token.end)
+        else:
+            found.append(token)
+    return found
 
 
 def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:

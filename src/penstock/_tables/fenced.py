@@ -15,6 +15,7 @@ from penstock._tables.schema import (
     SchemaDifference,
     check_columns,
     compare,
+    has_identity,
     plain_schema,
     reconcile,
     schema_json,
@@ -176,8 +177,10 @@ class FencedTable:
             )
         version = int(begun.transaction.commit(self._delta.seq(actions), operation))
         known_versions.committed(begun.metadata.id, version, self._app_id, batch_id)
-        # The metadata is still the one we know only when nobody committed in between.
-        self._version = version if self._version == version - 1 else _UNKNOWN
+        # The metadata is still the one we know only when nobody committed in between, and Delta did
+        # not note in it how far an identity column has counted.
+        is_same = self._version == version - 1 and not has_identity(begun.metadata.schema)
+        self._version = version if is_same else _UNKNOWN
         return version
 
     def recorded(self, batch_id: int | None) -> CommitResult | None:

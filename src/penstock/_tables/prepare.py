@@ -12,12 +12,16 @@ from typing import Any
 
 from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from penstock._model.origin import SourceLocation
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.schema import (
+    IDENTITY_EXPLICIT,
+    IDENTITY_START,
+    IDENTITY_STEP,
     check_columns,
     compare,
     has_identity,
@@ -92,7 +96,7 @@ class TableState:
 def parse_schema(
     spark: SparkSession, schema: str | StructType, *, origin: SourceLocation | None = None
 ) -> StructType:
-    """A declared schema; DDL may have NOT NULL, COMMENT and GENERATED ALWAYS AS.
+    """A declared schema; DDL may have NOT NULL, COMMENT and GENERATED ... AS.
 
     Raises:
         DefinitionError: `SCHEMA_INVALID`.
@@ -267,17 +271,25 @@ def _build(
     replace: bool,
 ) -> None:
     """Through Delta's builder: what a plain metadata action cannot say."""
-    from delta.tables import DeltaTable
+    from delta.tables import DeltaTable, IdentityGenerator
 
     make = DeltaTable.replace if replace else DeltaTable.createIfNotExists
-    builder = make(delta.spark).location(table.path)
+    # Delta compares the place with its own spelling of it, and takes `file:///x` for another one.
+    local = local_path(table.path)
+    builder = make(delta.spark).location(table.path if local is None else str(local))
     for column in schema:
         metadata = column.metadata or {}
+        always, by_default = metadata.get(_GENERATED), None
+        if IDENTITY_START in metadata:
+            numbers = IdentityGenerator(metadata[IDENTITY_START], metadata[IDENTITY_STEP])
+            by_default = numbers if metadata[IDENTITY_EXPLICIT] else None
+            always = None if by_default else numbers
         builder = builder.addColumn(
             column.name,
             column.dataType,
             nullable=column.nullable,
-            generatedAlwaysAs=metadata.get(_GENERATED),
+            generatedAlwaysAs=always,
+            generatedByDefaultAs=by_default,
             comment=metadata.get("comment"),
         )
     if spec.partition_cols:
@@ -460,15 +472,29 @@ def _column(definition: Any, origin: SourceLocation | None) -> StructField:
     generated = definition.generationExpression()
     if generated.isDefined():
         metadata[_GENERATED] = generated.get()
-    if definition.defaultValue().isDefined() or definition.identityColumnSpec().isDefined():
+    if definition.defaultValue().isDefined():
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"column {definition.name()!r}: DEFAULT and IDENTITY have no meaning for a table that"
-            " only its flows write",
+            f"column {definition.name()!r}: DEFAULT has no meaning for a table that only its flows"
+            " write",
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )
     data_type = _data_type(json.loads(definition.dataType().json()))
+    identity = definition.identityColumnSpec()
+    if identity.isDefined():
+        if not isinstance(data_type, LongType):
+            raise DefinitionError(
+                "SCHEMA_INVALID",
+                f"column {definition.name()!r}: an identity column is BIGINT, not "
+                + data_type.simpleString().upper(),
+                origin=origin,
+                hint=f"write `{definition.name()} BIGINT GENERATED ALWAYS AS IDENTITY`",
+            )
+        numbers = identity.get()
+        metadata[IDENTITY_START] = int(numbers.getStart())
+        metadata[IDENTITY_STEP] = int(numbers.getStep())
+        metadata[IDENTITY_EXPLICIT] = bool(numbers.isAllowExplicitInsert())
     return StructField(definition.name(), data_type, bool(definition.nullable()), metadata)
 
 

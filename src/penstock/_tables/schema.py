@@ -33,7 +33,9 @@ from pyspark.sql.types import (
 from penstock.errors import PlanError
 
 _GENERATED = "delta.generationExpression"
-_IDENTITY = "delta.identity.start"
+IDENTITY_START = "delta.identity.start"
+IDENTITY_STEP = "delta.identity.step"
+IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
 _KEPT_METADATA = ("comment", "__CHAR_VARCHAR_TYPE_STRING")
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _DIGITS = {"ByteType": 3, "ShortType": 5, "IntegerType": 10, "LongType": 19}
@@ -231,12 +233,12 @@ def leaf_count(columns: Collection[StructField]) -> int:
 def is_computed(column: StructField) -> bool:
     """Whether Delta fills the column when the query does not."""
     metadata = column.metadata or {}
-    return _GENERATED in metadata or _IDENTITY in metadata or "CURRENT_DEFAULT" in metadata
+    return _GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
 
 
 def has_identity(schema: StructType) -> bool:
     """Whether a column is an identity column."""
-    return any(_IDENTITY in (column.metadata or {}) for column in schema)
+    return any(IDENTITY_START in (column.metadata or {}) for column in schema)
 
 
 def schema_json(schema: StructType) -> str:

@@ -170,6 +170,52 @@ def test_a_flow_is_refused_with_the_nearest_name_when_its_target_is_unknown(draf
     assert (error.condition, error.hint) == ("FLOW_TARGET_NOT_FOUND", hint)
 
 
+def test_a_flow_goes_to_the_only_table_that_its_short_name_may_mean(draft):
+    draft.empty_table("main.gold.days")
+    draft.append_flow("load", "days")
+    draft.append_flow("more", "`GOLD`.days")
+    index = draft.index()
+    assert conditions(index) == []
+    assert set(index.flow_targets.values()) == {"main.gold.days"}
+    assert "`days` is taken for main.gold.days" in index.notes[0]
+    draft.empty_table("main.silver.days")
+    draft.append_flow("rest", "main.silver.days")
+    assert conditions(draft.index()) == ["FLOW_TARGET_NOT_FOUND"]  # of two tables: which?
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "is_found"),
+    [
+        ("main.gold.days", "days", True),
+        ("main.gold.days", "LIVE.Gold.Days", True),
+        ("main.gold.days", "silver.days", False),
+        ("days", "main.gold.days", True),
+        ("gold.days", "main.gold.days", True),
+        ("gold.days", "main.silver.days", False),
+        ("days", "samples.gold.days", False),
+        ("days", "nights", False),
+        ("days", "days", False),  # `find` knows it
+        ("days", "not a name", False),
+    ],
+)
+def test_a_dataset_is_found_by_its_end_when_one_of_the_names_says_less(
+    draft, declared, text, is_found
+):
+    draft.table(declared)
+    assert (draft.index().find_by_end(text) is not None) is is_found
+
+
+def test_a_longer_name_means_another_table_when_the_settings_complete_names(draft):
+    draft.schema = "gold"
+    draft.table("days")
+    draft.table("main.silver.nights")
+    index = draft.index()
+    assert index.find_by_end("main.silver.days") is None
+    assert index.find_by_end("nights") is not None
+    draft.table("main.bronze.nights")
+    assert draft.index().find_by_end("nights") is None
+
+
 def test_a_streaming_table_is_refused_when_nothing_writes_to_it(draft):
     draft.empty_table("orders")
     (error,) = draft.index().errors

@@ -122,6 +122,12 @@ def test_a_clause_is_understood_when_it_stands_alone(sql, clause, field, value):
         ("größe", "größe"),
         ("comment", "comment"),
         ("IDENTIFIER('main.silver.' || 'orders')", "main.silver.orders"),
+        ("IDENTIFIER(concat('main', '.silver.', 'orders'))", "main.silver.orders"),
+        (
+            "IDENTIFIER(concat_ws('.', 'main', lower('SILVER'), 'or' || trim(' ders ')))",
+            "main.silver.orders",
+        ),
+        ("IDENTIFIER(('main.silver.') || concat('orders'))", "main.silver.orders"),
         ("live", "live"),
     ],
 )
@@ -319,7 +325,9 @@ def test_a_table_waits_for_flows_when_it_has_no_query(sql):
         ('CREATE STREAMING TABLE "t" AS SELECT 1', 1, "found a text", None),
         ("CREATE STREAMING TABLE `` AS SELECT 1", 1, "expected the name", None),
         ("CREATE STREAMING TABLE a. AS SELECT 1", 1, "found `SELECT`", None),
-        ("CREATE STREAMING TABLE IDENTIFIER(lower('X')) AS SELECT 1", 1, "only texts", None),
+        ("CREATE STREAMING TABLE IDENTIFIER(md5('X')) AS SELECT 1", 1, "only texts", None),
+        ("CREATE STREAMING TABLE IDENTIFIER(lower('X', 'Y')) AS SELECT 1", 1, "only texts", None),
+        ("CREATE STREAMING TABLE IDENTIFIER(concat('X', y)) AS SELECT 1", 1, "only texts", None),
         ("CREATE STREAMING TABLE IDENTIFIER('') AS SELECT 1", 1, "only texts", None),
         ("CRATE VIEW v AS SELECT 1", 1, "expected a statement", "`CREATE`"),
         ("CREATE OR REFRESH FLOW f AS INSERT INTO t SELECT 1", 1, "`CREATE FLOW`", None),

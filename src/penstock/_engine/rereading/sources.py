@@ -107,16 +107,20 @@ def progress_of(checkpoint: Checkpoint | None) -> Progress:
             table, version = str(offset.get("reservoirId")), int(offset["reservoirVersion"])
             versions[table] = version + bool(is_begun)
             whole[table] = 0 if offset.get("isStartingVersion") else version
-        elif all(isinstance(parts, dict) for parts in offset.values()):
-            offsets |= {
-                topic: {str(n): int(end) for n, end in parts.items()}
-                for topic, parts in offset.items()
-            }
+        elif _is_kafkas(offset):
+            offsets |= offset
     return Progress(
         offsets=offsets,
         versions=versions,
         files=_taken_files(checkpoint.path),
         whole_versions=whole,
+    )
+
+
+def _is_kafkas(offset: Mapping[str, Any]) -> bool:
+    return all(
+        isinstance(parts, dict) and all(isinstance(end, int) for end in parts.values())
+        for parts in offset.values()
     )
 
 

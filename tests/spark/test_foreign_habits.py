@@ -1,0 +1,80 @@
+"""Habits of code for Databricks: names that settings complete, texts as numbers, numbered rows."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from update_project import Project
+
+from penstock._observe.events import UpdateState
+from penstock.errors import DefinitionError
+
+SOURCE = """
+dp.create_streaming_table(
+    "main.gold.numbered",
+    schema="key BIGINT GENERATED ALWAYS AS IDENTITY, id BIGINT, price DOUBLE",
+    expect_all_or_drop={"priced": "price IS NOT NULL"},
+)
+
+
+@dp.append_flow(target="numbered")
+def fill():
+    orders = spark.readStream.schema("id BIGINT, total STRING, quantity STRING").json("data")
+    return orders.selectExpr("id", "total / quantity AS price")
+
+
+@dp.table
+def keys():
+    return spark.readStream.table("gold.numbered").select("key", "id", "price")
+
+
+@dp.materialized_view
+def summary():
+    return spark.sql(
+        "SELECT count(*) AS n, count(DISTINCT key) AS keys, sum(price) AS price"
+        " FROM IDENTIFIER(concat_ws('.', :place, 'keys'))",
+        args={"place": "prod.sales"},
+    )
+"""
+
+
+def test_rows_are_right_when_names_are_short_texts_are_divided_and_rows_are_numbered(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(SOURCE)
+    project.add(
+        "a.json",
+        [
+            {"id": 1, "total": "10", "quantity": "4"},
+            {"id": 2, "total": "1", "quantity": "0"},
+            {"id": 3, "total": "ten", "quantity": "1"},
+        ],
+    )
+    assert project.run().state is UpdateState.COMPLETED
+    project.add("b.json", [{"id": 4, "total": "3", "quantity": "2"}])
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("keys", "id", "price") == [(1, 2.5), (4, 1.5)]
+    assert project.rows("summary") == [(2, 2, 4.0)]
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+    told = "\n".join(event.message for event in project.events)
+    for warning in (
+        "`gold.numbered` is taken for main.gold.numbered",
+        "`prod.sales.keys` is taken for spark_catalog.default.keys",
+        "the query of fill calculates with texts",
+    ):
+        assert warning in told
+    numbered = SOURCE[: SOURCE.index("@dp.append_flow")]
+    project.source(
+        numbered
+        + """
+dp.create_auto_cdc_flow(target="numbered", source="events", keys=["id"], sequence_by="id")
+
+
+@dp.table
+def events():
+    return rows().selectExpr("id", "1D AS price")
+"""
+    )
+    with pytest.raises(DefinitionError, match="cannot have an identity column: auto CDC"):
+        project.run()
