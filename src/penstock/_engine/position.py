@@ -90,23 +90,6 @@ def current_position() -> Position | None:
     return _active.get()
 
 
-@contextlib.contextmanager
-def waiting_for_versions(spark: SparkSession, body: Mapping[str, Any]) -> Iterator[None]:
-    """Let a query start at a version that is yet to come; Delta would refuse it."""
-    if not body.get("versions"):
-        yield
-        return
-    before = spark.conf.get(_BEYOND_NEWEST, None)
-    spark.conf.set(_BEYOND_NEWEST, "true")
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(_BEYOND_NEWEST)
-        else:
-            spark.conf.set(_BEYOND_NEWEST, before)
-
-
 def table_key(path: str) -> str:
     """One spelling for the path of a table: local paths have several."""
     if path.startswith("file:"):
@@ -132,8 +115,29 @@ def delta_stream(spark: SparkSession, options: Mapping[str, str], path: str) -> 
         options: Of the reader, secrets filled in.
         path: The table.
     """
-    stream = spark.readStream.format("delta").options(**at_delta(options, path))
-    return within_delta(stream.load(path), path)
+    given = at_delta(options, path)
+    position = _active.get()
+    version = None if position is None else position.versions.get(table_key(path))
+    if version is not None and version > int(DeltaJvm(spark).snapshot(path).version()):
+        return _waiting_stream(spark, given, path)
+    return within_delta(spark.readStream.format("delta").options(**given).load(path), path)
+
+
+def _waiting_stream(spark: SparkSession, options: Mapping[str, str], path: str) -> DataFrame:
+    """A stream that begins at a version which is yet to come; Delta would refuse it.
+
+    Its setting is asked for when the first batch is planned, in the session that the stream was
+    made in: one of its own, so that nothing else gets the setting.
+    """
+    session: Any = spark._jsparkSession.cloneSession()
+    session.conf().set(_BEYOND_NEWEST, "true")
+    reader = session.readStream().format("delta")
+    for key, value in options.items():
+        reader = reader.option(key, value)
+    jvm: Any = spark._jvm
+    dataset = jvm.org.apache.spark.sql.classic.Dataset
+    plan = reader.load(path).logicalPlan()
+    return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
 def within_delta(df: DataFrame, path: str) -> DataFrame:

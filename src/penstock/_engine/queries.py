@@ -26,7 +26,7 @@ from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.lag.probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
-from penstock._engine.position import positioned, waiting_for_versions
+from penstock._engine.position import positioned
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
@@ -190,8 +190,7 @@ class SparkEngine:
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = step.trigger is None
-            with waiting_for_versions(self._spark, state.position):
-                query = self._start(writer, node)
+            query = self._start(writer, node)
             running.attach(query)
             self._running.append(running)
             self._listener.watch(str(query.runId), running)
