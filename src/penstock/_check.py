@@ -218,7 +218,7 @@ def opened_project(
                         configuration=settings.configuration,
                         notes=index.notes,
                     )
-                    notes = plan.notes
+                    notes = (*plan.notes, *plan.warnings)
                 except PenstockError as error:
                     seen = seen.with_error(error)
             yield OpenedProject(

@@ -2,7 +2,7 @@
 
 The double has real sequence numbers, iterators, splits and merges. The proxy adds what time and
 load do to the real service: throttling, iterators that expire, records and shards that retention
-removes, and a clock that goes forward.
+removes, places that have expired and give nothing, and a clock that goes forward.
 """
 
 import json
@@ -23,6 +23,7 @@ from typing import Any
 HOME = Path(__file__).resolve().parents[2] / ".venv-double"
 REGION = "eu-central-1"
 ACCESS_KEY, SECRET_KEY = "AKIDOFTHETESTS", "s3cr3t-of-the-stream"
+DAY_MILLIS = 24 * 3600 * 1000
 _START_SECONDS = 60.0
 _QUICK = ("CREATE_STREAM", "DELETE_STREAM", "SPLIT_SHARD", "MERGE_SHARDS")
 
@@ -85,7 +86,8 @@ class FaultProxy:
         requests: How many came, by operation.
         throttled: How many requests for records to refuse for their number.
         expired: How many requests for records to refuse for the age of their iterator.
-        removed: Sequence numbers that retention has removed.
+        removed: Sequence numbers that retention has removed. As with the real service, an iterator
+            at one of them gives nothing for ever and stays a day behind.
         forgotten: Shards that retention has removed.
         ahead_seconds: How far its clock is ahead.
     """
@@ -122,6 +124,7 @@ class FaultProxy:
     def clear(self) -> None:
         self.throttled = self.expired = 0
         self.removed: set[str] = set()
+        self._dead: set[str] = set()
         self.forgotten: set[str] = set()
         self.ahead_seconds = 0.0
 
@@ -136,6 +139,10 @@ class FaultProxy:
             if self.expired > 0:
                 self.expired -= 1
                 return _fault("ExpiredIteratorException")
+            iterator = json.loads(body)["ShardIterator"]
+            if iterator in self._dead:
+                nothing = {"Records": [], "NextShardIterator": iterator}
+                return 200, json.dumps({**nothing, "MillisBehindLatest": DAY_MILLIS}).encode()
         request = urllib.request.Request(self._target, data=body, headers=headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
@@ -144,6 +151,10 @@ class FaultProxy:
             return error.code, error.read()
         if operation == "GetRecords" and self.removed:
             content = self._without(content, "Records", "SequenceNumber", self.removed)
+        if operation == "GetShardIterator":
+            asked = json.loads(body).get("StartingSequenceNumber")
+            if asked in self.removed:
+                self._dead.add(json.loads(content)["ShardIterator"])
         if operation == "ListShards" and self.forgotten:
             content = self._without(content, "Shards", "ShardId", self.forgotten)
         return status, content

@@ -163,7 +163,7 @@ def test_reading_goes_on_when_kinesis_throttles_and_iterators_expire(
     stream.put(*payloads(5, 5))
     proxy.expired = 1
     assert [data for _, data in query.batch()] == payloads(5, 5)
-    strict = Query(proxy, stream.name, clientRetries="300ms")
+    strict = Query(proxy, stream.name, retryTimeout="300ms")
     proxy.throttled = 1000
     with pytest.raises(ConnectorError, match="ProvisionedThroughputExceeded") as caught:
         strict.batch()

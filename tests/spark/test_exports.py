@@ -123,11 +123,16 @@ def test_an_update_is_scraped_explained_and_its_lineage_is_received(
     }
     assert [one["name"] for one in totals["inputs"]] == [f"{tables}/silver"]
 
+    assert main(["run", "--output", "json", "--summary", "out.md"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["pipeline"], body["state"]) == ("shop", "COMPLETED")
+    assert "## shop: COMPLETED" in (tmp_path / "out.md").read_text()
+
     assert main(["explain", "totals", "--output", "json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["kind"] == "materialized view"
     assert body["path"].endswith("/tables/spark_catalog/default/totals")
-    assert body["last_refresh"]["technique"] == "COMPLETE_RECOMPUTE"
+    assert body["last_refresh"]["technique"] == "NO_OP"
     (flow,) = body["flows"]
     assert flow["reads"] == ["even"]
     assert flow["columns"]["total"] == ["silver.amount AGGREGATION"]

@@ -176,27 +176,25 @@ def test_column_mapped_table_is_written_when_names_have_blanks(
     assert sorted(r[1] for r in harness.rows().collect()) == [0, 2, 4, 6, 8]
 
 
-def test_identity_column_counts_on_when_batches_bring_good_and_bad_rows_and_a_new_column(
+def test_identity_column_counts_on_when_batches_bring_good_and_bad_rows(
     spark: SparkSession, harness: Harness
 ) -> None:
     schema = parse_schema(
         spark, "key BIGINT GENERATED ALWAYS AS IDENTITY (START WITH 100 INCREMENT BY 10), id BIGINT"
     )
-    df = harness.prepare(
-        spark.range(5), [rule("small", "id < 4 OR id > 9")], schema=schema, declared=True
-    )
+    df = harness.prepare(spark.range(5), [rule("small", "id < 4")], schema=schema, declared=True)
     harness.writer().write(df, 0)
     writer = harness.writer()
     writer.write(df.withColumn("id", df["id"] + 10), 1)
     writer.write(df.withColumn("id", df["id"] + 10), 1)  # Spark hands it out again
     rows = harness.rows().collect()
-    assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 10, 11, 12, 13, 14]
+    assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 10, 11, 12, 13]
     keys = [row["key"] for row in rows]
     assert len(set(keys)) == len(keys)
     assert all(key >= 100 and key % 10 == 0 for key in keys)
     first = max(row["key"] for row in rows if row["id"] < 10)
     assert all(row["key"] > first for row in rows if row["id"] >= 10)
-    assert [row["id"] for row in harness.bad().collect()] == [4]
+    assert sorted(row["id"] for row in harness.bad().collect()) == [4, 14]
 
 
 def test_identity_column_may_be_given_when_it_is_by_default_only(

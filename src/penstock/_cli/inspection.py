@@ -141,7 +141,7 @@ def replay(
     half-way, the next replay finishes it: no row is lost or doubled. Refused while the pipeline
     runs.
     """
-    from penstock._repair import replay_quarantine
+    from penstock._repair.quarantine import replay_quarantine
 
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock._cli import (
+    backfill,
     check,
     checkpoint,
     dashboard,
@@ -70,6 +71,7 @@ inspection.register(app)
 status.register(app)
 metrics.register(app)
 checkpoint.register(app)
+backfill.register(app)
 state.register(app)
 machine.register(app)
 dashboard.register(app)

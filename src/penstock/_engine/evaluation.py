@@ -19,10 +19,12 @@ from penstock._engine.boundary import DatasetNotReadyError, first_line, user_cod
 from penstock._engine.jdbc.stream import collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
     collecting_kafka,
+    kafka_stream,
     note_kafka,
     read_event_hub,
 )
 from penstock._engine.kinesis_source import read_kinesis
+from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -116,8 +118,12 @@ class OutsideReads:
         source = reader_format(reader).lower()
         if source in _CONNECTED:
             return self._connected(reader, _CONNECTED[source])
-        if source == "jdbc" and isinstance(reader, DataStreamReader):
-            return self._database(reader)
+        if isinstance(reader, DataStreamReader):
+            if source == "jdbc":
+                return self._database(reader)
+            found = self._positioned(reader) if current_position() is not None else None
+            if found is not None:
+                return found
         if source != "cloudfiles":
             return None
         return self._files(
@@ -126,6 +132,20 @@ class OutsideReads:
             reader_schema(reader),
             isinstance(reader, DataStreamReader),
         )
+
+    def _positioned(self, reader: DataStreamReader) -> DataFrame | None:
+        """A stream that begins where the flow's position says; `None` where options do."""
+        source, paths = reader_format(reader).lower(), reader_paths(reader)
+        if source not in ("kafka", "delta") or (source == "delta" and len(paths) != 1):
+            return None
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        remember_named(resolved)
+        prepared = prepare_reader_options(source, resolved, streaming=True)
+        with own_read():
+            if source == "kafka":
+                return kafka_stream(self._spark, prepared)
+            return delta_stream(self._spark, prepared, paths[0])
 
     def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
         given = reader_options(reader)
@@ -184,6 +204,8 @@ class OutsideReads:
         prepared = {name: self._placed(name, value) for name, value in prepared.items()}
         if streaming and reader_format(reader).lower() == "kafka":
             note_kafka(prepared)
+        if streaming and reader_format(reader).lower() in FILE_FORMATS:
+            prepared = at_files(prepared)
         for key, value in prepared.items():
             if given.get(key) != value:
                 reader._jreader = reader._jreader.option(key, value)
@@ -304,6 +326,7 @@ class OutsideReads:
             key: self._placed(key, self._around.resolve_secrets(value))
             for key, value in options.items()
         }
+        resolved = at_files(resolved, times=True) if streaming else resolved
         flow, analysis = self._owner()
         try:
             with own_read():

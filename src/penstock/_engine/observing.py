@@ -74,7 +74,7 @@ class ObservingEvaluator(Evaluator):
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """See `Redirect.table`."""
-        found = self._find(name)
+        found = self._find(name) or self._find_by_end(name)
         shown = name.replace("`", "") if found is None else self.index.display(found.name.key)
         self._read(reader, "table", name=shown, is_own=found is not None)
         return super().table(name, reader)

@@ -12,6 +12,7 @@ from penstock._engine.failures import flow_error, full_text
 from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
 from penstock._engine.kafka_source import LostRange, describe_loss
 from penstock._engine.kinesis_source import describe_lost_records, lost_records
+from penstock._engine.lag.probe import FlowLag
 from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records
 from penstock._model.flow import Flow
@@ -64,6 +65,7 @@ class RunningQuery(QueryWatcher):
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._target = ""
         self._lost: Callable[[Mapping[str, Any]], list[LostRange]] | None = None
+        self._lag: FlowLag | None = None
         self.has_batches = True
         """Whether there is a pause between micro-batches in which the query can be stopped."""
         self._query: StreamingQuery | None = None
@@ -102,6 +104,18 @@ class RunningQuery(QueryWatcher):
     def watches_losses(self, lost: Callable[[Mapping[str, Any]], list[LostRange]]) -> None:
         """Set the function that finds out of a progress report what a source no longer had."""
         self._lost = lost
+
+    def measures_lag(self, lag: FlowLag) -> None:
+        """Set what measures how far the query is behind its sources."""
+        self._lag = lag
+        lag.attach(self._sources)
+
+    def _sources(self) -> list[Any]:
+        java_query: Any = self._query
+        if java_query is None:
+            return []
+        found = java_query._jsq.streamingQuery().sources()
+        return [found.apply(number) for number in range(int(found.size()))]
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the Spark query, once it has started."""
@@ -164,6 +178,8 @@ class RunningQuery(QueryWatcher):
         with self._changed:
             self._reported = max(self._reported, batch_id)
             self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.progressed(progress)
         self._report_losses(origin, progress)
 
     def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
@@ -182,6 +198,8 @@ class RunningQuery(QueryWatcher):
                 return
             self._ended = True
             self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.ended()
         if error is None or self._recover is None:
             self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
             return
@@ -220,6 +238,8 @@ class RunningQuery(QueryWatcher):
                 return
             self._ended = True
             self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.ended()
         self._on_end(FlowEnded(flow=self._flow.name, error=error))
 
     def _translate(self, error: str | None) -> Any:

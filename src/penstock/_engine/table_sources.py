@@ -16,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from penstock._engine.boundary import DatasetNotReadyError
+from penstock._engine.position import current_position, delta_stream
 from penstock._engine.redirection import reader_options
 
 # Options with which a query says by itself where to begin, or how.
@@ -127,10 +128,13 @@ class DeltaSource:
 
     def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
         """See `TableSource.stream`."""
+        path = self._paths[key]
+        if current_position() is not None:
+            return delta_stream(reader._spark, reader_options(reader), path)
         start = self._start(key, reader)
         if start is not None:
             reader = reader.option("startingVersion", start)
-        return reader.format("delta").load(self._paths[key])
+        return reader.format("delta").load(path)
 
     def _start(self, key: str, reader: DataStreamReader) -> int | None:
         starts = self._starts.get()

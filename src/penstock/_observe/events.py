@@ -307,6 +307,40 @@ def stream_progress(origin: EventOrigin, progress_json: Details) -> Event:
     )
 
 
+def lag_progress(origin: EventOrigin, body: Details) -> Event:
+    """How far a flow is behind its sources, measured beside its micro-batches.
+
+    Args:
+        origin: Of the flow; the batch is the last one that was finished.
+        body: `measured_at`, `seconds_behind`, `seconds_to_loss`, `loss` and `sources`.
+    """
+    return Event(
+        event_type="lag_progress",
+        message="",
+        origin=origin,
+        details={"lag_progress": dict(body)},
+        level=Level.METRICS,
+        maturity_level="EVOLVING",
+    )
+
+
+def backfill_progress(origin: EventOrigin, message: str, body: Details) -> Event:
+    """A step of a backfill.
+
+    Args:
+        origin: Of the flow; the update is the backfill.
+        message: One line.
+        body: `backfill_id`, `step` (`planned`, `resumed`, `batch`, `staged`, `done`) and its
+            figures.
+    """
+    return Event(
+        event_type="backfill_progress",
+        message=message,
+        origin=origin,
+        details={"backfill_progress": dict(body)},
+    )
+
+
 def planning_information(origin: EventOrigin, technique: str, reason: str) -> Event:
     """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
     return Event(

@@ -7,6 +7,7 @@ come from an older version; what looks like a credential does not pass here eith
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 from penstock._model.redaction import redact
 from penstock._observe.events import Event
@@ -65,6 +66,14 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 _START = rb"(?:\b|(?<=\\[nrt]))"
+# A password may be a word that is also a state or the name of a table. Origins have those, too.
+_NAMES = frozenset(
+    {
+        *("status", "state", "dataset_type", "flow_type", "maintenance_type", "action"),
+        *("output_dataset", "output_sink", "input_datasets", "dataset", "alert", "topic"),
+        *("schema_json", "transformation"),
+    }
+)
 # What stands before the @ of Azure's file systems is a container, unless it has a colon.
 _USER_INFO = re.compile(
     rb"(?P<scheme>(?<![\w+.\-])(?!(?:abfss?|wasbs?)://[\w$.\-]+@)[A-Za-z][\w+.\-]*://)"
@@ -112,16 +121,26 @@ def without_secrets(event: Event) -> Event:
         "error": None if error is None else error.message,
     }
     line = encode(body)
-    clean = masked(redact(line.decode()).encode())
-    if clean == line:
+    clean = masked(line)
+    text = line.decode()
+    if clean == line and redact(text) == text:
         return event
-    found = json.loads(clean)
+    found = _redacted(json.loads(clean))
     return replace(
         event,
         message=found["message"],
         details=found["details"],
         error=None if error is None else replace(error, message=found["error"]),
     )
+
+
+def _redacted(value: Any) -> Any:
+    """Texts without remembered values; keys, and what the event is told apart by, stay."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: one if key in _NAMES else _redacted(one) for key, one in value.items()}
+    return [_redacted(one) for one in value] if isinstance(value, list) else value
 
 
 def shown(text: str) -> str:

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from penstock._observe.events import Event, FlowStatus, UpdateState
-from penstock._observe.status import moment, source_view
+from penstock._observe.lag import source_view
+from penstock._observe.status import moment
 
 BATCH_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histogram of batch times, in seconds."""
@@ -259,6 +260,8 @@ class MetricsFold:
                 self._flow_progress(event, body)
             case "stream_progress" if event.origin.flow_name:
                 self._stream_progress(event, body.get("progress_json") or {})
+            case "lag_progress" if event.origin.flow_name:
+                self._lag_progress(event, body)
             case "alert_progress":
                 self._alert(body)
             case "source_rows_lost":
@@ -348,6 +351,8 @@ class MetricsFold:
             view = source_view(source)
             for part in view["partitions"]:
                 key = (str(part["topic"]), str(part["partition"]))
+                if part["records"] is None:
+                    continue
                 partitions[key] = max(part["records"], partitions.get(key, 0))
             for what in ("files", "bytes"):
                 count = _number(view["metrics"].get(f"num{what.title()}Outstanding"))
@@ -364,6 +369,14 @@ class MetricsFold:
             dropped = operator.get("numRowsDroppedByWatermark", 0)
             self._add("penstock_state_dropped_rows_total", labels, dropped)
         self._watermark(flow, progress)
+
+    def _lag_progress(self, event: Event, body: Mapping[str, Any]) -> None:
+        """What waits in folders and tables; nothing is said of what is not known."""
+        for what in ("files", "bytes"):
+            sources = body.get("sources") or ()
+            counts = [source.get(what) for source in sources if what in source]
+            if counts and None not in counts:
+                self._set(f"penstock_flow_backlog_{what}", _flow_of(event), sum(counts))
 
     def _watermark(self, flow: Labels, progress: Mapping[str, Any]) -> None:
         text = (progress.get("eventTime") or {}).get("watermark")

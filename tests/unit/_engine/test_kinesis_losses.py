@@ -5,7 +5,7 @@ from penstock._engine.kinesis_source import describe_lost_records, lost_records
 from penstock._engine.listener import backlog_records
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
-from penstock._observe.status import source_view
+from penstock._observe.lag import source_view
 from penstock.connectors.kinesis.offsets import Offset, Position
 from penstock.errors import CheckpointError, FlowError
 

@@ -17,6 +17,7 @@ from penstock._observe.events import (
     alert_progress,
     definition,
     flow_progress,
+    lag_progress,
     planning_information,
     source_rows_lost,
     stream_progress,
@@ -91,6 +92,17 @@ def folded(*events: Event) -> MetricsFold:
     for event in events:
         fold(event)
     return fold
+
+
+def test_what_waits_was_measured_beside_the_batches_and_unknown_is_not_zero():
+    files = {"kind": "files", "files": 3, "bytes": 900}
+    table = {"kind": "delta", "versions": 2, "bytes": 100}
+    fold = folded(lag_progress(flow(), {"sources": [files, table, {"kind": "other"}]}))
+    own = ("shop", "silver", "c.s.silver")
+    assert figures(fold)["penstock_flow_backlog_files"][own] == 3
+    assert figures(fold)["penstock_flow_backlog_bytes"][own] == 1000
+    unknown = folded(lag_progress(flow(), {"sources": [{**files, "files": None, "bytes": None}]}))
+    assert own not in figures(unknown).get("penstock_flow_backlog_files", {})
 
 
 def test_every_figure_of_two_batches_is_there():

@@ -194,3 +194,25 @@ def test_ordinary_values_are_not_taken_for_secrets():
     )
     text = "customer_id true 12345 /etc/keys/shop.json Append-Only-7 https://example.org/a:b@c"
     assert redact(text) == text
+
+
+def test_a_secret_that_is_also_a_name_breaks_no_event():
+    for word in ("silver", "status", "RUNNING", "metrics", "dataset"):
+        remember_secret(word)
+    bus, metrics, heard = EventBus(), MetricsFold(), []
+    bus.subscribe(metrics)
+    bus.subscribe(heard.append)
+    rule = ExpectationCounts(name="r", dataset="silver", passed_records=7, failed_records=0)
+    bus.emit(
+        flow_progress(
+            FLOW,
+            FlowStatus.RUNNING,
+            "silver is RUNNING",
+            metrics=FlowMetrics(num_output_rows=7),
+            expectations=[rule],
+        )
+    )
+    assert heard[0].message == "[redacted] is [redacted]"
+    figures = {one.metric.name: dict(one.values) for one in metrics.series()}
+    assert figures["penstock_flow_output_rows_total"] == {("shop", "silver", "silver"): 7}
+    assert figures["penstock_expectation_passed_rows_total"] == {("shop", "silver", "r"): 7}

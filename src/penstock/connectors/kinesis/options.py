@@ -42,7 +42,7 @@ _KNOWN = {
         "fetchBufferSize",
         "shardsPerTask",
         "shardFetchInterval",
-        "clientRetries",
+        "retryTimeout",
     )
 }
 # Of Databricks' connector: how it keeps what it fetched ahead. Nothing is fetched ahead here.
@@ -208,7 +208,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         buffer_bytes=_size(given.get("fetchbuffersize", "32mb")),
         shards_per_task=_whole("shardsPerTask", given, 5),
         shard_interval_seconds=_duration("shardFetchInterval", given, 1.0),
-        retry_seconds=_duration("clientRetries", given, 60.0),
+        retry_seconds=_duration("retryTimeout", given, 60.0),
     )
 
 

@@ -14,11 +14,16 @@ from dataclasses import dataclass, replace
 from penstock.connectors.kinesis.client import KinesisClient, Record
 from penstock.connectors.kinesis.offsets import Offset, Position, Shard, ShardRange, reconcile
 from penstock.connectors.kinesis.options import KinesisOptions
-from penstock.connectors.kinesis.reading import Row, ShardReading, rows_lost, rows_of, until
+from penstock.connectors.kinesis.reading import (
+    RETENTION_MILLIS,
+    Row,
+    ShardReading,
+    rows_lost,
+    rows_of,
+    until,
+)
 from penstock.errors import ConnectorError
 
-# Kinesis keeps records for at least a day: what came later cannot be gone.
-_RETENTION_MILLIS = 24 * 3600 * 1000
 # How often a shard without records is noted as read, or its offset would look old.
 _SEEN_MILLIS = 3600 * 1000
 _MAX_THREADS = 16
@@ -133,7 +138,10 @@ class Prober:
                 self._iterators[place] = (fetched.position, fetched.iterator)
             if fetched.done:
                 self._done.add(place)
-            self._behind[place] = fetched.behind_millis
+            if fetched.position.closed:
+                self._behind.pop(place, None)
+            else:
+                self._behind[place] = fetched.behind_millis
             if fetched.position == before:
                 continue
             end = end.with_(stream, {**end.streams[stream], shard: fetched.position})
@@ -232,7 +240,7 @@ class Prober:
             if self._paced[place] > deadline:
                 break
             self._wait_until(self._paced[place])
-        if reading.removed and page.now - position.seen > _RETENTION_MILLIS:
+        if reading.removed and page.now - position.seen > RETENTION_MILLIS:
             if self._options.fails_on_loss:
                 raise rows_lost(stream, shard, f"what came after {position.after} has expired")
             position = replace(position, lost=position.after)

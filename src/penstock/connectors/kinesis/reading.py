@@ -16,6 +16,9 @@ from penstock.connectors.kinesis.offsets import Position, ShardRange
 from penstock.connectors.kinesis.options import KinesisOptions
 from penstock.errors import ConnectorError
 
+# Kinesis keeps records for at least a day.
+RETENTION_MILLIS = 24 * 3600 * 1000
+
 Row = tuple[str, bytes, str, str, str, datetime]
 
 
@@ -47,6 +50,9 @@ class ShardReading:
         self._position = position
         self._expected: str | None = None
         self._limit = limit
+        self._has_looked = False
+        self._above: int | None = None
+        self._is_judged = False
 
     def next_page(self) -> Page:
         """The next page."""
@@ -56,6 +62,10 @@ class ShardReading:
             self.iterator = None
             page = self._client.page(self._opened(), self._limit)
         self.iterator = page.next
+        if not page.records and page.behind_millis >= RETENTION_MILLIS and not self._has_looked:
+            page = self._from_the_oldest(page)
+        if self._above is not None:
+            page = self._without_what_was_read(page, self._above)
         if self._expected is not None:
             if page.records and page.records[0].number == self._expected:
                 if self.skips_position:
@@ -69,6 +79,29 @@ class ShardReading:
             self.skips_position = True
             self._position = replace(self._position, after=page.records[-1].number)
         return page
+
+    def _from_the_oldest(self, page: Page) -> Page:
+        """An iterator at what has expired gives nothing for ever, and never catches up.
+
+        So a look at the oldest records tells whether that is why a page has none: else it is a gap.
+        """
+        self._has_looked = True
+        after = self._position.after
+        if after is None:
+            self.iterator = self._client.unread(self._stream, self._shard, self._position)
+            return self.next_page()
+        oldest = self._client.page(self._client.oldest(self._stream, self._shard), self._limit)
+        if oldest.records and int(oldest.records[0].number) <= int(after):
+            return page
+        self.iterator, self._expected = oldest.next, None
+        self._above = int(after) - (0 if self.skips_position else 1)
+        return oldest
+
+    def _without_what_was_read(self, page: Page, above: int) -> Page:
+        kept = tuple(record for record in page.records if int(record.number) > above)
+        if not self._is_judged and (page.records or page.behind_millis == 0 or page.next is None):
+            self._is_judged, self.removed = True, len(kept) == len(page.records)
+        return replace(page, records=kept)
 
     def _opened(self) -> str:
         if self.iterator is not None:
