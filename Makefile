@@ -13,7 +13,7 @@ help:  ## this list
 demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVENTS=20000 to end by itself, RATE=500 per second
 	$(BIN)/penstock demo --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
-test: lint jars  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
+test: lint jars .venv-double/.installed  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	@.ci/test $(PYTEST_ARGS)
 
 test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo
@@ -44,11 +44,15 @@ clean:  ## remove what demo, tests and builds leave behind
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove .venv
-	rm -rf .venv
+distclean: clean  ## also remove .venv and .venv-double
+	rm -rf .venv .venv-double
 
 .venv/.installed: requirements/dev.txt pyproject.toml .ci/bootstrap
 	@.ci/bootstrap requirements/dev.txt
+	@touch $@
+
+.venv-double/.installed: requirements/kinesis-double.txt tests/kinesis/double/package-lock.json .ci/kinesis-double .venv/.installed
+	@.ci/kinesis-double
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.installed

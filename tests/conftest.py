@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-LONGEST_FIRST = ("e2e", "jdbc", "kafka", "spark", "docs")
+LONGEST_FIRST = ("e2e", "jdbc", "kafka", "kinesis", "spark", "docs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from penstock._local.jars import class_path
 from penstock._local.java import require_java
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
+from penstock._model.redaction import remember_named
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
@@ -32,6 +33,7 @@ from penstock._observe.events import (
     plan_warning,
     update_progress,
 )
+from penstock._observe.exports import Exports
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
 from penstock._observe.status_file import StatusFile, status_path
@@ -43,6 +45,7 @@ from penstock._project.notebook_globals import notebook_globals
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
+from penstock._runtime.definitions import definitions
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 from penstock._runtime.reporter import error_info
@@ -97,8 +100,18 @@ class UpdateOptions:
     stop_timeout_seconds: float = 60.0
 
 
-def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[DataflowGraph, Plan]":
+def plan_update(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    *,
+    plan_texts: dict[str, str] | None = None,
+) -> "tuple[DataflowGraph, Plan]":
     """Analyse a pipeline and plan an update, without touching its storage.
+
+    Args:
+        settings: The pipeline.
+        options: What is asked.
+        plan_texts: Takes the analysed plan of each flow as text.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline.
@@ -115,7 +128,11 @@ def plan_update(settings: PipelineSettings, options: UpdateOptions) -> "tuple[Da
         project_imports(settings),
     ):
         index, graph = _analyse(
-            settings, spark, surroundings(settings, spark), options.replace_where
+            settings,
+            spark,
+            surroundings(settings, spark),
+            options.replace_where,
+            plan_texts=plan_texts,
         )
         return graph, _plan(index, graph, settings, options)
 
@@ -141,6 +158,7 @@ def run_update(
     Raises:
         PenstockError: The update could not start. Failures of flows are in the result.
     """
+    remember_named({**os.environ, **settings.configuration, **settings.parameters})
     update_id = str(uuid.uuid4())
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     log_file = spark_log(settings, update_id)
@@ -149,6 +167,9 @@ def run_update(
         # Given up last, when Spark's JVM is gone.
         place = pipeline_lease_path(settings.storage)
         lease = leases.enter_context(Lease.acquire(place, holder=holder))
+        exports = Exports(
+            settings, bus, origin, lambda text: resolve_secrets(text, root=settings.root)
+        )
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
         status = StatusFile(status_path(settings))
@@ -157,8 +178,10 @@ def run_update(
         hooks = EventHooks(bus, origin)
         bus.subscribe(hooks)
         try:
-            bus.emit(_create_update(settings, options, origin, log_file))
-            bus.emit(update_progress(origin, UpdateState.INITIALIZING, "starting Spark"))
+            bus.emit(_create_update(settings, options, origin, log_file, exports.metrics_url))
+            starting = f"starting Spark{exports.note}"
+            bus.emit(update_progress(origin, UpdateState.INITIALIZING, starting))
+            exports.warn()
             with (
                 open_session(settings, log_file=log_file, pass_fds=(lease.fd,)) as spark,
                 installed_modules(),
@@ -178,6 +201,7 @@ def run_update(
             hooks.close()
             if alerts is not None:
                 alerts.close()
+            exports.close()
             log.close()
             status.close()
 
@@ -203,12 +227,11 @@ def _run(
     around = surroundings(settings, spark, state=state)
     index, graph = _analyse(settings, spark, around, options.replace_where, on_hooks=hooks.start)
     plan = _plan(index, graph, settings, options)
-    for event in _definitions(graph, origin):
+    tables = PipelineTables(spark, graph, StorageLayout(settings.storage), settings)
+    for event in definitions(graph, origin, tables.paths):
         bus.emit(event)
     for warning in plan.warnings:
         bus.emit(plan_warning(origin, warning))
-    layout = StorageLayout(settings.storage)
-    tables = PipelineTables(spark, graph, layout, settings)
     source = DeltaSource(tables.paths, tables.append_only_start)
     evaluator = Evaluator(spark, index, source, around)
     events = event_directory(settings)
@@ -258,9 +281,11 @@ def _analyse(
     around: "Surroundings",
     windows: Mapping[str, str],
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
+    plan_texts: dict[str, str] | None = None,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
-    from penstock._engine.evaluation import OutsideReads
+    from penstock._engine.evaluation import Evaluator, OutsideReads
+    from penstock._engine.plan_texts import keeping
     from penstock._engine.redirection import redirected
 
     with redirected(OutsideReads(spark, around)):
@@ -269,7 +294,8 @@ def _analyse(
     if on_hooks is not None:
         on_hooks(declared.hooks)
     index = with_windows(build_index(declared, settings), windows)
-    return index, analyse(spark, index, around)
+    evaluator = Evaluator if plan_texts is None else keeping(plan_texts)
+    return index, analyse(spark, index, around, evaluator)
 
 
 def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
@@ -472,7 +498,11 @@ def _source_digest(settings: PipelineSettings) -> str:
 
 
 def _create_update(
-    settings: PipelineSettings, options: UpdateOptions, origin: EventOrigin, log_file: Path
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    origin: EventOrigin,
+    log_file: Path,
+    metrics_url: str | None,
 ) -> Any:
     return definition(
         "create_update",
@@ -483,6 +513,7 @@ def _create_update(
             "root": settings.root,
             "spark_log": str(log_file),
             "event_log": str(event_directory(settings)),
+            **({} if metrics_url is None else {"metrics_url": metrics_url}),
             "continuous": options.continuous,
             "refresh_selection": list(options.refresh),
             "full_refresh_selection": list(options.full_refresh),
@@ -493,50 +524,3 @@ def _create_update(
             ],
         },
     )
-
-
-def _definitions(graph: "DataflowGraph", origin: EventOrigin) -> Iterator[Any]:
-    for node in graph.datasets.values():
-        yield definition(
-            "dataset_definition",
-            replace(origin, dataset_name=node.key),
-            f"{node.display} is a {node.kind.value}",
-            {
-                "dataset_type": node.kind.value.upper().replace(" ", "_"),
-                "num_flows": len(node.flows),
-                "declared_at": str(node.declared.origin),
-                "schema_json": node.schema_json,
-                "expectations": [
-                    {
-                        "name": rule.name,
-                        "condition": str(rule.condition),
-                        "action": rule.on_violation.value,
-                    }
-                    for rule in node.declared.expectations
-                ],
-            },
-        )
-    for sink in graph.sinks.values():
-        yield definition(
-            "sink_definition",
-            replace(origin, sink_name=sink.name),
-            f"{sink.name} is a {sink.format} sink",
-            {"format": sink.format},
-        )
-    for name, flow in graph.flows.items():
-        is_sink = flow.target in graph.sinks
-        yield definition(
-            "flow_definition",
-            replace(origin, flow_name=name),
-            f"flow {name}",
-            {
-                "output_dataset": "" if is_sink else flow.target,
-                "output_sink": flow.target if is_sink else "",
-                "input_datasets": sorted(flow.analysis.inputs),
-                "external_inputs": list(flow.analysis.external_inputs),
-                "flow_type": flow.type_name(graph.datasets.get(flow.target)),
-                "once": flow.flow.once,
-                "language": flow.flow.language,
-                "comment": flow.flow.comment,
-            },
-        )

@@ -7,8 +7,9 @@ helpers tell which batch it is, and keep what was done from being done twice.
 from penstock._api.batches import (
     MicroBatch,
     current_batch,
+    foreach_row,
     idempotent_delta_write,
     once_per_batch,
 )
 
-__all__ = ["MicroBatch", "current_batch", "idempotent_delta_write", "once_per_batch"]
+__all__ = ["MicroBatch", "current_batch", "foreach_row", "idempotent_delta_write", "once_per_batch"]

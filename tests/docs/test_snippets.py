@@ -38,8 +38,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PRELUDE = "import penstock as dp\nfrom pyspark.sql import functions as F\n"
 NEW_PIPELINE = "<!-- new pipeline -->"
 OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip"}
+# Typer adds them to the root command.
+COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor"}
+FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", *COMPLETION}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ POINTS = (
     ("after_target_commit", "orders_bronze"),
     ("after_target_commit", "revenue_5m"),
 )
-RANDOM_MOMENTS = int(os.environ.get("PENSTOCK_RANDOM_KILLS", "3"))
+RANDOM_MOMENTS = int(os.environ.get("PENSTOCK_RANDOM_KILLS", "1"))
 
 
 def version(directory: Path, table: str) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from postgres_server import PASSWORD, USER, PostgresServer
 from pyspark.sql import SparkSession
 
-from penstock._engine.sinks.database import connected
+from penstock._engine.jdbc.database import connected
 from penstock.connectors.jdbc import jdbc_sink_options
 
 
@@ -19,6 +19,12 @@ class Tables:
     def execute(self, sql: str) -> None:
         with connected(self._spark, self._options) as database:
             database.execute(sql)
+
+    def script(self, sql: str) -> None:
+        """Statements in one session, one after the other."""
+        with connected(self._spark, self._options) as database:
+            for statement in filter(str.strip, sql.split(";\n")):
+                database.execute(statement)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         with connected(self._spark, self._options) as database:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from postgres_server import PASSWORD, USER, PostgresServer
 from postgres_tables import Tables
@@ -47,4 +48,37 @@ def test_orders_are_in_both_tables_and_bad_rows_in_quarantine(
     assert sorted(tuple(row) for row in bad.collect()) == [
         (3, ["has_customer"]),
         (4, ["not_negative"]),
+    ]
+
+
+def test_new_orders_and_changed_customers_are_read_once(
+    tmp_path: Path, spark, postgres_server: PostgresServer, tables: Tables, monkeypatch
+):
+    root = tmp_path / "source"
+    shutil.copytree(EXAMPLE.with_name("postgresql_source"), root)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PENSTOCK_SECRET_DATABASE_PASSWORD", PASSWORD)
+    conf = {"database.url": postgres_server.url, "database.user": USER}
+    settings = load_settings(root, configuration=conf)
+    for script in ("shop.sql", "later.sql"):
+        tables.script((root / script).read_text())
+        result = run_update(settings, UpdateOptions(), bus=EventBus())
+        assert result.state is UpdateState.COMPLETED, result.failures
+    folder = StorageLayout(settings.storage).root + "/tables/spark_catalog/default/"
+
+    def rows(table: str, *columns: str) -> list[tuple[Any, ...]]:
+        df = spark.read.format("delta").load(folder + table).select(*columns)
+        return sorted(tuple(row) for row in df.collect())
+
+    assert [row[0] for row in rows("orders", "id")] == [1, 2, 6, 7]
+    assert rows("orders_quarantine", "id", "_failed_rules") == [
+        (3, ["has_customer"]),
+        (4, ["not_negative"]),
+    ]
+    versions = [("ada", "London"), ("bob", "Bern"), ("bob", "Rome"), ("eve", "Oslo")]
+    assert rows("customer_versions", "name", "city") == versions
+    assert rows("customers", "name", "city") == [
+        ("ada", "London"),
+        ("bob", "Rome"),
+        ("eve", "Oslo"),
     ]

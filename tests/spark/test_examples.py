@@ -1,6 +1,10 @@
 """Each folder of `examples/` runs as it is, and its bad rows are where its page says."""
 
+import contextlib
+import json
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,12 @@ import pytest
 
 from penstock._launch import UpdateOptions, read_flow_state, run_update
 from penstock._observe.bus import EventBus
-from penstock._observe.events import Event, UpdateState
+from penstock._observe.events import Event, Level, UpdateState
 from penstock._project.spec import load_settings
+from penstock._repair import replay_quarantine
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
+from penstock.errors import PenstockError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -154,3 +160,157 @@ def test_joins(example):
     assert late == ("i7", "shoes", ["late"])
     # The row of before keeps the campaign that was there then.
     assert joins.rows("clicks_by_campaign") == [("c1", "winter"), ("c5", None), ("c6", "summer")]
+
+
+def test_files(example):
+    files = example("files")
+    # Years before the files that were read already.
+    old = files.root / "later" / "orders" / "3.json"
+    os.utime(old, (1_000_000_000, 1_000_000_000))
+    files.run()
+    assert files.rows("orders", "id", "source_file") == [(1, "1.json"), (2, "1.json")]
+    shutil.copytree(files.root / "later", files.root, dirs_exist_ok=True)
+    files.run()
+    assert files.rows("orders", "id") == [(1,), (2,), (5,)]
+    bad = files.rows("orders_quarantine", "_failed_rules", "_corrupt")
+    assert bad == [
+        (["has_id"], None),
+        (["is_json"], '{"id": 3, "amount": 4'),
+        (["is_json"], '{"id": 4, "amount": "much"}'),
+    ]
+    exported = files.spark.read.option("header", "true").csv(str(files.root / "export"))
+    assert sorted(row.id for row in exported.collect()) == ["1", "2", "5"]
+    archived = {file.name for file in (files.root / "archive").rglob("*.json")}
+    assert archived == {"1.json", "2.json"}
+    assert [file.name for file in (files.root / "orders").glob("*.json")] == ["3.json"]
+
+
+def test_delta(example):
+    delta = example("delta")
+    delta.run()
+    assert delta.rows("customer_events_quarantine", "city") == [("Rome",)]
+    assert delta.rows("orders_quarantine", "amount") == [(-1,)]
+    assert delta.rows("amounts_now") == [("ada", 5), ("eve", 7)]
+    orders = delta.root / "storage" / "tables" / "spark_catalog" / "default" / "orders"
+    delta.spark.sql(f"DELETE FROM delta.`{orders}` WHERE customer = 'eve'")
+    delta.more()
+    delta.run()
+    assert delta.rows("amounts") == [("ada", 5), ("ada", 6), ("eve", 7)]
+    assert delta.rows("amounts_now") == [("ada", 11)]
+    # Eve's older event changes nothing.
+    assert delta.rows("customers", "customer", "city") == [("ada", "Paris"), ("eve", "Bern")]
+    changes = delta.rows("customer_changes", "_change_type", "customer", "city")
+    assert changes == [
+        ("insert", "ada", "London"),
+        ("insert", "eve", "Bern"),
+        ("update_postimage", "ada", "Paris"),
+        ("update_preimage", "ada", "London"),
+    ]
+
+
+def test_console(example):
+    console = example("console")
+    console.run()
+    assert console.rows("readings_quarantine", "sensor", "as_read") == [("roof", "warm")]
+    rows = console.spark.table("newest").collect()
+    assert sorted(tuple(row) for row in rows) == [("attic", 1), ("cellar", 1), ("roof", 1)]
+
+
+def test_batches(example):
+    batches = example("batches")
+    batches.run()
+    assert batches.rows("orders_quarantine", "amount") == [(3,)]
+    for flow in ("publish", "to_audit", "to_files"):
+        # As after a crash between a function and the note that its batch is done.
+        commits = next((batches.root / ".penstock" / "checkpoints" / flow).iterdir()) / "commits"
+        for name in ("0", ".0.crc"):
+            (commits / name).unlink(missing_ok=True)
+    batches.more()
+    batches.run()
+    with contextlib.closing(sqlite3.connect(batches.root / "shop.db")) as database:
+        found = database.execute("SELECT * FROM orders ORDER BY 1, 2").fetchall()
+    assert found == [(1, 10), (1, 11), (2, 5000), (3, 7)]
+    audited = {
+        name: sorted(
+            tuple(row)
+            for row in batches.spark.read.format("delta")
+            .load(str(batches.root / "audit" / name))
+            .collect()
+        )
+        for name in ("all", "large")
+    }
+    assert audited == {"all": found, "large": [(2, 5000)]}
+    keyed = {file.name: file.read_text().strip() for file in (batches.root / "keyed").iterdir()}
+    assert keyed == {"1": "11", "2": "5000", "3": "7"}
+
+
+def test_data_quality(example):
+    quality = example("data_quality")
+    quality.run()
+    assert quality.rows("orders", "id") == [(1,), (2,)]
+    assert quality.rows("orders_quarantine", "id", "_failed_rules") == [
+        (3, ["plausible"]),
+        (4, ["has_customer"]),
+        (5, ["plausible"]),
+    ]
+    (event,) = [e for e in quality.events if e.event_type == "flow_progress" and _rules(e)]
+    failed = {rule["name"]: rule["failed_records"] for rule in _rules(event)}
+    assert failed == {"has_country": 1, "has_customer": 1, "plausible": 2, "never_huge": 0}
+    notices = [json.loads(line) for line in (quality.root / "alerts.jsonl").open() if line.strip()]
+    assert {(n["state"], n["alert"]) for n in notices} == {("firing", "many bad orders")}
+    assert any("plausible" in notice["about"] for notice in notices)
+
+    pipeline = quality.root / "pipeline.py"
+    pipeline.write_text(pipeline.read_text().replace('amount < 1000"', 'amount < 10000"'))
+    done = replay_quarantine(load_settings(quality.root), "orders")
+    assert (done.moved, done.kept) == (1, 2)
+    quality.run()
+    assert quality.rows("orders", "id") == [(1,), (2,), (5,)]
+    assert quality.rows("totals") == [("ada", 5010), ("bob", 20)]
+
+    # One row that can be none of ours: nothing of its batch is written.
+    (quality.root / "data" / "2.json").write_text(
+        '{"id": 6, "customer": "ada", "amount": 1}\n{"id": 7, "amount": 1000000}\n'
+    )
+    with pytest.raises(AssertionError, match="never_huge"):
+        quality.run()
+    assert quality.rows("orders", "id") == [(1,), (2,), (5,)]
+
+
+def _rules(event: Event) -> list[dict[str, Any]]:
+    body = event.details["flow_progress"].get("data_quality", {})
+    found: list[dict[str, Any]] = body.get("expectations", [])
+    return found
+
+
+def test_deduplication(example):
+    events = example("deduplication")
+    events.run()
+    assert events.counted("by_table", "duplicate_records") == 1
+    assert events.rows("events_quarantine", "event") == [("e3",)]
+    events.more()
+    events.run()
+
+    def names(table: str) -> list[str | None]:
+        return sorted((row[0] for row in events.rows(table, "event")), key=str)
+
+    assert names("by_table") == [None, None, "e1", "e2", "e4", "e5"]
+    assert names("within_watermark") == [None, "e1", "e1", "e2", "e4"]
+    assert names("by_id_and_time") == [None, "e1", "e1", "e2", "e4"]
+    late = events.rows("within_watermark_quarantine", "event", "_failed_rules")
+    assert late == [("e5", ["late"])]
+    assert events.counted("by_id_and_time", "late_records") == 1
+
+
+def test_triggers(example):
+    triggers = example("triggers")
+    triggers.run()
+    for table in ("like_the_pipeline", "old_style"):
+        assert triggers.rows(table) == [(1,), (2,), (None,)], table
+    assert triggers.rows("often") == [(1,), (2,)]
+    warnings = [e.message for e in triggers.events if e.level == Level.WARN]
+    assert [text for text in warnings if "once" in text], warnings
+    pipeline = triggers.root / "pipeline.py"
+    pipeline.write_text(pipeline.read_text().replace('"once"', '"sometimes"'))
+    with pytest.raises(PenstockError, match="sometimes"):
+        triggers.run()

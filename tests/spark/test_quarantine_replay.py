@@ -10,8 +10,10 @@ from update_project import Project
 
 from penstock import monitoring
 from penstock._cli.main import main
+from penstock._engine.rereading.sources import parse_place
 from penstock._project.spec import load_settings
-from penstock._repair import replay_quarantine, reset_flow
+from penstock._repair.quarantine import replay_quarantine
+from penstock._repair.reset import reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.checkpoint_doctor import Weight, examine
@@ -161,7 +163,10 @@ def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
     result = project.run(refresh=("silver",))
     assert [error.condition for error in result.failures] == ["CHECKPOINT_MISSING"]
     assert project.rows("silver", "id") == [(1,)]
-    reset_flow(settings, "silver")
+    place = parse_place("earliest")
+    plan = reset_flow(settings, "silver", place)
+    assert "nobody knows" in (plan.refused or "")
+    reset_flow(settings, "silver", place, accept_duplicates=True, act=True)
     project.run(refresh=("silver",))
     # As announced: what the source still has comes once more.
     assert project.rows("silver", "id") == [(1,), (1,), (8,)]

@@ -226,6 +226,13 @@ def test_table_functions_become_readers_when_sql_calls_them(world: World, spark:
     df, _ = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka[:-1]}, {group})"))
     assert df.isStreaming
     assert world.resolved == ["with-${secret:crm/key}"]
+    kinesis = (
+        "read_kinesis(streamName => 'a,b', awsAccessKey => 'x', awsSecretKey => secret('a','k'))"
+    )
+    df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT data, shardId FROM {kinesis}"))
+    assert df.isStreaming
+    assert "kinesis a,b" in evaluation.external
+    assert "${secret:a/k}" in world.resolved
     df, _ = world.evaluate(
         lambda: spark.sql("SELECT event_type, get_json_object(details, '$.x') FROM event_log('p')")
     )

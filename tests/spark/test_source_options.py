@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock._engine.jdbc.stream import open_jdbc
 from penstock.connectors.options import prepare_reader_options
 
 
@@ -59,10 +60,16 @@ def test_delta_source_begins_where_it_is_told_and_passes_over_changes(spark, tmp
         ({"startingTimestamp": str(history.timestamp), "skipChangeCommits": "true"}, [3, 4]),
         ({"startingVersion": "latest"}, []),
         ({"readChangeFeed": "true", "startingVersion": "3"}, [2, 3, 4, 20]),
+        ({"startingVersion": "4", "ignoreDeletes": "true"}, [4]),
     ]
     for number, (options, expected) in enumerate(cases):
         found = batches(stream(spark, "delta", path, **options), tmp_path / f"c{number}")
         assert sorted(x for batch in found for x in batch) == expected, options
+
+    # Rows that lie in a file with a changed one come again.
+    rewritten = stream(spark, "delta", path, startingVersion="2", ignoreChanges="true")
+    again = [x for batch in batches(rewritten, tmp_path / "again") for x in batch]
+    assert set(again) - {1} == {3, 4, 20}
 
     ordered = stream(
         spark, "delta", path, withEventTimeOrder="true", maxFilesPerTrigger="1"
@@ -86,6 +93,14 @@ def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Pa
 
     assert batches(files(), tmp_path / "a") == [[0], [1], [2]]
     assert batches(files(latestFirst="true"), tmp_path / "b") == [[2], [1], [0]]
+    # A file that comes late with an old time.
+    assert batches(files(maxFileAge="7d"), tmp_path / "d") == [[0], [1], [2]]
+    late = folder / "late.json"
+    late.write_text('{"id": 9}\n')
+    os.utime(late, (1_000_000_000, 1_000_000_000))
+    assert batches(files(maxFileAge="7d"), tmp_path / "d") == []
+    assert batches(files(), tmp_path / "a") == [[9]]
+    late.unlink()
     cleaning = {"cleanSource": "archive", "sourceArchiveDir": str(archive)}
     assert batches(files(**cleaning), tmp_path / "c") == [[0], [1], [2]]
     (folder / "3.json").write_text('{"id": 3}\n')
@@ -93,6 +108,12 @@ def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Pa
     archived = {file.name for file in archive.rglob("*.json")}
     assert archived >= {"0.json", "1.json"}
     assert {file.name for file in folder.iterdir()} | archived >= {f"{n}.json" for n in range(4)}
+    for number in (7, 8):
+        (folder / f"{number}.json").write_text(f'{{"id": {number}}}\n')
+    deleted = batches(files(cleanSource="delete"), tmp_path / "e")
+    assert {x for batch in deleted for x in batch} >= {3, 7, 8}
+    # Those of the last micro-batch go with the next one.
+    assert len([file for file in folder.iterdir() if file.suffix == ".json"]) == 1
 
 
 def test_generated_rows_and_sockets_can_be_streamed(spark, tmp_path: Path):
@@ -149,3 +170,21 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
         **options, query='SELECT "id" FROM orders WHERE "id" > 8'
     )
     assert [row[0] for row in newer.load().collect()] == [9]
+
+    # As a stream: any database with a driver.
+    given = {
+        **options,
+        "dbtable": "orders",
+        "partitionColumn": "ID",
+        "settlingDelay": "0 seconds",
+        "maxRowsPerTrigger": "4",
+        "numPartitions": "2",
+    }
+    found = batches(open_jdbc(spark, given, schema=None, flow="orders"), tmp_path / "stream")
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    added = spark.range(10, 12).selectExpr("id", "id AS amount")
+    added.write.format("jdbc").options(**options, dbtable="orders").mode("append").save()
+    again = open_jdbc(spark, given, schema=None, flow="orders").where("amount > 10").select("id")
+    assert batches(again, tmp_path / "stream") == [[11]]
+    first = open_jdbc(spark, {**given, "startingKey": "9"}, schema=None, flow="orders")
+    assert batches(first, tmp_path / "first") == [[9, 10, 11]]

@@ -59,6 +59,9 @@ class BatchTools(Protocol):
     def once(self, action: Callable[[], object], name: str) -> bool:
         """See `once_per_batch`."""
 
+    def each_row(self, df: "DataFrame", writer: object) -> None:
+        """See `foreach_row`."""
+
 
 _current: ContextVar[BatchTools | None] = ContextVar("penstock_batch", default=None)
 
@@ -136,6 +139,26 @@ def once_per_batch(action: Callable[[], object], *, name: str) -> bool:
         DefinitionError: `OUTSIDE_MICRO_BATCH`.
     """
     return _tools("once_per_batch").once(action, name)
+
+
+def foreach_row(df: "DataFrame", writer: object) -> None:
+    """Hand each row to an object or a function of yours: what `writeStream.foreach` does.
+
+    It runs in Spark's Python processes, a copy of `writer` for each partition. Its methods:
+    `process(row)`; optionally `open(partition_id, batch_id)`, which may return `False` to pass over
+    the partition, and `close(error)`, which is called in any case.
+
+    After a crash the rows come again under the same batch id, but perhaps in other partitions. So
+    write by a key, or keep `batch_id` beside the rows; a partition's number is no identity.
+
+    Args:
+        df: The batch, or rows made of it.
+        writer: The object, or a function of a row.
+
+    Raises:
+        DefinitionError: `OUTSIDE_MICRO_BATCH` or `FOREACH_WRITER_INVALID`.
+    """
+    _tools("foreach_row").each_row(df, writer)
 
 
 def _tools(function: str) -> BatchTools:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
+from penstock._cli import exit_codes, options, reports
 
 if TYPE_CHECKING:
     from penstock._check import ProjectCheck
@@ -19,7 +18,11 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command("check")(check)
+    app.command(
+        "check",
+        epilog="Examples: penstock check ../their-project | penstock check --output json | "
+        "penstock check --output github --junit check.xml",
+    )(check)
 
 
 def check(
@@ -30,7 +33,8 @@ def check(
     target: options.Target = None,
     maps: options.Maps = None,
     param: options.Parameters = None,
-    output: options.Output = OutputFormat.TEXT,
+    output: reports.Report = reports.ReportFormat.TEXT,
+    junit: reports.JUnit = None,
 ) -> int:
     """Say what of a project would run here, what is refused and why, and what it needs.
 
@@ -47,11 +51,17 @@ def check(
         )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         found = check_project(settings, assumed)
-    if output is OutputFormat.JSON:
-        print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
-    else:
-        for line in _as_text(found):
-            print(line)
+    if junit is not None:
+        reports.write_junit(junit, "penstock check", _cases(found))
+    match output:
+        case reports.ReportFormat.JSON:
+            print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
+        case reports.ReportFormat.GITHUB:
+            for line in (*reports.annotations(_cases(found)), _verdict(found)):
+                print(line)
+        case reports.ReportFormat.TEXT:
+            for line in _as_text(found):
+                print(line)
     return exit_codes.USAGE if found.refused else exit_codes.OK
 
 
@@ -83,6 +93,17 @@ def _as_text(found: "ProjectCheck") -> Iterator[str]:
         yield from (f"note: {note}" for note in found.notes)
     yield ""
     yield _verdict(found)
+
+
+def _cases(found: "ProjectCheck") -> list[reports.Case]:
+    """Flows that are planned have passed, refused ones failed, the others are not certain."""
+    cases = [reports.Case(name=name, group="flow") for name in found.planned]
+    cases += [reports.failed(error, "refused") for error in _distinct(list(found.refused))]
+    cases += [
+        reports.failed(error, "not certain", name, reports.Verdict.SKIPPED)
+        for name, error in found.unsure.items()
+    ]
+    return cases
 
 
 def _verdict(found: "ProjectCheck") -> str:

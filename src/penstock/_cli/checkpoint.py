@@ -1,8 +1,9 @@
 """`checkpoint`: how far flows have read, what is wrong with their checkpoints, and a new one."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,12 +21,6 @@ _app = typer.Typer(help="Checkpoints of flows: how far they have read, and what 
 FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
 
 
-class Start(StrEnum):
-    """Where a flow with a new checkpoint begins."""
-
-    EARLIEST = "earliest"
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     _app.command("list", epilog="Example: penstock checkpoint list --output json")(list_all)
@@ -35,8 +30,9 @@ def register(app: typer.Typer) -> None:
     )
     _app.command(
         "reset",
-        epilog="Examples: penstock checkpoint reset to_kafka --from earliest | "
-        "penstock checkpoint reset to_kafka --from earliest --yes",
+        epilog="Examples: penstock checkpoint reset silver --from 2026-03-01T10:00:00Z | "
+        "penstock checkpoint reset silver --from earliest --truncate --yes | "
+        "penstock checkpoint reset gold --from version=12 --yes",
     )(reset)
     app.add_typer(_app, name="checkpoint", no_args_is_help=True)
 
@@ -174,42 +170,86 @@ def doctor(
 def reset(
     flow: FlowName,
     start: Annotated[
-        Start, typer.Option("--from", help="Where its source is read from, as the source allows.")
+        str,
+        typer.Option(
+            "--from",
+            help="`earliest`, `latest`, a moment (`2026-03-01T10:00:00Z`) or `version=12` of a "
+            "Delta table.",
+            metavar="PLACE",
+        ),
     ],
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Empty its table and quarantine first.")
+    ] = False,
+    accept_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--accept-duplicates", help="Though rows will be in the target twice, or wrong."
+        ),
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
     ] = False,
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
+    conf: options.Conf = None,
     pipeline: options.Pipeline = None,
     target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Give a flow a new checkpoint: it reads its sources from where they begin, once more.
+    """Give a flow a new checkpoint: it reads its sources from another place.
 
-    The old checkpoint and the rows in the target stay. Refused while the pipeline runs.
+    Prints what will be read again and what the target does with it. A reset that would double rows
+    is refused. The old checkpoint stays; so do the rows in the target, unless they are removed
+    first. Refused while the pipeline runs.
     """
-    from penstock._repair import plan_reset, reset_flow
+    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    from penstock._engine.rereading.sources import parse_place
+    from penstock._repair.reset import reset_flow
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    plan = reset_flow(settings, flow) if yes else plan_reset(settings, flow)
+    place = parse_place(start)
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        plan = reset_flow(
+            settings,
+            flow,
+            place,
+            truncate=truncate,
+            accept_duplicates=accept_duplicates,
+            act=yes,
+        )
     if output is OutputFormat.JSON:
         _print_json(
             {
                 "flow": plan.flow,
+                "target": plan.target,
                 "done": yes,
+                "from": plan.start,
                 "old_epoch": plan.old_epoch,
                 "new_epoch": plan.new_epoch,
                 "old_checkpoint": plan.old_checkpoint,
-                "from": start.value,
+                "effect": plan.effect,
+                "truncate": plan.truncates,
+                "refused": plan.refused,
+                "sources": [
+                    {
+                        "source": one.source,
+                        "unit": one.unit,
+                        "again": one.again,
+                        "skipped": one.skipped,
+                    }
+                    for one in plan.sources
+                ],
                 "steps": list(plan.steps),
             }
         )
         return
-    print(f"reset of flow {plan.flow}, from {start}:")
+    print(f"reset of flow {plan.flow} into {plan.target}, from {plan.start}:")
     for step in plan.steps:
         print(f"  {step}")
+    if plan.refused is not None:
+        print(f"refused: {plan.refused}")
+        print("  --truncate, --accept-duplicates or another place")
     print("done" if yes else "nothing was changed: --yes does it")
 
 

@@ -19,9 +19,16 @@ _quarantine = typer.Typer(help="Rows that broke a drop rule, with the reasons.")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("preview")(preview)
-    _quarantine.command("list")(list_tables)
-    _quarantine.command("show")(show)
+    app.command(
+        "preview",
+        epilog="Examples: penstock preview silver | penstock preview silver -n 5 --output json",
+    )(preview)
+    _quarantine.command("list", epilog="Example: penstock quarantine list --output json")(
+        list_tables
+    )
+    _quarantine.command(
+        "show", epilog="Examples: penstock quarantine show silver | ... show silver -o json"
+    )(show)
     _quarantine.command(
         "replay",
         epilog="Examples: penstock quarantine replay silver | "
@@ -32,7 +39,11 @@ def register(app: typer.Typer) -> None:
         "quality",
         epilog="Examples: penstock quality | penstock quality --dataset silver --update all",
     )(quality)
-    app.command("events")(events)
+    app.command(
+        "events",
+        epilog="Examples: penstock events --level WARN | penstock events --follow | "
+        "penstock events --update all --type flow_progress --output json",
+    )(events)
 
 
 Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
@@ -130,7 +141,7 @@ def replay(
     half-way, the next replay finishes it: no row is lost or doubled. Refused while the pipeline
     runs.
     """
-    from penstock._repair import replay_quarantine
+    from penstock._repair.quarantine import replay_quarantine
 
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
@@ -189,7 +200,7 @@ def events(
     )
     chosen = None if update == "all" else update
     if update not in (log.LATEST, "all"):
-        chosen = _one_update(directory, update)
+        chosen = one_update(directory, update)
     read = log.follow if follow else log.read_events
     found = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
     is_empty = True
@@ -226,7 +237,7 @@ def quality(
     )
     chosen = None if update == "all" else update
     if update not in (log.LATEST, "all"):
-        chosen = _one_update(directory, update)
+        chosen = one_update(directory, update)
     found = log.read_events(directory, update=chosen, event_type="flow_progress", dataset=dataset)
     counts = [one for event in found for one in _counts(event) if rule in (None, one["rule"])]
     if output is OutputFormat.JSON:
@@ -259,7 +270,7 @@ def _counts(event: dict[str, Any]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _one_update(directory: Path, wanted: str) -> str:
+def one_update(directory: Path, wanted: str) -> str:
     """The whole id of the one update that the beginning of an id means."""
     from penstock._observe import log
     from penstock.errors import SpecError

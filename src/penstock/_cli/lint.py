@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock._cli import exit_codes, options
+from penstock._cli import exit_codes, options, reports
 
 if TYPE_CHECKING:
     from penstock._lint.finding import Finding
@@ -69,6 +69,7 @@ def lint(
     output: Annotated[
         FindingFormat, typer.Option("--output", "-o", help="Form of the answer.")
     ] = FindingFormat.TEXT,
+    junit: reports.JUnit = None,
 ) -> int:
     """Look for mistakes that an expert would find: state that grows, rows that get lost, secrets.
 
@@ -85,6 +86,8 @@ def lint(
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         report = lint_project(settings, text_only=text_only)
+    if junit is not None:
+        reports.write_junit(junit, "penstock lint", _cases(report, fail_on))
     match output:
         case FindingFormat.JSON:
             print(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
@@ -204,23 +207,39 @@ def _error(error: "PenstockError") -> dict[str, Any]:
 
 def _as_github(report: "LintReport") -> Iterator[str]:
     """Commands that GitHub's runners turn into annotations of a change."""
-    words = {"note": "notice", "warning": "warning", "error": "error"}
-    for found in report.findings:
-        rule = found.rule
-        place = f"file={_escaped(found.origin.file, ':,')},line={found.origin.line}"
-        text = _escaped(f"{_message(found)}\n{rule.why}\nfix: {rule.fix}")
-        yield f"::{words[rule.severity.value]} {place},title={rule.id} {rule.name}::{text}"
-    for error in _distinct(report.refused):
-        origin = error.origin
-        place = f" file={_escaped(origin.file, ':,')},line={origin.line}" if origin else ""
-        yield f"::error{place}::{_escaped(error.message)}"
+    yield from reports.annotations(_cases(report, FailOn.NOTE))
     yield _verdict(report)
 
 
-def _escaped(text: str, more: str = "") -> str:
-    for sign in f"%\r\n{more}":
-        text = text.replace(sign, f"%{ord(sign):02X}")
-    return text
+def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
+    """Findings as cases: those that do not count are skipped; one that passed if there are none."""
+    from penstock._lint.finding import Severity
+
+    words = {"note": "notice", "warning": "warning", "error": "error"}
+    never = fail_on is FailOn.NEVER
+    least = 0 if never else Severity(fail_on.value).rank
+    cases = []
+    for found in report.findings:
+        rule = found.rule
+        counts = not never and rule.severity.rank >= least
+        cases.append(
+            reports.Case(
+                name=f"{rule.id} {found.origin}",
+                group=rule.name,
+                verdict=reports.Verdict.FAILED if counts else reports.Verdict.SKIPPED,
+                title=f"{rule.id} {rule.name}",
+                text=f"{_message(found)}\n{rule.why}\nfix: {rule.fix}",
+                level=words[rule.severity.value],
+                file=found.origin.file,
+                line=found.origin.line,
+            )
+        )
+    cases += [reports.failed(error, "refused") for error in _distinct(report.refused)]
+    cases += [
+        reports.failed(error, "not looked at", name, reports.Verdict.SKIPPED)
+        for name, error in report.unsure.items()
+    ]
+    return cases or [reports.Case(name=report.settings.name, group="nothing found")]
 
 
 def _as_sarif(report: "LintReport") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,16 +35,26 @@ _BROKER_DIRECTORY = Path(".penstock/broker")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    _jars.command("sync")(sync)
-    _jars.command("verify")(verify)
-    _jars.command("list")(list_sets)
+    _jars.command(
+        "sync",
+        epilog="Examples: penstock jars sync | penstock jars sync --set delta --set kafka | "
+        "penstock jars sync --from /media/jars --output json",
+    )(sync)
+    _jars.command("verify", epilog="Example: penstock jars verify --output json")(verify)
+    _jars.command("list", epilog="Example: penstock jars list --output json")(list_sets)
     app.add_typer(_jars, name="jars", no_args_is_help=True)
-    app.command("doctor")(doctor)
-    _broker.command("start")(start)
-    _broker.command("stop")(stop)
-    _broker.command("status")(status)
+    app.command("doctor", epilog="Examples: penstock doctor | penstock doctor --output json")(
+        doctor
+    )
+    _broker.command("start", epilog="Example: penstock broker start --output json")(start)
+    _broker.command("stop", epilog="Example: penstock broker stop")(stop)
+    _broker.command("status", epilog="Example: penstock broker status --output json")(status)
     app.add_typer(_broker, name="broker", no_args_is_help=True)
-    app.command("demo")(demo)
+    app.command(
+        "demo",
+        epilog="Examples: penstock demo --ui | penstock demo --events 20000 | "
+        "penstock demo --once --output json",
+    )(demo)
 
 
 def sync(
@@ -62,6 +73,7 @@ def sync(
         ),
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
+    output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Fetch what is missing, check it against the jar lock, keep it for all projects."""
     from penstock._cli.fast_start import prepare_fast_start
@@ -69,6 +81,8 @@ def sync(
     from penstock._cli.transfer import shown_progress
     from penstock._local import jars
 
+    as_json = output is OutputFormat.JSON
+    quiet = quiet or as_json
     with shown_progress(quiet=quiet) as progress:
         result = jars.sync(sets, repository=repo, from_dir=source, progress=progress)
     if not quiet:
@@ -78,14 +92,34 @@ def sync(
         print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {jars.cache_directory()}")
     if archive:
         prepare_fast_start(quiet=quiet)
+    if as_json:
+        body = {
+            "directory": str(jars.cache_directory()),
+            "ready": [str(path) for path in result.paths],
+            "fetched": len(result.fetched),
+            "fetched_bytes": result.fetched_bytes,
+        }
+        print(json.dumps(body, indent=2))
 
 
-def verify(sets: Sets = None) -> int:
+def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int:
     """Compare every jar with the jar lock; exit 3 if one is missing or wrong."""
     from penstock._local import jars
 
     found = jars.verify(sets)
     bad = [item for item in found if item.state is not jars.JarState.OK]
+    if output is OutputFormat.JSON:
+        body = [
+            {
+                "path": str(item.path),
+                "state": item.state.value,
+                "locked_sha256": item.jar.sha256,
+                "actual_sha256": item.actual_sha256,
+            }
+            for item in found
+        ]
+        print(json.dumps(body, indent=2))
+        return exit_codes.ENVIRONMENT if bad else exit_codes.OK
     for item in bad:
         print(f"{item.state.value:<8} {item.path}")
         if item.actual_sha256 is not None:
@@ -98,15 +132,25 @@ def verify(sets: Sets = None) -> int:
     return exit_codes.OK
 
 
-def list_sets(sets: Sets = None) -> None:
+def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
     """Print the sets of the jar lock and whether their jars are there."""
     from penstock._cli.text import size
     from penstock._local import jars
 
     root = jars.cache_directory()
     rows = []
+    body = []
     for jar_set in jars.load_lock().select(sets):
         ready = sum(jar.path(root).is_file() for jar in jar_set.jars)
+        body.append(
+            {
+                "set": jar_set.name,
+                "there": ready,
+                "jars": len(jar_set.jars),
+                "bytes": jar_set.size,
+                "for": jar_set.description,
+            }
+        )
         rows.append(
             (
                 jar_set.name,
@@ -115,6 +159,9 @@ def list_sets(sets: Sets = None) -> None:
                 jar_set.description,
             )
         )
+    if output is OutputFormat.JSON:
+        print(json.dumps(body, indent=2, ensure_ascii=False))
+        return
     print_table(("set", "there", "size", "for"), rows, right=("there", "size"))
 
 
@@ -148,18 +195,33 @@ def doctor(
     return exit_codes.ENVIRONMENT if has_failed else exit_codes.OK
 
 
-def start(directory: Directory = _BROKER_DIRECTORY) -> None:
+def start(
+    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
+) -> None:
     """Start the broker, or find the one that runs, and print where it listens."""
     from penstock._local.broker import start_broker
 
     handle = start_broker(directory)
+    if output is OutputFormat.JSON:
+        body = {
+            "bootstrap_servers": handle.bootstrap_servers,
+            "pid": handle.pid,
+            "directory": str(handle.directory),
+        }
+        print(json.dumps(body, indent=2))
+        return
     print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")
 
 
-def stop(directory: Directory = _BROKER_DIRECTORY) -> None:
+def stop(
+    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
+) -> None:
     """Stop the broker; its data stay."""
     from penstock._local.broker import stop_broker
 
+    if output is OutputFormat.JSON:
+        print(json.dumps({"stopped": stop_broker(directory)}))
+        return
     print("broker stopped" if stop_broker(directory) else "no broker is running")
 
 
@@ -201,6 +263,7 @@ def demo(
         Path, typer.Option("--storage", help="Folder of everything that it makes.", metavar="DIR")
     ] = Path("demo"),
     ui: WithDashboard = False,
+    output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Watch made-up orders flow from a real Kafka through bronze, silver and gold.
 
@@ -211,6 +274,7 @@ def demo(
     from penstock._local.demo.run import run_demo
 
     was_interrupted = False
+    as_json = output is OutputFormat.JSON
 
     def run_pipeline(
         settings: "PipelineSettings",
@@ -226,16 +290,25 @@ def demo(
         was_interrupted = watched.was_interrupted
         return watched.result
 
-    outcome = run_demo(
-        directory=storage,
-        run_pipeline=run_pipeline,
-        events=events,
-        rate=rate,
-        once=once,
-        say=Output().line,
-    )
-    for line in outcome.lines:
-        print(line)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        outcome = run_demo(
+            directory=storage,
+            run_pipeline=run_pipeline,
+            events=events,
+            rate=rate,
+            once=once,
+            say=Output().line,
+        )
+    if as_json:
+        body = {
+            "succeeded": outcome.succeeded,
+            "was_cut_short": outcome.was_cut_short,
+            "lines": list(outcome.lines),
+        }
+        print(json.dumps(body, indent=2, ensure_ascii=False))
+    else:
+        for line in outcome.lines:
+            print(line)
     if not outcome.succeeded:
         return exit_codes.UPDATE_FAILED
     is_endless = events is None and not once

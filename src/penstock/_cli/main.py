@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from penstock._cli import (
+    backfill,
     check,
     checkpoint,
     dashboard,
     exit_codes,
+    graph,
     inspection,
     lint,
     machine,
+    metrics,
     scaffold,
     state,
     status,
@@ -62,10 +65,13 @@ def _root(
 update.register(app)
 check.register(app)
 lint.register(app)
+graph.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+metrics.register(app)
 checkpoint.register(app)
+backfill.register(app)
 state.register(app)
 machine.register(app)
 dashboard.register(app)

@@ -1,5 +1,6 @@
 """`init`: a small project that runs as it is, with one rule that some of its rows break."""
 
+import json
 import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -9,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from penstock._cli import options
+from penstock._cli.options import OutputFormat
 from penstock.errors import SetupError, SpecError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
@@ -17,14 +20,21 @@ _TEMPLATE_SUFFIX = ".tmpl"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("init")(init)
+    app.command("init", epilog="Examples: penstock init shop | penstock init shop --output json")(
+        init
+    )
 
 
 def init(
     name: Annotated[str, typer.Argument(help="Of the project and its new folder.", metavar="NAME")],
+    output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Write a small example project into the new folder NAME."""
     written = write_project(Path.cwd(), name)
+    if output is OutputFormat.JSON:
+        files_written = [str(path.relative_to(Path.cwd())) for path in written]
+        print(json.dumps({"project": name, "files": files_written}, indent=2))
+        return
     for path in written:
         print(f"  {path.relative_to(Path.cwd())}")
     print(f"{name} is ready. Next:\n")

@@ -13,7 +13,11 @@ _state = typer.Typer(help="What stateful operations remember, read from the chec
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    _state.command("show")(show)
+    _state.command(
+        "show",
+        epilog="Examples: penstock state show revenue_5m | "
+        "penstock state show revenue_5m --operator 0 --output json",
+    )(show)
     app.add_typer(_state, name="state", no_args_is_help=True)
 
 

@@ -14,9 +14,10 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._cli.text import plural, seconds
+from penstock._cli.text import plural, seconds, size
 
 _WATCH_SECONDS = 1.0
+_SHOWN_LOSS_SECONDS = 86_400.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -223,7 +224,39 @@ def _lag(lag: Mapping[str, Any]) -> str:
     if lag.get("records") is None:
         return "-"
     mark = " (falls behind)" if lag["falls_behind"] else ""
+    if lag.get("loss") == "happened":
+        mark += " (rows lost)"
+    elif lag.get("seconds_to_loss") is not None and lag["seconds_to_loss"] < _SHOWN_LOSS_SECONDS:
+        mark += f" (loss in {seconds(lag['seconds_to_loss'])})"
     return f"{lag['records']:,}{mark}"
+
+
+def _waiting(source: Mapping[str, Any]) -> str:
+    """What waits in folders and tables; empty for other sources, and where nobody knows."""
+    parts = []
+    if source.get("versions") is not None:
+        parts.append(plural(source["versions"], "version"))
+    if source.get("files") is not None:
+        parts.append(plural(source["files"], "file"))
+    if parts and source.get("bytes") is not None:
+        parts.append(size(source["bytes"]))
+    return f": {', '.join(parts)} behind" if parts else ""
+
+
+def _partition(part: Mapping[str, Any]) -> str:
+    newest, records = part["latest_offset"], part["records"]
+    text = f"{part['topic']}/{part['partition']}: at {part['offset']:,} of "
+    text += "an unknown end" if newest is None else f"{newest:,}, {records:,} behind"
+    if records and part.get("seconds_behind") is not None:
+        text += f", oldest {seconds(part['seconds_behind'])} old"
+    match part.get("loss"):
+        case "happened":
+            text += f", {plural(part['lost_records'], 'offset')} lost before they were read"
+        case "expected":
+            text += f", removed in {seconds(part['seconds_to_loss'])} (by {part['loss_by']})"
+        case "unknown":
+            text += ", time until it is removed unknown"
+    return text
 
 
 def _errors(found: Mapping[str, Any]) -> Iterator[str]:
@@ -259,12 +292,12 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
             behind += f", newest row {lag['event_time_seconds']:g} s old"
         yield f"lag: {_lag(lag)}{behind}"
         for source in lag["sources"]:
-            yield f"  source {source['source']}"
+            yield f"  source {source['source']}{_waiting(source)}"
             for part in source["partitions"]:
-                yield (
-                    f"    {part['topic']}/{part['partition']}: at {part['offset']:,} of "
-                    f"{part['latest_offset']:,}, {part['records']:,} behind"
-                )
+                yield f"    {_partition(part)}"
+            for shard in source["shards"]:
+                place = f"{shard['stream']}/{shard['shard']}"
+                yield f"    {place}: {shard['behind_seconds']:g} s behind"
     store, watermark = flow["state_store"], flow["watermark"]
     if store is not None:
         yield f"state: {plural(store['rows'], 'row')}, {store['bytes']:,} bytes"

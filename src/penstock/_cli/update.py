@@ -3,15 +3,18 @@
 import json
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from penstock._cli import exit_codes, options
+from penstock._cli import exit_codes, options, reports
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.options import LogFormat, OutputFormat
 from penstock._cli.terminal import Output
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock._cli.signals import Stoppable
@@ -28,13 +31,38 @@ StopTimeout = Annotated[
 Format = Annotated[
     LogFormat, typer.Option("--log-format", help="Progress for people or as JSON lines.")
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Serve metrics for Prometheus on this port; 0 for any free one.",
+    ),
+]
+Summary = Annotated[
+    Path | None,
+    typer.Option(
+        "--summary", metavar="FILE", help="Also write what became of it as Markdown, for CI."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors and the final line only.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("run")(run)
-    app.command("dry-run")(dry_run)
+    app.command(
+        "run",
+        epilog="Examples: penstock run | penstock run --full-refresh silver,revenue | "
+        "penstock run --continuous --ui --metrics-port 9464 | "
+        "penstock run --log-format json --summary summary.md",
+    )(run)
+    app.command(
+        "dry-run",
+        epilog="Examples: penstock dry-run | penstock dry-run --output json | "
+        "penstock dry-run --output github --junit dry-run.xml",
+    )(dry_run)
 
 
 def run(
@@ -56,6 +84,9 @@ def run(
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
     ui: WithDashboard = False,
+    metrics_port: MetricsPort = None,
+    summary: Summary = None,
+    output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Run the pipeline: everything that is available, or --continuous until stopped."""
     from penstock._launch import UpdateOptions
@@ -72,6 +103,8 @@ def run(
         continuous=continuous,
         trigger=trigger,
     )
+    if metrics_port is not None:
+        settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
     update_options = UpdateOptions(
         refresh=options.names(refresh),
         full_refresh=options.names(full_refresh),
@@ -80,8 +113,16 @@ def run(
         continuous=settings.continuous,
         stop_timeout_seconds=stop_timeout,
     )
-    with dashboard_beside(settings, wanted=ui):
-        watched = watch_update(settings, update_options, log_format=log_format, quiet=quiet)
+    as_json = output is OutputFormat.JSON
+    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with dashboard_beside(settings, wanted=ui), aside:
+        watched = watch_update(
+            settings, update_options, log_format=log_format, quiet=quiet, summary=summary
+        )
+    if as_json:
+        from penstock.monitoring import status_of
+
+        print(json.dumps(status_of(settings), indent=2, ensure_ascii=False))
     if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
         show_failures(watched.result)
     return watched.exit_code
@@ -102,7 +143,8 @@ def dry_run(
     target: options.Target = None,
     maps: options.Maps = None,
     param: options.Parameters = None,
-    output: options.Output = OutputFormat.TEXT,
+    output: reports.Report = reports.ReportFormat.TEXT,
+    junit: reports.JUnit = None,
 ) -> None:
     """Check the pipeline and print what `run` with the same options would do; change nothing."""
     from penstock._launch import UpdateOptions, plan_update
@@ -127,11 +169,42 @@ def dry_run(
         replace_where=options.assignments(replace_where, "--replace-where"),
         continuous=settings.continuous,
     )
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        graph, plan = plan_update(settings, update_options)
-    if output is OutputFormat.JSON:
-        print(json.dumps(explain_json(graph, plan), indent=2, ensure_ascii=False))
-        return
+    try:
+        with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+            graph, plan = plan_update(settings, update_options)
+    except PenstockError as error:
+        cases = reports.cases_of(error)
+        if junit is not None:
+            reports.write_junit(junit, "penstock dry-run", cases)
+        if output is reports.ReportFormat.GITHUB:
+            print("\n".join(reports.annotations(cases)), flush=True)
+        raise
+    cases = [
+        reports.Case(
+            name=name, group="flow", file=node.flow.origin.file, line=node.flow.origin.line
+        )
+        for name, node in graph.flows.items()
+    ]
+    warned = [
+        reports.Case(
+            name=f"warning {number}",
+            group="plan",
+            verdict=reports.Verdict.SKIPPED,
+            title=text.partition("\n")[0],
+            text=text,
+            level="warning",
+        )
+        for number, text in enumerate(plan.warnings, start=1)
+    ]
+    if junit is not None:
+        reports.write_junit(junit, "penstock dry-run", [*cases, *warned])
+    match output:
+        case reports.ReportFormat.JSON:
+            print(json.dumps(explain_json(graph, plan), indent=2, ensure_ascii=False))
+            return
+        case reports.ReportFormat.GITHUB:
+            print("\n".join([*reports.annotations(warned), f"{len(cases)} flows are planned"]))
+            return
     for line in explain_text(graph, plan):
         print(line)
 
@@ -163,6 +236,7 @@ def watch_update(
     log_format: LogFormat = LogFormat.TEXT,
     quiet: bool = False,
     on_running: "Callable[[Stoppable], Stoppable] | None" = None,
+    summary: Path | None = None,
 ) -> WatchedUpdate:
     """Run an update, show it, and let signals stop it.
 
@@ -172,6 +246,7 @@ def watch_update(
         log_format: Form of the progress.
         quiet: Errors and the final line only.
         on_running: Told about the update once it can be stopped; what it returns gets the signals.
+        summary: Gets what became of it as Markdown, also if it could not start.
     """
     from penstock._cli.display import choose_display
     from penstock._cli.signals import StopSignals
@@ -186,8 +261,12 @@ def watch_update(
         signals.bind(update if on_running is None else on_running(update))
 
     display = choose_display(bus, snapshot, log_format=log_format, quiet=quiet)
-    with signals, display:
-        result = run_update(settings, update_options, bus=bus, on_running=running)
+    try:
+        with signals, display:
+            result = run_update(settings, update_options, bus=bus, on_running=running)
+    finally:
+        if summary is not None:
+            reports.write_summary(summary, snapshot.view())
     return WatchedUpdate(result, signals.received > 0)
 
 

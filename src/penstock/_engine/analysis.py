@@ -14,6 +14,7 @@ from penstock._engine.assumptions import AssumedSource, reachable
 from penstock._engine.boundary import DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
+from penstock._engine.column_lineage import column_lineage
 from penstock._engine.evaluation import DatasetCycleError, Evaluator
 from penstock._engine.late_rows import check_late_rows
 from penstock._engine.output_modes import choose_output_mode
@@ -71,17 +72,24 @@ def analyse(
     spark: SparkSession,
     index: DefinitionIndex,
     around: Surroundings,
+    evaluator: Callable[..., Evaluator] = Evaluator,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
     Nothing is written or started: datasets are stood in for by empty ones with their schema.
+
+    Args:
+        spark: Classic session.
+        index: The declarations.
+        around: What reads need to know.
+        evaluator: Makes what calls the query functions, as `Evaluator` is made.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around)
+        analysis = _Analysis(spark, index, source, around, evaluator)
         analysis.everything()
         return build_graph(index, analysis.found, analysis.errors)
     finally:
@@ -391,6 +399,7 @@ class _Analysis:
             merge_keys=keys,
             stateful_operators=state,
             growing_state=growing,
+            lineage=column_lineage(df, self._source.dataset_at),
             taken_for=tuple(evaluation.taken_for.items()),
             is_lenient=evaluation.is_lenient,
         )

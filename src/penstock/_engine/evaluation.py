@@ -16,11 +16,15 @@ from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, lenient, sql_names
 from penstock._engine.autoloader.opening import collecting
 from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
+from penstock._engine.jdbc.stream import collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
     collecting_kafka,
+    kafka_stream,
     note_kafka,
     read_event_hub,
 )
+from penstock._engine.kinesis_source import read_kinesis
+from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -40,6 +44,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
+from penstock._model.redaction import remember_named
 from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
@@ -58,6 +63,9 @@ _NOT_HERE = {
     ),
     "PATH_NOT_FOUND": "nothing is there; map its beginning below `paths` in the settings",
 }
+
+
+_CONNECTED = {"eventhubs": read_event_hub, "kinesis": read_kinesis}
 
 
 class OutsideReads:
@@ -107,9 +115,16 @@ class OutsideReads:
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() == "eventhubs":
-            return self._event_hub(reader)
-        if reader_format(reader).lower() != "cloudfiles":
+        source = reader_format(reader).lower()
+        if source in _CONNECTED:
+            return self._connected(reader, _CONNECTED[source])
+        if isinstance(reader, DataStreamReader):
+            if source == "jdbc":
+                return self._database(reader)
+            found = self._positioned(reader) if current_position() is not None else None
+            if found is not None:
+                return found
+        if source != "cloudfiles":
             return None
         return self._files(
             reader_paths(reader),
@@ -118,11 +133,36 @@ class OutsideReads:
             isinstance(reader, DataStreamReader),
         )
 
-    def _event_hub(self, reader: Reader) -> DataFrame:
+    def _positioned(self, reader: DataStreamReader) -> DataFrame | None:
+        """A stream that begins where the flow's position says; `None` where options do."""
+        source, paths = reader_format(reader).lower(), reader_paths(reader)
+        if source not in ("kafka", "delta") or (source == "delta" and len(paths) != 1):
+            return None
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        remember_named(resolved)
+        prepared = prepare_reader_options(source, resolved, streaming=True)
+        with own_read():
+            if source == "kafka":
+                return kafka_stream(self._spark, prepared)
+            return delta_stream(self._spark, prepared, paths[0])
+
+    def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         with own_read():
-            return read_event_hub(self._spark, resolved, isinstance(reader, DataStreamReader))
+            return read(self._spark, resolved, isinstance(reader, DataStreamReader))
+
+    def _database(self, reader: Reader) -> DataFrame:
+        given = reader_options(reader)
+        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        try:
+            with own_read():
+                schema = reader_schema(reader)
+                return open_jdbc(self._spark, resolved, schema=schema, flow=self._owner()[0])
+        except PenstockError as error:
+            error.origin = error.origin or capture_origin()
+            return self._assume(reader, f"jdbc {given.get('dbtable', 'query')}", error)
 
     def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         """See `Redirect.missing`."""
@@ -158,13 +198,22 @@ class OutsideReads:
         """See `Redirect.prepare_options`."""
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        remember_named(resolved)
         streaming = isinstance(reader, DataStreamReader)
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
+        prepared = {name: self._placed(name, value) for name, value in prepared.items()}
         if streaming and reader_format(reader).lower() == "kafka":
             note_kafka(prepared)
+        if streaming and reader_format(reader).lower() in FILE_FORMATS:
+            prepared = at_files(prepared)
         for key, value in prepared.items():
             if given.get(key) != value:
                 reader._jreader = reader._jreader.option(key, value)
+
+    def _placed(self, option: str, value: str) -> str:
+        """The value of an option; the folder for files that are done is a path as any other."""
+        is_folder = option.lower() in ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
+        return real_path(value, self._around.map_path) if is_folder and value else value
 
     def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A function in which tables and paths are found as in source files."""
@@ -273,7 +322,11 @@ class OutsideReads:
     def _files(
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
-        resolved = {key: self._around.resolve_secrets(value) for key, value in options.items()}
+        resolved = {
+            key: self._placed(key, self._around.resolve_secrets(value))
+            for key, value in options.items()
+        }
+        resolved = at_files(resolved, times=True) if streaming else resolved
         flow, analysis = self._owner()
         try:
             with own_read():
@@ -415,7 +468,11 @@ class Evaluator(OutsideReads, DatasetReader):
         if len(self._stack.get()) > 1:
             yield
             return
-        with collecting() as evaluation.files, collecting_kafka() as evaluation.kafka:
+        with (
+            collecting() as evaluation.files,
+            collecting_kafka() as evaluation.kafka,
+            collecting_jdbc() as evaluation.databases,
+        ):
             yield
 
     # -- the declarative API's own readers -----------------------------------------------------

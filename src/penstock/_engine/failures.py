@@ -36,6 +36,16 @@ _DETERMINISTIC = re.compile(
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the text comes back.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
+_KINESIS = re.compile(
+    r"\[(KINESIS_[A-Z_]+|STREAM_RECREATED|SOURCE_ROWS_LOST|MISSING_EXTRA)\] ([^\n]+)"
+    r"(?:\n +hint: ([^\n]+))?"
+)
+_KINESIS_HINTS = {
+    "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to go on without them, or --full-refresh '
+    "TABLE to read what is there",
+    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
+    "rows of the old one, give the flow a new name: it starts with a new checkpoint",
+}
 _SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
 
 
@@ -69,6 +79,7 @@ def flow_error(
     hint: str | None = None
     violation = parse_failure(text)
     registry = _REGISTRY.search(text)
+    kinesis = _KINESIS.search(text)
     if violation is not None:
         raised, condition = ExpectationFailedError, "EXPECTATION_VIOLATED"
         rules = ", ".join(violation.rules)
@@ -84,6 +95,11 @@ def flow_error(
             if condition == "SCHEMA_REGISTRY_REFUSED"
             else "nothing of the batch was written; it is read again when the registry answers"
         )
+    elif kinesis is not None:
+        raised = CheckpointError if kinesis[1] == "STREAM_RECREATED" else FlowError
+        condition, message = kinesis[1], f"it failed{batch}: {redact(kinesis[2])}"
+        hint = _KINESIS_HINTS.get(condition, kinesis[3] and redact(kinesis[3]))
+        hint = hint and hint.replace("TABLE", flow.target)
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
         message = f"it cannot continue from its checkpoint: {_reason(text)}"
@@ -107,7 +123,7 @@ def flow_error(
         flow=flow.name,
         batch_id=batch_id,
         query_id=query_id,
-        retryable=condition == "SCHEMA_REGISTRY_UNREACHABLE"
+        retryable=condition in ("SCHEMA_REGISTRY_UNREACHABLE", "KINESIS_UNREACHABLE")
         or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
         origin=flow.origin,
         hint=hint,

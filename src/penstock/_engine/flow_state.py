@@ -32,6 +32,9 @@ class FlowState:
             appends. It must be the same when that batch is planned again.
         snapshots: Of a snapshot flow: the versions of the last one that is known to be in and of
             the one that was begun after it, by number; the table knows which number it has.
+        position: Where the streams of the checkpoint begin, whatever their own options say; see
+            `_engine.position`.
+        next_position: The same for the checkpoint that a pending reset will make.
         topics: Kafka's ids of the topics that the checkpoint has read, by name.
     """
 
@@ -44,6 +47,8 @@ class FlowState:
     starts: Mapping[str, int] = field(default_factory=dict)
     snapshots: Mapping[str, str] = field(default_factory=dict)
     topics: Mapping[str, str] = field(default_factory=dict)
+    position: Mapping[str, Any] = field(default_factory=dict)
+    next_position: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +89,30 @@ class StateStore:
         """Replace the state of a flow."""
         self._files.write(self._path("flows", name), json.dumps(asdict(state), indent=1))
 
-    def new_flow(self, name: str) -> FlowState:
-        """Give a flow a new epoch; called for its first start and by a full refresh."""
-        state = FlowState(epoch=uuid.uuid4().hex)
+    def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
+        """Give a flow a new epoch; called for its first start and by a full refresh.
+
+        Args:
+            name: Of the flow.
+            position: Where its streams shall begin; that of a reset that was begun by default.
+        """
+        if position is None:
+            before = self.flow(name)
+            pending = before is not None and before.reset_pending
+            position = before.next_position if before is not None and pending else {}
+        state = FlowState(epoch=uuid.uuid4().hex, position=position)
         self.save_flow(name, state)
         return state
 
-    def mark_reset(self, name: str) -> None:
-        """Note that a full refresh of the flow's table has begun."""
+    def mark_reset(self, name: str, position: Mapping[str, Any] | None = None) -> None:
+        """Note that the flow's table is being emptied.
+
+        Args:
+            name: Of the flow.
+            position: Where its streams shall begin after that.
+        """
         state = self.flow(name) or FlowState(epoch=uuid.uuid4().hex)
-        self.save_flow(name, replace(state, reset_pending=True))
+        self.save_flow(name, replace(state, reset_pending=True, next_position=position or {}))
 
     def view(self, key: str) -> ViewState | None:
         """What a view's last refresh was made of; `None` if that is not known."""

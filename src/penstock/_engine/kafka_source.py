@@ -16,6 +16,12 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock._engine.position import (
+    Offsets,
+    at_kafka,
+    current_position,
+    within_kafka,
+)
 from penstock._model.flow import Flow
 from penstock.connectors.eventhubs import as_events, source_options
 from penstock.connectors.kafka import prepare_source_options
@@ -98,9 +104,26 @@ def read_event_hub(spark: SparkSession, options: Mapping[str, str], streaming: b
         source_options(options, streaming=streaming), streaming=streaming
     )
     if streaming:
-        note_kafka(prepared)
-    reader: Any = spark.readStream if streaming else spark.read
-    return as_events(reader.format("kafka").options(**prepared).load())
+        return as_events(kafka_stream(spark, prepared))
+    return as_events(spark.read.format("kafka").options(**prepared).load())
+
+
+def kafka_stream(spark: SparkSession, prepared: Mapping[str, str]) -> DataFrame:
+    """A stream from Kafka, begun and ended where the flow's position says.
+
+    Args:
+        spark: The session.
+        prepared: Checked options, secrets filled in.
+    """
+    note_kafka(prepared)
+    position = current_position()
+    partitions: Offsets = {}
+    if position is not None and position.offsets:
+        read = KafkaRead(dict(prepared))
+        with admin_of(spark, read) as admin:
+            partitions = _partitions(spark, admin, read)
+    options = at_kafka(prepared, partitions)
+    return within_kafka(spark.readStream.format("kafka").options(**options).load())
 
 
 def check_topics(
@@ -130,7 +153,7 @@ def check_topics(
     """
     found: dict[str, str] = {}
     for read in reads:
-        with contextlib.suppress(Py4JError), _admin(spark, read) as admin:
+        with contextlib.suppress(Py4JError), admin_of(spark, read) as admin:
             found |= _topic_ids(spark, admin, read)
     for topic, topic_id in found.items():
         if known.get(topic, topic_id) != topic_id:
@@ -172,7 +195,7 @@ class LossWatch:
 
     def _earliest(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
         for read in self._reads:
-            with contextlib.suppress(Py4JError), _admin(self._spark, read) as admin:
+            with contextlib.suppress(Py4JError), admin_of(self._spark, read) as admin:
                 return _earliest_offsets(self._spark, admin, topic, partitions)
         return {}
 
@@ -226,7 +249,8 @@ def describe_loss(ranges: Sequence[LostRange]) -> str:
 
 
 @contextlib.contextmanager
-def _admin(spark: SparkSession, read: KafkaRead) -> Iterator[Any]:
+def admin_of(spark: SparkSession, read: KafkaRead) -> Iterator[Any]:
+    """An admin client for the brokers of a stream."""
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     for name, value in read.options.items():
@@ -244,7 +268,7 @@ def _admin(spark: SparkSession, read: KafkaRead) -> Iterator[Any]:
 def _topic_ids(spark: SparkSession, admin: Any, read: KafkaRead) -> dict[str, str]:
     jvm: Any = spark._jvm
     names = jvm.java.util.ArrayList()
-    for topic in _topics(admin, read):
+    for topic in topics_of(admin, read):
         names.add(topic)
     futures = admin.describeTopics(names).topicNameValues()
     found: dict[str, str] = {}
@@ -255,7 +279,19 @@ def _topic_ids(spark: SparkSession, admin: Any, read: KafkaRead) -> dict[str, st
     return found
 
 
-def _topics(admin: Any, read: KafkaRead) -> list[str]:
+def _partitions(spark: SparkSession, admin: Any, read: KafkaRead) -> Offsets:
+    names = spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
+    for topic in topics_of(admin, read):
+        names.add(topic)
+    described = admin.describeTopics(names).allTopicNames().get()
+    return {
+        topic: {str(info.partition()): 0 for info in described.get(topic).partitions()}
+        for topic in names
+    }
+
+
+def topics_of(admin: Any, read: KafkaRead) -> list[str]:
+    """The topics that a stream reads now."""
     if names := read.option("subscribe"):
         return [name.strip() for name in names.split(",") if name.strip()]
     if text := read.option("assign"):

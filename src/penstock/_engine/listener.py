@@ -73,11 +73,14 @@ class ProgressListener(StreamingQueryListener):
 
 
 def backlog_records(progress: Mapping[str, Any]) -> int | None:
-    """Records that wait at the sources that say so (Kafka: latest minus processed offsets)."""
+    """Records that wait at the sources that say so (Kafka: latest minus processed offsets).
+
+    Kinesis tells only by how much time it is ahead.
+    """
     waiting: int | None = None
     for source in progress.get("sources", ()):
         latest, end = source.get("latestOffset"), source.get("endOffset")
-        if not (isinstance(latest, dict) and isinstance(end, dict)):
+        if not (isinstance(latest, dict) and isinstance(end, dict)) or "behind_millis" in latest:
             continue
         for topic, partitions in latest.items():
             if not isinstance(partitions, dict):

@@ -86,7 +86,7 @@ class ObservingEvaluator(Evaluator):
 
     def load(self, reader: Reader) -> DataFrame | None:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() in ("cloudfiles", "eventhubs"):
+        if reader_format(reader).lower() in ("cloudfiles", "eventhubs", "kinesis"):
             self._read(reader, reader_format(reader))
         return super().load(reader)
 

@@ -238,7 +238,7 @@ def batch_sources(df: "DataFrame") -> BatchSources:
             if kind == "LogicalRDD":
                 unversioned = unversioned or "it reads an RDD"
             continue
-        location = _location(leaf)
+        location = location_of(leaf)
         if location is None:
             unversioned = unversioned or f"it reads {kind}, which has no versions"
         elif kind_of(location).startswith("Tahoe"):
@@ -248,7 +248,8 @@ def batch_sources(df: "DataFrame") -> BatchSources:
     return BatchSources(versions=versions, unversioned=unversioned)
 
 
-def _location(leaf: Any) -> Any | None:
+def location_of(leaf: Any) -> Any | None:
+    """Spark's index of the files that a leaf reads; `None` if it reads none."""
     if kind_of(leaf) != "LogicalRelation":
         return None
     relation = leaf.relation()

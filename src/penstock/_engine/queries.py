@@ -23,8 +23,10 @@ from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_conf import FlowConfs
 from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
 from penstock._engine.kafka_source import LossWatch, check_topics
+from penstock._engine.lag.probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
+from penstock._engine.position import positioned
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
@@ -98,6 +100,7 @@ class SparkEngine:
             spark, evaluator, tables.layout, context.pipeline, context.resolve_secrets
         )
         self._listener = ProgressListener()
+        self._lag = LagProbe(spark, context.emit)
         self._running: list[RunningQuery] = []
         # Flows whose query has other columns than the analysis saw.
         self._grown: dict[str, FlowNode] = {}
@@ -106,6 +109,7 @@ class SparkEngine:
 
     def close(self) -> None:
         """Detach from the session."""
+        self._lag.close()
         self._spark.streams.removeListener(self._listener)
 
     def jvm_died(self, exit_code: int) -> None:
@@ -159,7 +163,7 @@ class SparkEngine:
             state = known or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
-            with self._source.starting(starts):
+            with self._source.starting(starts), positioned(state.position):
                 df, files = self._evaluate(node)
                 if self._forgot_overwritten(node, files, checkpoint):
                     df, files = self._evaluate(node)
@@ -179,8 +183,10 @@ class SparkEngine:
                     partial(self._check_files, files, checkpoint),
                     partial(recover, sources=files, flow=node.flow),
                 )
+            running.reads_databases(self._evaluator.evaluations[step.flow].databases)
             if watch := LossWatch(self._spark, kafka):
                 running.watches_losses(watch.lost)
+            running.measures_lag(self._lag.watch(self._origin(node), kafka))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = step.trigger is None

@@ -26,7 +26,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._engine import file_metadata
 from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
+from penstock._engine.position import within_files
 from penstock._sql.query_text import spell_names
+from penstock.connectors.options import FILE_FORMATS
 
 Reader = DataFrameReader | DataStreamReader
 
@@ -413,7 +415,11 @@ def _attempt(
 ) -> DataFrame:
     try:
         with own_read():
-            return read()
+            df = read()
+            is_files = isinstance(reader, DataStreamReader) and (
+                reader_format(reader).lower() in FILE_FORMATS
+            )
+            return within_files(df) if is_files else df
     except (AnalysisException, Py4JJavaError) as error:
         return redirect.missing(reader, what, error)
 

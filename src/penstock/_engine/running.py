@@ -1,7 +1,7 @@
 """One running streaming query: its micro-batches, its progress, its end."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -9,7 +9,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._engine.failures import flow_error, full_text
+from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
 from penstock._engine.kafka_source import LostRange, describe_loss
+from penstock._engine.kinesis_source import describe_lost_records, lost_records
+from penstock._engine.lag.probe import FlowLag
 from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records
 from penstock._model.flow import Flow
@@ -62,6 +65,7 @@ class RunningQuery(QueryWatcher):
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._target = ""
         self._lost: Callable[[Mapping[str, Any]], list[LostRange]] | None = None
+        self._lag: FlowLag | None = None
         self.has_batches = True
         """Whether there is a pause between micro-batches in which the query can be stopped."""
         self._query: StreamingQuery | None = None
@@ -87,9 +91,31 @@ class RunningQuery(QueryWatcher):
         """
         self._check, self._recover = check, recover
 
+    def reads_databases(self, streams: Sequence[JdbcStream]) -> None:
+        """Let streams from databases say why they end."""
+        for stream in streams:
+            stream.on_failure = self._source_failed
+
+    def _source_failed(self, failure: SourceFailure) -> None:
+        error = failure.as_error(self._flow.name)
+        error.origin = self._flow.origin
+        self._failure = self._failure or error
+
     def watches_losses(self, lost: Callable[[Mapping[str, Any]], list[LostRange]]) -> None:
         """Set the function that finds out of a progress report what a source no longer had."""
         self._lost = lost
+
+    def measures_lag(self, lag: FlowLag) -> None:
+        """Set what measures how far the query is behind its sources."""
+        self._lag = lag
+        lag.attach(self._sources)
+
+    def _sources(self) -> list[Any]:
+        java_query: Any = self._query
+        if java_query is None:
+            return []
+        found = java_query._jsq.streamingQuery().sources()
+        return [found.apply(number) for number in range(int(found.size()))]
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the Spark query, once it has started."""
@@ -152,6 +178,8 @@ class RunningQuery(QueryWatcher):
         with self._changed:
             self._reported = max(self._reported, batch_id)
             self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.progressed(progress)
         self._report_losses(origin, progress)
 
     def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
@@ -159,6 +187,9 @@ class RunningQuery(QueryWatcher):
         if ranges:
             body = [asdict(lost) for lost in ranges]
             self._emit(source_rows_lost(origin, describe_loss(ranges), body))
+        if records := lost_records(progress):
+            body = [asdict(lost) for lost in records]
+            self._emit(source_rows_lost(origin, describe_lost_records(records), body))
 
     def terminated(self, error: str | None) -> None:
         """The query ended: tell the runtime, once."""
@@ -167,6 +198,8 @@ class RunningQuery(QueryWatcher):
                 return
             self._ended = True
             self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.ended()
         if error is None or self._recover is None:
             self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
             return
@@ -205,6 +238,8 @@ class RunningQuery(QueryWatcher):
                 return
             self._ended = True
             self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.ended()
         self._on_end(FlowEnded(flow=self._flow.name, error=error))
 
     def _translate(self, error: str | None) -> Any:

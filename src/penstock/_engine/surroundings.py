@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 
 from penstock._engine.assumptions import Assumptions
 from penstock._engine.autoloader.opening import OpenedFiles
+from penstock._engine.jdbc.stream import JdbcStream
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
 
@@ -22,6 +23,7 @@ class Evaluation:
         external: Sources from outside, in words.
         files: Sources that Auto Loader opened for the flow and the views that it reads.
         kafka: Streams from Kafka, likewise.
+        databases: Streams from databases, likewise.
         assumed: Names of the sources that are not here and were stood in for.
         taken_for: Incomplete names, and the datasets that they were taken for.
         is_lenient: Whether the query makes sense without ANSI mode only.
@@ -31,6 +33,7 @@ class Evaluation:
     external: list[str] = field(default_factory=list)
     files: list[OpenedFiles] = field(default_factory=list)
     kafka: list[KafkaRead] = field(default_factory=list)
+    databases: list[JdbcStream] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
     is_lenient: bool = False

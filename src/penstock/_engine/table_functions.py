@@ -16,13 +16,13 @@ from penstock._engine.sql_names import FunctionCall
 from penstock.errors import DefinitionError
 
 _REFUSED = {
-    "read_kinesis": "use Kafka, files or Delta as the source",
     "read_pubsub": "use Kafka, files or Delta as the source",
     "read_pulsar": "use Kafka, files or Delta as the source",
     "cloud_files_state": "the files of a flow are in its checkpoint",
 }
 _NAMES = {
-    *("read_files", "cloud_files", "read_kafka", "event_log", "table_changes", "read_stream"),
+    *("read_files", "cloud_files", "read_kafka", "read_kinesis"),
+    *("event_log", "table_changes", "read_stream"),
     *_REFUSED,
 }
 _SECRET = re.compile(r"\b(?:try_)?secret\('([^'\\]+)', *'([^'\\]+)'\)", re.IGNORECASE)
@@ -82,6 +82,9 @@ def call_function(
         return readers.files(path, options, schema, True)
     if call.name == "read_kafka":
         return _kafka(spark, _options(named), call.is_streaming)
+    if call.name == "read_kinesis":
+        # A stream, also without STREAM.
+        return spark.readStream.format("kinesis").options(**_options(named)).load()
     name = _required(call, positional, named, "table")
     if call.name == "read_stream":
         return readers.stream(name, _options(named))

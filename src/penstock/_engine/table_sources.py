@@ -1,12 +1,14 @@
 """Where the rows of a pipeline's own datasets come from: empty stand-ins, or the real tables."""
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame
 from pyspark.sql.readwriter import DataFrameReader
@@ -14,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from penstock._engine.boundary import DatasetNotReadyError
+from penstock._engine.position import current_position, delta_stream
 from penstock._engine.redirection import reader_options
 
 # Options with which a query says by itself where to begin, or how.
@@ -38,6 +41,7 @@ class SchemaSource:
 
     def __init__(self) -> None:
         self.schemas: dict[str, StructType] = {}
+        self._datasets: dict[str, str] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-analysis-")
 
     def close(self) -> None:
@@ -46,15 +50,24 @@ class SchemaSource:
 
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
         """See `TableSource.batch`."""
-        return reader.format("parquet").schema(self._schema(key, reader)).load(self._path)
+        return reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
 
     def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
         """See `TableSource.stream`."""
-        return reader.format("parquet").schema(self._schema(key, reader)).load(self._path)
+        return reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
 
-    @property
-    def _path(self) -> str:
-        return Path(self._folder.name).as_uri()
+    def dataset_at(self, place: str) -> str | None:
+        """The dataset that an empty folder stands in for."""
+        return self._datasets.get(Path(unquote(place.rstrip("/"))).name)
+
+    def _place(self, key: str) -> str:
+        # A folder of its own for each, so that the plan tells which dataset it reads.
+        name = f"{Path(self._folder.name).name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        folder = Path(self._folder.name) / name
+        if name not in self._datasets:
+            folder.mkdir(exist_ok=True)
+            self._datasets[name] = key
+        return folder.as_uri()
 
     def _schema(self, key: str, reader: DataFrameReader | DataStreamReader) -> StructType:
         if key not in self.schemas:
@@ -115,10 +128,13 @@ class DeltaSource:
 
     def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
         """See `TableSource.stream`."""
+        path = self._paths[key]
+        if current_position() is not None:
+            return delta_stream(reader._spark, reader_options(reader), path)
         start = self._start(key, reader)
         if start is not None:
             reader = reader.option("startingVersion", start)
-        return reader.format("delta").load(self._paths[key])
+        return reader.format("delta").load(path)
 
     def _start(self, key: str, reader: DataStreamReader) -> int | None:
         starts = self._starts.get()

@@ -218,6 +218,10 @@ class PipelineTables:
             reached=reached,
         ).run()
 
+    def quarantine_path(self, node: DatasetNode) -> str:
+        """Where the quarantine of a dataset lies; there may be none."""
+        return self._quarantine(node).path
+
     def version(self, node: DatasetNode) -> int | None:
         """Newest version of the table; `None` if there is none."""
         return read_version(self._spark, self._ref(node).path)
@@ -270,8 +274,8 @@ class PipelineTables:
             flow=name,
             origin=node.flow.origin,
             hint=f"restore it; or --full-refresh {node.flow.target} rebuilds the table; or "
-            f"`penstock checkpoint reset {name} --from earliest` reads all of the source once more "
-            "into the table as it is",
+            f"`penstock checkpoint reset {name} --from earliest --accept-duplicates` reads all of "
+            "the source once more into the table as it is",
         )
 
     # -- writers -------------------------------------------------------------------------------

@@ -63,8 +63,9 @@ _ROWS = (
         *("PSL201", "starts-at-latest", _WARNING),
         "a table that is filled from the end of its source",
         "What came before the first start is missing, also after a full refresh. It is what Spark "
-        "does with Kafka if nobody says anything.",
-        'Set `startingOffsets` to `"earliest"`, or to a timestamp if the history is too long.',
+        "does with Kafka, and Kinesis does, if nobody says anything.",
+        'Set `startingOffsets` (Kinesis: `initialPosition`) to `"earliest"`, or to a timestamp if '
+        "the history is too long.",
     ),
     (
         *("PSL202", "data-loss-ignored", _WARNING),

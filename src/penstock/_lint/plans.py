@@ -96,6 +96,8 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
         start = options.get("eventhubs.startingposition", "@latest")
         if "@latest" in start:
             yield "PSL201", "the stream begins at the end of the event hub"
+    if read.source == "kinesis" and options.get("initialposition", "latest").lower() == "latest":
+        yield "PSL201", "the stream begins at the end of the Kinesis stream"
     if options.get("startingversion", "").lower() == "latest":
         yield "PSL201", "the stream begins at the newest version of the table"
     if _is(options.get("failondataloss"), "false"):

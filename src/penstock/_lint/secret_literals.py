@@ -22,8 +22,8 @@ _FORMS = (
 )
 _NAMES = re.compile(
     r"(?:pass(?:word|wd|phrase)|pwd|secret|api[_.-]?key|access[_.-]?key|account[_.-]?key"
-    r"|shared[_.-]?key|private[_.-]?key|client[_.-]?secret|sas[_.-]?token|auth[_.-]?token"
-    r"|access[_.-]?token|bearer[_.-]?token|api[_.-]?token|connection[_.-]?string)$",
+    r"|shared[_.-]?key|secret[_.-]?key|private[_.-]?key|client[_.-]?secret|sas[_.-]?token"
+    r"|auth[_.-]?token|session[_.-]?token|access[_.-]?token|bearer[_.-]?token|api[_.-]?token|connection[_.-]?string)$",
     re.I,
 )
 _NAMED_IN_THE_MIDDLE = re.compile(r"(?:fs\.azure\.account\.key\.|fs\.s3a\.secret\.key)", re.I)

@@ -14,6 +14,10 @@ class AlertKind(StrEnum):
     """Records that wait at the sources of a flow."""
     NO_PROGRESS = "no_progress_seconds"
     """Seconds since the last batch of a running flow."""
+    LAG = "lag_seconds"
+    """Age of the oldest unread record of a flow."""
+    RETENTION = "retention_seconds"
+    """Seconds until a source removes rows that a flow has not read."""
     FAILED = "failed"
     """A flow or the update failed."""
 
@@ -25,7 +29,7 @@ class AlertRule:
     Attributes:
         name: Unique in the pipeline.
         kind: What it looks at.
-        threshold: It fires above this.
+        threshold: It fires above this; for retention, below.
         flow: Only this flow; empty = each.
         dataset: Only rules of this dataset; empty = each.
         rule: Only this expectation; empty = each.

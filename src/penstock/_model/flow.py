@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.cdc import CdcSpec, SnapshotSpec
+from penstock._model.lineage import FlowLineage
 from penstock._model.origin import SourceLocation
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class FlowAnalysis:
         sequence_type: Of an auto CDC flow: the type that orders its events.
         changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
             plain stream: it ends at the first change.
+        lineage: What its columns are made of; `None` if the plan does not tell.
         taken_for: Incomplete names that it reads, with the datasets that they were taken for.
         is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
     """
@@ -96,5 +98,6 @@ class FlowAnalysis:
     growing_state: tuple[str, ...] = ()
     sequence_type: str | None = None
     changing_inputs: tuple[str, ...] = ()
+    lineage: FlowLineage | None = None
     taken_for: tuple[tuple[str, str], ...] = ()
     is_lenient: bool = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock._model.alert import AlertSettings
 from penstock._model.dataset import Dataset, Sink
+from penstock._model.export import LineageSettings, MetricsSettings
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 
@@ -63,6 +64,8 @@ class PipelineSettings:
         notes: One sentence for each thing that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
         alerts: What to look out for while it runs, and whom to tell.
+        metrics: The endpoint for Prometheus.
+        lineage: OpenLineage events.
     """
 
     name: str
@@ -84,6 +87,8 @@ class PipelineSettings:
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    lineage: LineageSettings = field(default_factory=LineageSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

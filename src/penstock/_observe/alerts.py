@@ -6,7 +6,7 @@ and fro is told no more often than that.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -110,6 +110,8 @@ class AlertBook:
                 self._failed("update", event)
         elif event.event_type == "flow_progress" and event.origin.flow_name:
             self._flow(event, event.details["flow_progress"])
+        elif event.event_type == "lag_progress" and event.origin.flow_name:
+            self._lag(event.origin.flow_name, event.details["lag_progress"])
         return list(self._notices(event.timestamp))
 
     def tick(self, now: datetime) -> list[Notice]:
@@ -148,6 +150,26 @@ class AlertBook:
         for counts in (body.get("data_quality") or {}).get("expectations", ()):
             self._quality(counts)
 
+    def _lag(self, flow: str, body: Mapping[str, Any]) -> None:
+        """What is not known changes nothing: it neither fires nor resolves."""
+        about, behind = f"flow {flow}", body.get("seconds_behind")
+        if behind is not None:
+            for rule in self._of(AlertKind.LAG, flow):
+                text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
+                self._set(rule, about, float(behind), text)
+        loss, left = body.get("loss"), body.get("seconds_to_loss")
+        if loss == "none":
+            self._resolve(AlertKind.RETENTION, about, f"flow {flow} has no unread rows to lose")
+        if left is None:
+            return
+        for rule in self._of(AlertKind.RETENTION, flow):
+            text = (
+                f"rows that flow {flow} has not read were removed from its source"
+                if loss == "happened"
+                else f"the source of flow {flow} may remove unread rows in {left:,.0f} seconds"
+            )
+            self._set(rule, about, float(left), text, fires=left < rule.threshold)
+
     def _quality(self, counts: dict[str, Any]) -> None:
         dataset, name = counts["dataset"], counts["name"]
         for rule in self._of(AlertKind.FAILURE_RATE):
@@ -178,12 +200,27 @@ class AlertBook:
 
     # -- states --------------------------------------------------------------------------------
 
-    def _of(self, kind: AlertKind) -> list[AlertRule]:
-        return [rule for rule in self._rules if rule.kind is kind]
+    def _of(self, kind: AlertKind, flow: str | None = None) -> list[AlertRule]:
+        """The rules of a kind; those about one flow if it is given."""
+        return [
+            rule
+            for rule in self._rules
+            if rule.kind is kind
+            and (flow is None or not rule.flow or rule.flow.lower() == flow.lower())
+        ]
 
-    def _set(self, rule: AlertRule, about: str, value: float, message: str) -> None:
+    def _set(
+        self,
+        rule: AlertRule,
+        about: str,
+        value: float,
+        message: str,
+        *,
+        fires: bool | None = None,
+    ) -> None:
         state = self._states.setdefault((rule.name, about), _State())
-        was, state.is_firing = state.is_firing, value > rule.threshold
+        was = state.is_firing
+        state.is_firing = value > rule.threshold if fires is None else fires
         state.value, state.message = value, message
         state.suppressed += was is not state.is_firing
 

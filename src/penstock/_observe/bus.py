@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from penstock._observe.events import Event
+from penstock._observe.masking import without_secrets
 
 Subscriber = Callable[[Event], None]
 
@@ -16,7 +17,8 @@ class EventBus:
 
     `emit` may be called on any thread; subscribers run on that thread, under a lock, in the order
     of subscription, and must not block for long. A subscriber that raises never harms the update:
-    the error is logged and the others still see the event.
+    the error is logged and the others still see the event. What looks like a secret reaches none
+    of them.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class EventBus:
 
     def emit(self, event: Event) -> None:
         """Deliver an event to every subscriber before returning."""
+        event = without_secrets(event)
         with self._lock:
             for subscriber in self._subscribers:
                 try:

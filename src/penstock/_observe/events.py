@@ -225,6 +225,17 @@ def definition(event_type: str, origin: EventOrigin, message: str, body: Details
     )
 
 
+def column_lineage(origin: EventOrigin, body: Details) -> Event:
+    """What the columns of a flow's result are made of; see `_model.lineage`."""
+    return Event(
+        event_type="column_lineage",
+        message="",
+        origin=origin,
+        details={"column_lineage": dict(body)},
+        level=Level.METRICS,
+    )
+
+
 def plan_warning(origin: EventOrigin, message: str) -> Event:
     """Something in the plan works now and will hurt later."""
     return Event(
@@ -273,7 +284,7 @@ def source_rows_lost(
         origin: Of the micro-batch.
         message: One line.
         ranges: `topic`, `partition`, `first` and `end` of each range of offsets; `end` is the one
-            after the last, `None` if nobody knows.
+            after the last, `None` if nobody knows. Of Kinesis: `stream`, `shard`, `after`, `rows`.
     """
     return Event(
         event_type="source_rows_lost",
@@ -293,6 +304,40 @@ def stream_progress(origin: EventOrigin, progress_json: Details) -> Event:
         details={"stream_progress": {"progress_json": dict(progress_json)}},
         level=Level.METRICS,
         maturity_level="EVOLVING",
+    )
+
+
+def lag_progress(origin: EventOrigin, body: Details) -> Event:
+    """How far a flow is behind its sources, measured beside its micro-batches.
+
+    Args:
+        origin: Of the flow; the batch is the last one that was finished.
+        body: `measured_at`, `seconds_behind`, `seconds_to_loss`, `loss` and `sources`.
+    """
+    return Event(
+        event_type="lag_progress",
+        message="",
+        origin=origin,
+        details={"lag_progress": dict(body)},
+        level=Level.METRICS,
+        maturity_level="EVOLVING",
+    )
+
+
+def backfill_progress(origin: EventOrigin, message: str, body: Details) -> Event:
+    """A step of a backfill.
+
+    Args:
+        origin: Of the flow; the update is the backfill.
+        message: One line.
+        body: `backfill_id`, `step` (`planned`, `resumed`, `batch`, `staged`, `done`) and its
+            figures.
+    """
+    return Event(
+        event_type="backfill_progress",
+        message=message,
+        origin=origin,
+        details={"backfill_progress": dict(body)},
     )
 
 

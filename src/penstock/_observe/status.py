@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock._observe.events import ErrorInfo, Event, FlowStatus
+from penstock._observe.lag import lag_sources, lag_summary
 from penstock._observe.snapshot import FlowView, Snapshot
 
 VERSION = 1
@@ -32,6 +33,7 @@ class _Stream:
     status: FlowStatus | None = None
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
     progress: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
     late_rows: int = 0
 
 
@@ -65,6 +67,8 @@ class StatusFold:
                     stream.progress = body.get("progress_json", {})
                     stream.late_rows += _late_rows(stream.progress)
                     stream.recent.append(_batch(stream.progress, event.timestamp))
+                case "lag_progress" if flow:
+                    self._streams.setdefault(flow, _Stream()).measured = body
 
     def as_json(self, now: datetime | None = None) -> dict[str, Any]:
         """The state as JSON values; keys as in `docs/monitoring.md`.
@@ -129,7 +133,7 @@ def _flow(view: FlowView, stream: _Stream) -> dict[str, Any]:
         "late_rows": stream.late_rows,
         "last_progress": batches[-1] if batches else None,
         "recent_progress": batches,
-        "lag": _lag(view, stream.progress, batches),
+        "lag": _lag(view, stream, batches),
         "state_store": _state_store(stream.progress),
         "watermark": _watermark(stream.progress),
         "exception": _error(view.last_error),
@@ -160,22 +164,23 @@ def _batch(progress: Mapping[str, Any], moment: datetime) -> dict[str, Any]:
     }
 
 
-def _lag(
-    view: FlowView, progress: Mapping[str, Any], batches: list[dict[str, Any]]
-) -> dict[str, Any] | None:
+def _lag(view: FlowView, stream: _Stream, batches: list[dict[str, Any]]) -> dict[str, Any] | None:
+    progress = stream.progress
     if not progress:
         return None
-    sources = [_source(source) for source in progress.get("sources") or ()]
+    sources = lag_sources(progress, stream.measured)
     seconds = _seconds(batches)
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
-    newest = _moment((progress.get("eventTime") or {}).get("max"))
-    at = _moment(progress.get("timestamp"))
+    newest = moment((progress.get("eventTime") or {}).get("max"))
+    at = moment(progress.get("timestamp"))
     return {
         "records": view.lag,
         "catch_up_seconds": None if view.lag is None else _catch_up(view.lag, rate),
         "event_time_seconds": _between(newest, at),
         "falls_behind": _falls_behind(batches),
+        "measured_at": stream.measured.get("measured_at"),
+        **lag_summary(sources),
         "sources": sources,
     }
 
@@ -200,35 +205,6 @@ def _falls_behind(batches: list[dict[str, Any]]) -> bool | None:
     if len(known) < 3:
         return None
     return all(done is not None and come > done for come, done in known)
-
-
-def _source(source: Mapping[str, Any]) -> dict[str, Any]:
-    end, latest = source.get("endOffset"), source.get("latestOffset")
-    partitions = []
-    if isinstance(end, dict) and isinstance(latest, dict):
-        for topic, offsets in latest.items():
-            done = end.get(topic)
-            if not (isinstance(offsets, dict) and isinstance(done, dict | None)):
-                continue
-            for partition, newest in offsets.items():
-                read = (done or {}).get(partition, 0)
-                partitions.append(
-                    {
-                        "topic": topic,
-                        "partition": partition,
-                        "offset": read,
-                        "latest_offset": newest,
-                        "records": max(0, newest - read),
-                    }
-                )
-    return {
-        "source": source.get("description", ""),
-        "input_rows": source.get("numInputRows", 0),
-        "end_offset": end,
-        "latest_offset": latest,
-        "partitions": partitions,
-        "metrics": dict(source.get("metrics") or {}),
-    }
 
 
 def _state_store(progress: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -257,11 +233,11 @@ def _watermark(progress: Mapping[str, Any]) -> dict[str, Any] | None:
     text = times.get("watermark")
     if text is None:
         return None
-    known = None if text.startswith(_NEVER) else _moment(text)
+    known = None if text.startswith(_NEVER) else moment(text)
     return {
         "value": time_text(known),
-        "delay_seconds": _between(known, _moment(progress.get("timestamp"))),
-        "event_time_max": time_text(_moment(times.get("max"))),
+        "delay_seconds": _between(known, moment(progress.get("timestamp"))),
+        "event_time_max": time_text(moment(times.get("max"))),
     }
 
 
@@ -272,7 +248,8 @@ def _late_rows(progress: Mapping[str, Any]) -> int:
     )
 
 
-def _moment(text: Any) -> datetime | None:
+def moment(text: Any) -> datetime | None:
+    """A time of Spark's progress; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:

@@ -88,7 +88,7 @@ def make_plan(
     if wishes.refresh or wishes.full_refresh:
         selected = refreshed | reset
     for key in sorted(reset):
-        if not _reset_allowed(graph.datasets[key], conf):
+        if not reset_allowed(graph.datasets[key], conf):
             raise PlanError(
                 "TABLE_NOT_RESETTABLE",
                 f"{graph.datasets[key].display!r} has pipelines.reset.allowed = false",
@@ -96,7 +96,7 @@ def make_plan(
                 hint="leave it out of --full-refresh, or change that table property",
             )
     if wishes.full_refresh_all:
-        reset = {node.key for node in graph.stored() if _reset_allowed(node, conf)}
+        reset = {node.key for node in graph.stored() if reset_allowed(node, conf)}
         for node in graph.stored():
             if node.key not in reset:
                 told.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
@@ -186,7 +186,13 @@ def _left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
         )
 
 
-def _reset_allowed(node: DatasetNode, conf: Mapping[str, str]) -> bool:
+def reset_allowed(node: DatasetNode, conf: Mapping[str, str]) -> bool:
+    """Whether a table may be emptied.
+
+    Args:
+        node: The table.
+        conf: Configuration of the pipeline.
+    """
     key = "pipelines.reset.allowed"
     value = node.declared.table_properties.get(key, conf.get(key, "true"))
     return value.strip().lower() != "false"

@@ -16,7 +16,7 @@ def _listed(value: Any) -> Any:
 
 
 class AlertRuleSpec(_Part):
-    """One thing to look out for: exactly one of the first four."""
+    """One thing to look out for: exactly one of the first six."""
 
     name: str = Field(description="Unique name.")
     failure_rate: float | None = Field(
@@ -34,6 +34,18 @@ class AlertRuleSpec(_Part):
         strict=False,
         gt=0,
         description="Seconds since the last batch of a running flow.",
+    )
+    lag_seconds: float | None = Field(
+        default=None,
+        strict=False,
+        ge=0,
+        description="Age of the oldest record that a flow has not read.",
+    )
+    retention_seconds: float | None = Field(
+        default=None,
+        strict=False,
+        gt=0,
+        description="Seconds until the source removes rows that a flow has not read.",
     )
     failed: bool | None = Field(default=None, description="true: a flow or the update failed.")
     flow: str = Field(default="", description="Only this flow.")
@@ -58,6 +70,8 @@ class AlertRuleSpec(_Part):
             AlertKind.FAILURE_RATE: self.failure_rate,
             AlertKind.BACKLOG: self.backlog,
             AlertKind.NO_PROGRESS: self.no_progress_seconds,
+            AlertKind.LAG: self.lag_seconds,
+            AlertKind.RETENTION: self.retention_seconds,
             AlertKind.FAILED: None if self.failed is None else 0.0,
         }
 

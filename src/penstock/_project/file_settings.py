@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock._model.alert import AlertSettings
+from penstock._model.export import LineageSettings, MetricsSettings
 from penstock._model.name import split_name
 from penstock._model.paths import canonical_path
 from penstock._model.pipeline import ExternalTable
@@ -35,6 +36,8 @@ class FileSettings:
         notes: What has no effect.
         lint_ignore: Rules of `penstock lint` that are accepted.
         alerts: What to look out for, and whom to tell.
+        metrics: The endpoint for Prometheus.
+        lineage: OpenLineage events.
     """
 
     root: Path
@@ -56,6 +59,8 @@ class FileSettings:
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    metrics: MetricsSettings | None = None
+    lineage: LineageSettings | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Lay these settings over others: what they say wins, mappings are merged key by key."""
@@ -81,6 +86,8 @@ class FileSettings:
             tables=_merged_tables(base.tables, self.tables),
             notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
             alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
+            metrics=self.metrics or base.metrics,
+            lineage=self.lineage or base.lineage,
             lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 

@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from penstock._model.export import LineageSettings, MetricsSettings
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA, PipelineSettings
 from penstock._project.bundle import Choice
@@ -133,6 +134,8 @@ def load_settings(
         notes=read.notes,
         lint_ignore=read.lint_ignore,
         alerts=read.alerts,
+        metrics=read.metrics or MetricsSettings(),
+        lineage=read.lineage or LineageSettings(),
     )
 
 

@@ -14,6 +14,7 @@ from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
 from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
 from penstock._project.documents import Node, read_document
+from penstock._project.export_spec import Lineage, LineageSpec, MetricsSpec
 from penstock._project.file_settings import table_key
 from penstock._project.lakeflow import FOREIGN_KEYS, refuse_ingestion
 from penstock._project.yaml_text import KeyPath
@@ -167,6 +168,8 @@ class PipelineSpec(_Part):
     alerts: AlertsSpec = Field(
         default_factory=AlertsSpec, description="What to look out for, and whom to tell."
     )
+    metrics: MetricsSpec | None = Field(default=None, description="An endpoint for Prometheus.")
+    lineage: Lineage = Field(default=None, description="OpenLineage events; true or a mapping.")
     lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
 
     @field_validator("paths")
@@ -283,6 +286,10 @@ def _suggestion(path: KeyPath) -> str:
             model = AlertsSpec
         case ("lint", _, *_):
             model = LintSpec
+        case ("metrics", _, *_):
+            model = MetricsSpec
+        case ("lineage", _, *_):
+            model = LineageSpec
     known = keys_of(model)
     close = nearest(str(path[-1]), known)
     return f"; did you mean `{close}`?" if close else f"; the keys are {', '.join(known)}"

@@ -56,6 +56,8 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         tables={name: _table(spec, document, root, name) for name in spec.tables},
         lint_ignore=tuple(spec.lint.ignore),
         alerts=spec.alerts.settings(),
+        metrics=None if spec.metrics is None else spec.metrics.settings(),
+        lineage=None if spec.lineage is None else spec.lineage.settings(),
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),
     )
 

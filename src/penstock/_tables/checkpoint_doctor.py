@@ -100,8 +100,8 @@ def _files(one: Checkpoint) -> Iterator[Trouble]:
             Weight.ERROR,
             f"{one.path} is gone, but the flow was started with it: batches would be numbered from "
             "0 again, and taken for those that the table has already",
-            f"`penstock checkpoint reset {one.flow} --from earliest` starts a new checkpoint; "
-            "or --full-refresh the table",
+            f"`penstock checkpoint reset {one.flow} --from earliest` shows what a new one would "
+            "read again; or --full-refresh the table",
         )
         return
     newest = {f"offsets/{one.last_planned}", f"commits/{one.last_finished}", "metadata"}

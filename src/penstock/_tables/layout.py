@@ -84,6 +84,10 @@ class StorageLayout:
         parts = (path_segment(part.lower()) for part in (name.catalog, name.schema, name.name))
         return "/".join((self.state_dir, "replay", *parts))
 
+    def backfill_folder(self, flow: str) -> str:
+        """Where a backfill of a flow keeps what it has decided, and the rows of a window."""
+        return f"{self.state_dir}/backfill/{path_segment(flow)}"
+
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         """The checkpoint of one flow in one epoch."""
         return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"

@@ -12,8 +12,8 @@ from typing import Any
 from penstock._observe.decoding import event_of_line
 from penstock._observe.events import Event, UpdateState
 from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
+from penstock._observe.masking import masked
 from penstock._observe.status_file import writer_of
-from penstock._ui.masking import masked
 from penstock._ui.model import UpdateModel, error_view
 
 _MAX_MODELS = 6

@@ -98,6 +98,13 @@ def check_sink(
             )
     elif kind in FILE_FORMATS:
         _require(options, kind, "path")
+    elif kind in ("foreach", "foreachbatch"):
+        raise ConnectorError(
+            "SINK_FORMAT_NOT_SUPPORTED",
+            f"a sink of format {sink_format!r} has no place for a function or an object",
+            hint="put @dp.foreach_batch_sink on a function of the batch; in it, "
+            "penstock.batches.foreach_row hands rows to a ForeachWriter",
+        )
     elif kind == "delta":
         _require(options, kind, "path", "tableName")
 

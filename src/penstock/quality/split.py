@@ -31,6 +31,7 @@ FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "
 _SHOWN_ROW_CHARACTERS = 2000
 # Bits of a mask column; the sign bit stays free.
 _MASK_BITS = 63
+_KINESIS_COLUMNS = ("stream", "shardId", "sequenceNumber")
 _KAFKA_PREFIXES = ("", "_", "kafka_", "_kafka_", "source_", "_source_")
 _FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file_path", "_file")
 
@@ -281,7 +282,7 @@ def _failure_message(
 
 
 def source_column(df: DataFrame) -> Column:
-    """Where the row came from, if the query kept it: Kafka coordinates or a file."""
+    """Where the row came from, if the query kept it: coordinates of Kafka or Kinesis, or a file."""
     types = {field.name.lower(): field.dataType.simpleString() for field in df.schema}
     for prefix in _KAFKA_PREFIXES:
         topic, partition, offset = (f"{prefix}{n}" for n in ("topic", "partition", "offset"))
@@ -297,6 +298,8 @@ def source_column(df: DataFrame) -> Column:
                     F.col(offset).alias("offset"),
                 )
             )
+    if all(types.get(name.lower()) == "string" for name in _KINESIS_COLUMNS):
+        return F.to_json(F.struct(*_KINESIS_COLUMNS))
     for name in _FILE_COLUMNS:
         found = types.get(name)
         if found == "string":

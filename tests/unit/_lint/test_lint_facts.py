@@ -55,6 +55,8 @@ def test_how_a_broker_is_reached():
     ("source", "options", "expected"),
     [
         ("eventhubs", {}, ["PSL201", "PSL205"]),
+        ("kinesis", {}, ["PSL201"]),
+        ("kinesis", {"initialposition": "earliest", "failondataloss": "false"}, ["PSL202"]),
         (
             "eventhubs",
             {"eventhubs__startingposition": '{"offset": "-1"}', "maxeventspertrigger": "9"},

@@ -48,6 +48,7 @@ def lines_of(report: LintReport, rule: str) -> list[int]:
         'reader.option("password", "pw")',
         'reader.options(**{"kafka.ssl.keystore.password": "pw"})',
         'connect(api_key="0123")',
+        'reader.option("awsSecretKey", "0123")',
         'spark.conf.set("fs.azure.account.key.x.dfs.core.windows.net", "abc")',
         "reader.option(\"kafka.sasl.jaas.config\", 'org.apache.PlainLoginModule required '\n"
         '    \'username="u" password="pw";\')',

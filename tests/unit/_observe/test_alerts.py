@@ -26,6 +26,7 @@ from penstock._observe.events import (
     FlowStatus,
     UpdateState,
     flow_progress,
+    lag_progress,
     update_progress,
 )
 from penstock._project.spec import load_settings
@@ -49,6 +50,11 @@ def backlog(seconds: float, records: int) -> Event:
     return at(seconds, flow_progress(FLOW, FlowStatus.RUNNING, "", metrics=metrics))
 
 
+def lag(seconds: float, behind: float | None, loss: str, left: float | None = None) -> Event:
+    body = {"seconds_behind": behind, "loss": loss, "seconds_to_loss": left}
+    return at(seconds, lag_progress(FLOW, body))
+
+
 def counts(seconds: float, passed: int, failed: int) -> Event:
     rule = ExpectationCounts(
         name="positive", dataset="c.s.silver", passed_records=passed, failed_records=failed
@@ -69,6 +75,35 @@ def told(book: AlertBook, *events: Event) -> list[tuple[str, str, float | None, 
 def book(kind: AlertKind, threshold: float = 0.0, repeat: float = 60.0, **more: Any) -> AlertBook:
     rule = AlertRule(name="a", kind=kind, threshold=threshold, **more)
     return AlertBook((rule,), repeat_seconds=repeat)
+
+
+def test_retention_fires_below_its_threshold_and_unknown_changes_nothing():
+    one = book(AlertKind.RETENTION, 3600)
+    seen = told(
+        one,
+        lag(0, 5, "expected", 9000),
+        lag(1, 5, "expected", 3000),
+        lag(2, None, "unknown"),
+        lag(3, 0, "none"),
+    )
+    assert [notice[:2] for notice in seen] == [
+        ("flow silver", "firing"),
+        ("flow silver", "resolved"),
+    ]
+    gone = told(book(AlertKind.RETENTION, 3600), lag(0, 5, "happened", 0.0))
+    assert [notice[1] for notice in gone] == ["firing"]
+    assert told(book(AlertKind.RETENTION, 3600, flow="gold"), lag(0, 5, "happened", 0.0)) == []
+
+
+def test_age_of_unread_records_fires_and_is_resolved():
+    one = book(AlertKind.LAG, 60)
+    seen = told(
+        one, lag(0, 60, "none"), lag(1, 61, "none"), lag(2, None, "unknown"), lag(3, 0, "none")
+    )
+    assert [notice[:3] for notice in seen] == [
+        ("flow silver", "firing", 61.0),
+        ("flow silver", "resolved", 0.0),
+    ]
 
 
 def test_a_backlog_fires_and_is_resolved():

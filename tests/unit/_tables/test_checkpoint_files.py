@@ -12,8 +12,6 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from penstock._cli.main import main
 from penstock._model.pipeline import PipelineSettings
-from penstock._runtime.lease import Lease
-from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.checkpoint_doctor import Weight, examine
 from penstock._tables.checkpoint_files import checkpoints, flow_records
 from penstock.errors import SpecError
@@ -208,29 +206,3 @@ def test_commands(store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     _remove("metadata")(store)
     assert main(["checkpoint", "doctor", "silver", "--output", "json"]) == 1
     assert json.loads(capsys.readouterr().out)[0]["kind"] == "file-damaged"
-
-
-def test_a_reset_is_planned_before_it_is_done(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    monkeypatch.chdir(store.root)
-    _write(store.root / "pipeline.yaml", "name: shop\nstorage: .\n")
-    command = ["checkpoint", "reset", "silver", "--from", "earliest"]
-    assert main(command) == 0
-    text = capsys.readouterr().out
-    assert "TWICE" in text
-    assert "nothing was changed" in text
-    assert flow_records(store.settings)["silver"].epoch == EPOCH
-    with Lease.acquire(pipeline_lease_path(store.settings.storage), holder={}):
-        assert main([*command, "--yes"]) == 3
-    assert flow_records(store.settings)["silver"].epoch == EPOCH
-    capsys.readouterr()
-    assert main([*command, "--yes", "--output", "json"]) == 0
-    done = json.loads(capsys.readouterr().out)
-    assert (done["done"], done["old_epoch"]) == (True, EPOCH)
-    assert flow_records(store.settings)["silver"].epoch == done["new_epoch"]
-    # The old one is kept, and there is nothing wrong with a flow that has not started yet.
-    assert store.folder.is_dir()
-    assert store.kinds() == {"not-used": Weight.NOTE}
-    assert main(command) == 2
-    assert "goes on with none" in capsys.readouterr().err

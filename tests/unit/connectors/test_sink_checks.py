@@ -73,3 +73,10 @@ def test_everything_that_kafka_cannot_send_is_reported_at_once():
     assert "no column `value`" in error.message
     assert "topic" in error.message
     assert refused("kafka", {**KAFKA, "rowIds": "yes"}, OutputMode.APPEND, value="string")
+
+
+def test_foreach_is_no_format_and_the_way_is_named():
+    for kind in ("foreach", "foreachBatch"):
+        error = refused(kind, {}, OutputMode.APPEND, a="int")
+        assert error.condition == "SINK_FORMAT_NOT_SUPPORTED"
+        assert "foreach_row" in str(error.hint)

@@ -15,9 +15,14 @@ def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str
         checkpoint: Of the query.
         batch_id: The batch.
     """
+    return [path for path, _ in batch_entries(files, checkpoint, batch_id)]
+
+
+def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[tuple[str, int]]:
+    """As `batch_files`, with the time of each file's last change, in milliseconds since 1970."""
     ends = last_entries(files, checkpoint, batch_id)
     starts = last_entries(files, checkpoint, batch_id - 1) if batch_id > 0 else []
-    found: list[str] = []
+    found: list[tuple[str, int]] = []
     for source, end in enumerate(ends):
         if end is None:
             continue
@@ -51,12 +56,16 @@ def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[in
     return found
 
 
-def _logged(files: StorageFiles, log: str, number: int) -> list[str]:
+def _logged(files: StorageFiles, log: str, number: int) -> list[tuple[str, int]]:
     for name in (f"{number}", f"{number}.compact"):
         text = files.read(f"{log}/{name}")
         if text is None:
             continue
         entries = [json.loads(line) for line in text.splitlines()[1:] if line.strip()]
         # A compacted entry repeats all before it.
-        return [entry["path"] for entry in entries if entry.get("batchId", number) == number]
+        return [
+            (entry["path"], int(entry["timestamp"]))
+            for entry in entries
+            if entry.get("batchId", number) == number
+        ]
     return []

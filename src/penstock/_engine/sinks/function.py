@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock._api.batches import MicroBatch, writing
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.redirection import real_path
+from penstock._engine.sinks.foreach import write_rows
 from penstock._engine.sinks.report import SinkCommit
 from penstock._model.flow import Flow
 from penstock._tables.delta_log import DeltaJvm
@@ -119,6 +120,9 @@ class _Tools:
             writer = writer.partitionBy(*partition_by)
         writer.save(place)
         return True
+
+    def each_row(self, df: DataFrame, writer: object) -> None:
+        write_rows(df, writer, self.batch.batch_id)
 
     def once(self, action: Callable[[], object], name: str) -> bool:
         files = StorageFiles(self._spark)

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from penstock._engine.failures import full_text
-from penstock._engine.sinks.database import Database, DatabaseError, connected
+from penstock._engine.jdbc.database import Database, DatabaseError, connected
 from penstock._engine.sinks.report import SinkCommit
 from penstock._model.flow import Flow
 from penstock._tables.kill_points import is_switched_off, kill_point

@@ -15,7 +15,7 @@ from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.name import resolve_name
-from penstock._model.redaction import remember_secret
+from penstock._model.redaction import remember_named, remember_secret
 from penstock._tables.layout import StorageLayout, path_segment
 from penstock.connectors.jdbc import jdbc_sink_options
 from penstock.connectors.options import prepare_writer_options
@@ -108,6 +108,7 @@ class SinkWriters:
     ) -> Any:
         kind = sink.format.lower()
         given = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
+        remember_named(given)
         if kind == "jdbc":
             options = jdbc_sink_options(given)
             remember_secret(options.connection.get("password", ""))

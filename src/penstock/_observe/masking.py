@@ -1,10 +1,17 @@
-"""The last door for secrets: lines of an event log without what looks like one.
+"""The last door for secrets: events without what looks like one.
 
-Whoever made an event has redacted it. A log may still come from an older version, or quote what a
-foreign library printed; what looks like a credential does not pass here either.
+Whoever makes an event redacts it. It may still quote what a foreign library printed, and a log may
+come from an older version; what looks like a credential does not pass here either.
 """
 
+import json
 import re
+from dataclasses import replace
+from typing import Any
+
+from penstock._model.redaction import redact
+from penstock._observe.events import Event
+from penstock._observe.log import encode
 
 _MASK = rb"[redacted]"
 _KEY = (
@@ -59,7 +66,19 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 _START = rb"(?:\b|(?<=\\[nrt]))"
-_USER_INFO = re.compile(rb"(?P<scheme>[A-Za-z][\w+.\-]*://)[^\s/@\"'\\]+@(?=[^\s\"'\\])")
+# A password may be a word that is also a state or the name of a table. Origins have those, too.
+_NAMES = frozenset(
+    {
+        *("status", "state", "dataset_type", "flow_type", "maintenance_type", "action"),
+        *("output_dataset", "output_sink", "input_datasets", "dataset", "alert", "topic"),
+        *("schema_json", "transformation"),
+    }
+)
+# What stands before the @ of Azure's file systems is a container, unless it has a colon.
+_USER_INFO = re.compile(
+    rb"(?P<scheme>(?<![\w+.\-])(?!(?:abfss?|wasbs?)://[\w$.\-]+@)[A-Za-z][\w+.\-]*://)"
+    rb"[^\s/@\"'\\]+@(?=[^\s\"'\\])"
+)
 _SIGNED = re.compile(rb"(?P<key>[?&;](?:sig|X-Amz-\w+|code)=)[^&\s\"'\\]+", re.IGNORECASE)
 _BEARER = re.compile(_START + rb"(?P<key>Bearer|Basic)\s+[A-Za-z0-9+/_.=\-]{8,}")
 _SHAPES = re.compile(
@@ -91,3 +110,41 @@ def _masked_assignment(found: re.Match[bytes]) -> bytes:
     if found["plain"] is not None:
         return before + b'"' + _MASK + b'"'
     return before + (found["quote"] or b"") + _MASK + (found["close"] or b"")
+
+
+def without_secrets(event: Event) -> Event:
+    """The event as everybody may see it; the same object if there is nothing to hide."""
+    error = event.error
+    body = {
+        "message": event.message,
+        "details": event.details,
+        "error": None if error is None else error.message,
+    }
+    line = encode(body)
+    clean = masked(line)
+    text = line.decode()
+    if clean == line and redact(text) == text:
+        return event
+    found = _redacted(json.loads(clean))
+    return replace(
+        event,
+        message=found["message"],
+        details=found["details"],
+        error=None if error is None else replace(error, message=found["error"]),
+    )
+
+
+def _redacted(value: Any) -> Any:
+    """Texts without remembered values; keys, and what the event is told apart by, stay."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: one if key in _NAMES else _redacted(one) for key, one in value.items()}
+    return [_redacted(one) for one in value] if isinstance(value, list) else value
+
+
+def shown(text: str) -> str:
+    """A text of people or reports without remembered values and what looks like a credential."""
+    line = json.dumps(redact(text), ensure_ascii=False)
+    result: str = json.loads(masked(line.encode("utf-8", "surrogatepass")))
+    return result

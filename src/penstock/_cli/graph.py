@@ -1,0 +1,311 @@
+"""`graph` and `explain`: what a pipeline consists of, and what one dataset is made of."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock._cli import options
+from penstock._cli.options import OutputFormat
+
+if TYPE_CHECKING:
+    from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+    from penstock._model.pipeline import PipelineSettings
+
+
+class GraphFormat(StrEnum):
+    """How a graph is drawn as text."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    DOT = "dot"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(
+        "graph",
+        epilog="Examples: penstock graph | penstock graph --format mermaid | "
+        "penstock graph --update latest --format dot | penstock graph shop --output json",
+    )(graph)
+    app.command(
+        "explain",
+        epilog="Examples: penstock explain silver | penstock explain revenue --project shop | "
+        "penstock explain silver --output json",
+    )(explain)
+
+
+def graph(
+    path: options.ProjectPath = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    maps: options.Maps = None,
+    param: options.Parameters = None,
+    form: Annotated[
+        GraphFormat, typer.Option("--format", help="A tree, Mermaid, or DOT for Graphviz.")
+    ] = GraphFormat.TEXT,
+    update: Annotated[
+        str | None,
+        typer.Option(
+            "--update",
+            help="Draw a recorded update, with its states and without Spark: `latest`, or an id.",
+        ),
+    ] = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Draw the datasets, sinks and sources of a pipeline, and what reads what; nothing runs."""
+    from penstock._observe import flow_graph as drawing
+    from penstock._observe.masking import shown
+
+    settings = options.settings_of(
+        path, spec, storage, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
+    )
+    found = drawing.flow_graph(_events(settings, update))
+    if output is OutputFormat.JSON:
+        print(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        return
+    match form:
+        case GraphFormat.TEXT:
+            lines = drawing.text_lines(found)
+        case GraphFormat.MERMAID:
+            lines = drawing.mermaid_lines(found)
+        case GraphFormat.DOT:
+            lines = drawing.dot_lines(found)
+    for line in lines:
+        print(shown(line))
+
+
+def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
+    from penstock._cli.inspection import one_update
+    from penstock._observe import log
+    from penstock._observe.decoding import event_of_json
+    from penstock._observe.events import EventOrigin
+    from penstock._observe.masking import without_secrets
+
+    if update is not None:
+        directory = log.event_directory(settings)
+        chosen = update if update == log.LATEST else one_update(directory, update)
+        for event in log.read_events(directory, update=chosen):
+            yield without_secrets(event_of_json(event))
+        return
+    from penstock._launch import UpdateOptions, plan_update
+    from penstock._runtime.definitions import definitions
+
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        planned, _ = plan_update(settings, UpdateOptions())
+    for defined in definitions(planned, EventOrigin(pipeline_name=settings.name), {}):
+        yield without_secrets(defined)
+
+
+def explain(
+    dataset: Annotated[str, typer.Argument(help="Table, view or sink.", metavar="DATASET")],
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    maps: options.Maps = None,
+    param: options.Parameters = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Say what a dataset is made of: its queries, rules, state and columns; nothing runs.
+
+    Also where its checkpoints are and, of a materialized view, whether its last refresh computed
+    it anew, and why. That is read from the storage, if it is on this machine.
+    """
+    settings = options.settings_of(
+        project, spec, storage, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
+    )
+    body = _explanation(settings, dataset)
+    if output is OutputFormat.JSON:
+        print(json.dumps(body, indent=2, ensure_ascii=False))
+        return
+    for line in _lines(body):
+        print(line)
+
+
+def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
+    from penstock._launch import UpdateOptions, plan_update
+    from penstock._tables.layout import StorageLayout
+
+    plans: dict[str, str] = {}
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        graph, _ = plan_update(settings, UpdateOptions(), plan_texts=plans)
+    node = graph.find(dataset)
+    if node is None and dataset not in graph.sinks:
+        known = [*(one.display for one in graph.datasets.values()), *graph.sinks]
+        raise typer.BadParameter(
+            f"there is no dataset {dataset!r}; there are {', '.join(known)}", param_hint="DATASET"
+        )
+    key = dataset if node is None else node.key
+    checkpoints = _checkpoints(settings)
+    layout = StorageLayout(settings.storage)
+    body: dict[str, Any] = {"version": 1, "name": dataset, "kind": "sink", "declared_at": None}
+    if node is not None:
+        stored = node.is_stored
+        override = node.declared.path if stored else None
+        body |= {
+            "name": node.display,
+            "full_name": str(node.name),
+            "kind": node.kind.value,
+            "declared_at": str(node.declared.origin),
+            "path": layout.table_path(node.name, override) if stored else None,
+            "read_by": sorted(graph.datasets[one].display for one in node.downstream),
+            "rules": _rules(node, layout.quarantine_path(node.name, override), settings),
+            "last_refresh": _last_refresh(settings, node.key),
+        }
+    body["flows"] = [
+        _flow(name, flow, graph, plans.get(name, ""), checkpoints.get(name))
+        for name, flow in graph.flows.items()
+        if flow.target == key
+    ]
+    return body
+
+
+def _rules(node: "DatasetNode", quarantine: str, settings: "PipelineSettings") -> list[Any]:
+    kept = f"the rows go to {quarantine}"
+    acts = {
+        "warn": "counted; the rows are written",
+        "drop": kept if settings.quarantine else "the rows are dropped",
+        "quarantine": kept,
+        "fail": "the flow fails before it writes the batch",
+    }
+    return [
+        {
+            "name": rule.name,
+            "condition": str(rule.condition),
+            "on_violation": rule.on_violation.value,
+            "acts": acts.get(rule.on_violation.value, ""),
+        }
+        for rule in node.declared.expectations
+    ]
+
+
+def _flow(
+    name: str,
+    flow: "FlowNode",
+    graph: "DataflowGraph",
+    plan: str,
+    checkpoint: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    from penstock._observe.masking import shown
+
+    found = flow.analysis
+    lineage = found.lineage
+    columns: dict[str, list[str]] = {}
+    if lineage is not None:
+
+        def place(number: int) -> str:
+            source = lineage.sources[number]
+            known = graph.datasets.get(source.dataset)
+            return known.display if known is not None else source.dataset or source.name
+
+        columns = {
+            column: [f"{place(one.source)}.{one.column} {one.transformation}" for one in inputs]
+            for column, inputs in lineage.columns.items()
+        }
+    return {
+        "flow": name,
+        "type": flow.type_name(graph.datasets.get(flow.target)),
+        "declared_at": str(flow.flow.origin),
+        "reads": sorted(graph.datasets[key].display for key in found.inputs),
+        "reads_external": [shown(one) for one in found.external_inputs],
+        "output_mode": None if found.output_mode is None else found.output_mode.value,
+        "merge_keys": list(found.merge_keys),
+        "state": [one for one in found.stateful_operators if not one.startswith("source ")],
+        "state_grows": list(found.growing_state),
+        "checkpoint": checkpoint,
+        "plan": shown(plan).splitlines(),
+        "columns": columns,
+    }
+
+
+def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
+    """By flow, the checkpoint that it goes on with."""
+    from penstock._tables.checkpoint_files import checkpoints
+    from penstock.errors import PenstockError
+
+    try:
+        found = checkpoints(settings)
+    except PenstockError:  # the storage is elsewhere, or there is none yet
+        return {}
+    return {
+        one.flow: {
+            "path": str(one.path),
+            "last_batch": one.finished[-1] if one.finished else None,
+            "state_bytes": sum(part.size for part in one.state),
+        }
+        for one in found
+        if one.is_current and one.exists
+    }
+
+
+def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | None:
+    from penstock._observe.log import event_directory, read_events, updates
+
+    directory = event_directory(settings)
+    for file in reversed(updates(directory)[-50:]):
+        events = read_events(
+            directory,
+            update=file.update_id,
+            event_type="planning_information",
+            dataset=key,
+        )
+        for event in reversed(list(events)):
+            body = event["details"]["planning_information"]
+            chosen: Mapping[str, Any] = next(iter(body.get("technique_information", ())), {})
+            technique = str(chosen.get("maintenance_type", ""))
+            return {
+                "technique": technique.removeprefix("MAINTENANCE_TYPE_"),
+                "reason": body.get("reason"),
+                "timestamp": event["timestamp"],
+                "update_id": file.update_id,
+            }
+    return None
+
+
+def _lines(body: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{body['name']} [{body['kind']}] declared at {body['declared_at'] or '?'}"
+    if body.get("path"):
+        yield f"  lies in {body['path']}"
+    if body.get("read_by"):
+        yield f"  read by {', '.join(body['read_by'])}"
+    refresh = body.get("last_refresh")
+    if refresh is not None:
+        yield (
+            f"  last refresh: {refresh['technique']}, {refresh['reason']} "
+            f"({refresh['timestamp']}, update {refresh['update_id'][:8]})"
+        )
+    for flow in body["flows"]:
+        yield ""
+        yield f"flow {flow['flow']} [{flow['type']}] declared at {flow['declared_at']}"
+        sources = [*flow["reads"], *flow["reads_external"]]
+        yield f"  reads {', '.join(sources) or 'nothing from elsewhere'}"
+        if flow["merge_keys"]:
+            yield f"  merges by {', '.join(flow['merge_keys'])}"
+        yield from (f"  state: {one}" for one in flow["state"] or ["none"])
+        yield from (f"  warning: {one}" for one in flow["state_grows"])
+        checkpoint = flow["checkpoint"]
+        if checkpoint is not None:
+            last = checkpoint["last_batch"]
+            batch = "no batch yet" if last is None else f"batch {last} is finished"
+            yield f"  checkpoint: {checkpoint['path']}, {batch}"
+        yield "  query, as analysed"
+        yield from (f"    {line}" for line in flow["plan"])
+        if flow["columns"]:
+            yield "  columns"
+            for name, inputs in flow["columns"].items():
+                yield f"    {name} <- {', '.join(inputs) or 'nothing'}"
+    if body.get("rules"):
+        yield ""
+        yield "rules, on the rows that the queries give, before they are written"
+        for rule in body["rules"]:
+            yield f"  {rule['name']}: {rule['condition']} [{rule['on_violation']}] {rule['acts']}"

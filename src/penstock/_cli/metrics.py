@@ -1,0 +1,82 @@
+"""`metrics`: the figures of an update, from its event log."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from penstock._cli import options
+from penstock._cli.inspection import one_update
+from penstock._cli.options import OutputFormat
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command(
+        "metrics",
+        epilog="Examples: penstock metrics | penstock metrics shop --update 8c1f | "
+        "penstock metrics > /var/lib/node_exporter/shop.prom",
+    )(metrics)
+
+
+def metrics(
+    path: options.ProjectPath = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    update: Annotated[
+        str, typer.Option("--update", help="`latest`, or an id or its beginning.")
+    ] = "latest",
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print the metrics of an update as Prometheus reads them, from its event log; needs no Spark.
+
+    The same figures as the endpoint of `run --metrics-port`, also when the update has ended.
+    """
+    from penstock._observe import log
+    from penstock._observe.decoding import event_of_json
+    from penstock._observe.metrics import MetricsFold
+    from penstock._observe.metrics_endpoint import exposition, require_metrics_extra
+
+    if output is OutputFormat.TEXT:
+        require_metrics_extra()
+    directory = log.event_directory(
+        options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
+    )
+    chosen = update if update == log.LATEST else one_update(directory, update)
+    fold = MetricsFold()
+    for event in log.read_events(directory, update=chosen):
+        fold(event_of_json(event))
+    if output is OutputFormat.JSON:
+        print(json.dumps(_as_json(fold), indent=2, ensure_ascii=False))
+        return
+    print(exposition(fold)[0].decode(), end="")
+    if not log.updates(directory):
+        print(f"there are no events yet in {directory}", file=sys.stderr)
+
+
+def _as_json(fold: Any) -> list[dict[str, Any]]:
+    from penstock._observe.metrics import BATCH_BUCKETS
+
+    found = []
+    for series in fold.series():
+        metric = series.metric
+        samples: list[dict[str, Any]] = [
+            {"labels": dict(zip(metric.labels, labels, strict=True)), "value": value}
+            for labels, value in series.values.items()
+        ]
+        for labels, one in series.histograms.items():
+            named = dict(zip(metric.labels, labels, strict=True))
+            buckets = [
+                {"above": low, "count": count}
+                for low, count in zip((0.0, *BATCH_BUCKETS), one.counts, strict=True)
+            ]
+            sums = {"count": sum(one.counts), "sum": one.total, "buckets": buckets}
+            samples.append({"labels": named, **sums})
+        found.append(
+            {"name": metric.name, "type": metric.kind.value, "help": metric.help}
+            | {"samples": samples}
+        )
+    return found

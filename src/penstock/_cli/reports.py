@@ -1,0 +1,239 @@
+"""Reports for those who do not look: JUnit XML, annotations of GitHub, and a summary of a run."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from xml.etree import ElementTree as Xml
+
+import typer
+
+from penstock._cli.text import count, error_line, plural, seconds
+from penstock.errors import DefinitionErrors, PenstockError
+
+if TYPE_CHECKING:
+    from penstock._observe.snapshot import UpdateView
+
+# What XML 1.0 cannot hold, however it is written.
+_UNPRINTABLE = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class ReportFormat(StrEnum):
+    """What a command that finds problems writes to stdout."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+class Verdict(StrEnum):
+    """What became of a case."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing that was looked at.
+
+    Attributes:
+        name: Of the flow, dataset or rule.
+        group: What kind of thing it is.
+        verdict: What became of it.
+        title: One line; empty if it passed.
+        text: All that is to be said.
+        level: `error`, `warning` or `notice`, as GitHub has them.
+        file: Where; empty if nowhere.
+        line: Where.
+    """
+
+    name: str
+    group: str
+    verdict: Verdict = Verdict.PASSED
+    title: str = ""
+    text: str = ""
+    level: str = "error"
+    file: str = ""
+    line: int = 0
+
+
+JUnit = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Also write the outcome as JUnit XML."),
+]
+Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Form of the answer.")]
+
+
+def distinct(errors: Iterable[PenstockError]) -> list[PenstockError]:
+    """Each error once, by its text."""
+    return list({str(error): error for error in errors}.values())
+
+
+def cases_of(error: PenstockError) -> list[Case]:
+    """What an error of a command is as failed cases: each of its parts is one."""
+    parts = error.errors if isinstance(error, DefinitionErrors) else (error,)
+    return [failed(one, "definition") for one in distinct(parts)]
+
+
+def failed(
+    error: PenstockError, group: str, name: str = "", verdict: Verdict = Verdict.FAILED
+) -> Case:
+    """One error as a case."""
+    origin = error.origin
+    return Case(
+        name=name or (f"{error.condition} {origin}" if origin else error.condition),
+        group=group,
+        verdict=verdict,
+        title=f"[{error.condition}] {error.message}".partition("\n")[0],
+        text=str(error),
+        level="error" if verdict is Verdict.FAILED else "warning",
+        file=origin.file if origin else "",
+        line=origin.line if origin else 0,
+    )
+
+
+def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
+    """Write a file of JUnit XML; nothing in it looks like a secret.
+
+    Raises:
+        typer.BadParameter: It cannot be written.
+    """
+    verdicts = [case.verdict for case in cases]
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(verdicts.count(Verdict.FAILED)),
+        "errors": "0",
+        "skipped": str(verdicts.count(Verdict.SKIPPED)),
+    }
+    root = Xml.Element("testsuites", counts)
+    body = Xml.SubElement(root, "testsuite", {"name": _clean(suite), **counts})
+    for case in cases:
+        named = {"classname": f"{suite}.{case.group}", "name": case.name}
+        if case.file:
+            named |= {"file": case.file, "line": str(case.line)}
+        found = Xml.SubElement(
+            body, "testcase", {key: _clean(value) for key, value in named.items()}
+        )
+        if case.verdict is not Verdict.PASSED:
+            tag = "failure" if case.verdict is Verdict.FAILED else "skipped"
+            told = Xml.SubElement(found, tag, {"message": _clean(case.title)})
+            told.text = _clean(case.text)
+    Xml.indent(root)
+    text = Xml.tostring(root, encoding="unicode", xml_declaration=True)
+    _write(path, text + "\n", "--junit")
+
+
+def annotations(cases: Iterable[Case]) -> Iterator[str]:
+    """Commands that GitHub's runners turn into annotations of a change."""
+    for case in cases:
+        if case.verdict is Verdict.PASSED:
+            continue
+        parts = []
+        if case.file:
+            parts = [f"file={escaped(case.file, ':,')}", f"line={case.line}"]
+        parts.append(f"title={escaped(_clean(case.title), ':,')}")
+        yield f"::{case.level} {','.join(parts)}::{escaped(_clean(case.text))}"
+
+
+def escaped(text: str, more: str = "") -> str:
+    """Text within a command of GitHub's runners."""
+    for sign in f"%\r\n{more}":
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+def write_summary(path: Path, view: "UpdateView") -> None:
+    """Write what became of an update as Markdown; GitHub's summary of a step is added to.
+
+    Raises:
+        typer.BadParameter: It cannot be written.
+    """
+    text = "\n".join(summary(view)) + "\n"
+    shared = os.environ.get("GITHUB_STEP_SUMMARY")
+    if shared and path.resolve() == Path(shared).resolve():
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise _unwritable(path, "--summary", error) from error
+        return
+    _write(path, text, "--summary")
+
+
+def summary(view: "UpdateView") -> Iterator[str]:
+    """The lines of the summary."""
+    state = view.state.value if view.state is not None else "ended"
+    yield f"## {_cell(view.pipeline_name or 'pipeline')}: {state}"
+    yield ""
+    written = sum(dataset.rows for dataset in view.datasets)
+    yield (
+        f"{plural(len(view.datasets), 'dataset')}, {plural(written, 'row')} written in "
+        f"{seconds(view.duration_seconds)}. Update `{view.update_id}`."
+    )
+    if view.datasets:
+        yield ""
+        yield "| Dataset | Kind | State | Rows | Quarantined | Dropped | Late | Time |"
+        yield "|---|---|---|---:|---:|---:|---:|---:|"
+        for one in view.datasets:
+            cells = (one.display, one.kind, one.state.value, count(one.rows))
+            figures = (one.quarantined, one.dropped, one.late)
+            texts = [*cells, *(count(number) for number in figures)]
+            texts.append(seconds(one.duration_seconds))
+            yield f"| {' | '.join(_cell(text) for text in texts)} |"
+    rules = [(one.display, rule) for one in view.datasets for rule in one.rules]
+    if rules:
+        yield ""
+        yield "| Expectation | Dataset | Passed | Failed | Share |"
+        yield "|---|---|---:|---:|---:|"
+        for display, rule in rules:
+            share = rule.failed / max(1, rule.passed + rule.failed)
+            yield (
+                f"| {_cell(rule.name)} | {_cell(display)} | {count(rule.passed)} | "
+                f"{count(rule.failed)} | {share:.2%} |"
+            )
+    errors = {one.display: one.last_error for one in view.datasets if one.last_error is not None}
+    if view.error is not None:
+        errors["update"] = view.error
+    if errors:
+        yield ""
+        yield "### Errors"
+        for name, error in errors.items():
+            yield ""
+            yield f"**{_cell(name)}** {_cell(error_line(error))}"
+            yield ""
+            yield from (f"    {line}" for line in _clean(error.message).splitlines())
+    if view.warnings:
+        yield ""
+        yield "### Warnings"
+        yield ""
+        yield from (f"- {_cell(warning)}" for warning in view.warnings)
+
+
+def _cell(text: str) -> str:
+    """One line of Markdown in which nothing has a meaning but its letters."""
+    flat = " ".join(_clean(text).split())
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat)
+
+
+def _clean(text: str) -> str:
+    from penstock._observe.masking import shown
+
+    return _UNPRINTABLE.sub("?", shown(text))
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, option, error) from error
+
+
+def _unwritable(path: Path, option: str, error: OSError) -> typer.BadParameter:
+    reason = error.strerror or str(error)
+    return typer.BadParameter(f"{path} cannot be written: {reason}", param_hint=option)

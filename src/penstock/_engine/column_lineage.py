@@ -1,0 +1,305 @@
+"""Where the columns of a query come from, read off Spark's analysed plan; nothing is executed.
+
+The plan is asked for once, as JSON: a call across py4j for each expression of each node would take
+seconds in a pipeline of some size. Attributes are followed by their expression ids from the result
+down to the leaves.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from penstock._engine.plans import analyzed, iterate, kind_of, location_of
+from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource, place_of
+
+_MAX_COLUMNS = 1000
+_MAX_INPUTS = 100
+_RANKS = ("IDENTITY", "TRANSFORMATION", "AGGREGATION")
+_NAMED = {
+    "Project": "projectList",
+    "Aggregate": "aggregateExpressions",
+    "Window": "windowExpressions",
+    "SerializeFromObject": "serializer",
+    "CollectMetrics": "metrics",
+}
+_INFLUENCES = {
+    "Filter": (("condition", "FILTER"),),
+    "Join": (("condition", "JOIN"),),
+    "Aggregate": (("groupingExpressions", "GROUP_BY"),),
+    "Deduplicate": (("keys", "GROUP_BY"),),
+    "DeduplicateWithinWatermark": (("keys", "GROUP_BY"),),
+    "Sort": (("order", "SORT"),),
+    "Window": (("partitionSpec", "WINDOW"), ("orderSpec", "WINDOW")),
+}
+_NEW_ATTRIBUTES = ("generatorOutput", "output", "outputAttrs", "outAttributes", "outputAttributes")
+_ROWLESS = ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD", "CTERelationRef")
+
+_logger = logging.getLogger(__name__)
+
+
+def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLineage | None:
+    """The lineage of a query's columns; `None` if the plan does not tell.
+
+    Never raises: lineage is never worth a failed update.
+
+    Args:
+        df: The query.
+        own: The dataset of the pipeline that a path stands for; `None` = it is from outside.
+    """
+    try:
+        plan = analyzed(df)
+        reader = _Reader(_sources(plan, own))
+        output = reader.read(_trees(json.loads(plan.toJSON()))[0])
+        return reader.lineage(output, df.columns)
+    except Exception as error:
+        _logger.debug("no column lineage: %s", error)
+        return None
+
+
+# -- leaves ---------------------------------------------------------------------------------------
+
+
+def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSource]:
+    """What each leaf is, by the id of its first attribute."""
+    found = {}
+    for part in (plan, *iterate(plan.subqueriesAll())):
+        for leaf in iterate(part.collectLeaves()):
+            kind = kind_of(leaf)
+            if kind in _ROWLESS or leaf.output().isEmpty():
+                continue
+            source = _source(kind, leaf, own)
+            if source is not None:
+                found[int(leaf.output().head().exprId().id())] = source
+    return found
+
+
+def _source(kind: str, leaf: Any, own: Callable[[str], str | None]) -> LineageSource | None:
+    if kind == "LogicalRelation":
+        location = location_of(leaf)
+        if location is None or location.rootPaths().isEmpty():
+            return None
+        path = str(location.rootPaths().head().toString())
+    elif kind == "StreamingRelation":
+        option = leaf.dataSource().options().get("path")
+        paths = leaf.dataSource().paths()
+        if option.isEmpty() and paths.isEmpty():
+            return None
+        path = str(paths.head() if option.isEmpty() else option.get())
+    elif kind in ("StreamingRelationV2", "DataSourceV2Relation"):
+        options = leaf.extraOptions() if kind == "StreamingRelationV2" else leaf.options()
+        topic = next(
+            (
+                options.get(key)
+                for key in ("subscribe", "subscribePattern", "assign")
+                if options.get(key) is not None
+            ),
+            None,
+        )
+        servers = options.get("kafka.bootstrap.servers")
+        if topic is not None and servers is not None:
+            return LineageSource(namespace=f"kafka://{servers}", name=str(topic))
+        if options.get("path") is None:
+            return None
+        path = str(options.get("path"))
+    else:
+        return None
+    dataset = own(path)
+    return LineageSource(dataset=dataset) if dataset is not None else place_of(path)
+
+
+# -- the tree -------------------------------------------------------------------------------------
+
+
+class _Node:
+    """A node of Spark's JSON: its fields, and its children in order."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.kind = str(fields["class"]).rpartition(".")[2]
+        self.fields = fields
+        self.children: list[_Node] = []
+
+
+def _trees(flat: list[Any]) -> list[_Node]:
+    """The trees of a list in which each node is followed by its children."""
+    items = iter(flat)
+
+    def read(fields: dict[str, Any]) -> _Node:
+        node = _Node(fields)
+        node.children = [read(next(items)) for _ in range(fields["num-children"])]
+        return node
+
+    return [read(fields) for fields in items]
+
+
+def _is_tree(value: Any) -> bool:
+    return bool(
+        isinstance(value, list) and value and isinstance(value[0], dict) and "class" in value[0]
+    )
+
+
+def _expressions(value: Any) -> Iterator[_Node]:
+    """The expressions of a field: one of them, a list, or a list of lists."""
+    if _is_tree(value):
+        yield from _trees(value)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _expressions(one)
+
+
+def _id(fields: dict[str, Any]) -> int | None:
+    found = fields.get("exprId")
+    return int(found["id"]) if isinstance(found, dict) and "id" in found else None
+
+
+class _Reader:
+    def __init__(self, sources: dict[int, LineageSource]) -> None:
+        self._by_leaf = sources
+        self._sources: dict[LineageSource, int] = {}
+        self._leaves: dict[int, tuple[int, str]] = {}
+        # What an attribute is made of. The first branch of a union keeps its ids, so an attribute
+        # may be one of a leaf and be made of others as well.
+        self._made: dict[int, list[tuple[set[int], int]]] = {}
+        self._influences: dict[tuple[int, str], None] = {}
+        self._ctes: dict[Any, list[int]] = {}
+
+    def read(self, node: _Node) -> list[int]:
+        """Note what the attributes of a plan are made of; return those of its result."""
+        if node.kind == "WithCTE":
+            last = node.fields["plan"]
+            for at, child in enumerate(node.children):
+                if at != last:
+                    self._ctes[child.fields["id"]] = self.read(child)
+            return self.read(node.children[last])
+        below = [self.read(child) for child in node.children]
+        if not node.children:
+            return self._leaf(node)
+        for name, kind in _INFLUENCES.get(node.kind, ()):
+            for expression in _expressions(node.fields.get(name)):
+                for one in self._references(expression):
+                    self._influences[one, kind] = None
+        if node.kind in _NAMED:
+            named = [self._named(one) for one in _expressions(node.fields[_NAMED[node.kind]])]
+            own = [one for one in named if one is not None]
+            return [*below[0], *own] if node.kind in ("Window",) else own
+        if node.kind == "Union":
+            for alike in zip(*below, strict=False):
+                self._make(alike[0], set(alike[1:]) - {alike[0]}, 0)
+            return below[0]
+        if node.kind == "Join":
+            one_side = any(word in str(node.fields.get("joinType")) for word in ("Semi", "Anti"))
+            return below[0] if one_side else [one for ids in below for one in ids]
+        return self._others(node, below)
+
+    def _others(self, node: _Node, below: list[list[int]]) -> list[int]:
+        """Nodes that pass rows on, or turn them into something that only they know."""
+        known = {one for ids in below for one in ids}
+        for name in _NEW_ATTRIBUTES:
+            output = [(_id(one.fields), one) for one in _expressions(node.fields.get(name))]
+            ids = [found for found, _ in output if found is not None]
+            if not ids:
+                continue
+            parts = known
+            if name == "generatorOutput":
+                (generator,) = _expressions(node.fields["generator"])
+                parts = self._references(generator)
+            projections = node.fields.get("projections") or []
+            for at, one in enumerate(ids):
+                if one not in known:
+                    alike = [row[at] for row in projections if at < len(row)]
+                    exact = {
+                        part
+                        for expression in _expressions(alike)
+                        for part in self._references(expression)
+                    }
+                    self._make(one, exact if projections else parts, 1)
+            return [*below[0], *ids] if name == "generatorOutput" else ids
+        return below[0]
+
+    def _leaf(self, node: _Node) -> list[int]:
+        output = [one.fields for one in _expressions(node.fields.get("output"))]
+        ids = [found for fields in output if (found := _id(fields)) is not None]
+        if node.kind == "CTERelationRef":
+            for one, other in zip(ids, self._ctes.get(node.fields.get("cteId"), ()), strict=False):
+                if one != other:
+                    self._make(one, {other}, 0)
+            return ids
+        source = self._by_leaf.get(ids[0]) if ids else None
+        if source is not None:
+            number = self._sources.setdefault(source, len(self._sources))
+            for one, fields in zip(ids, output, strict=True):
+                self._leaves[one] = (number, str(fields["name"]))
+        return ids
+
+    def _named(self, expression: _Node) -> int | None:
+        found = _id(expression.fields)
+        if found is not None and expression.kind != "AttributeReference":
+            inner = expression.children[0] if expression.children else expression
+            rank = 0 if inner.kind == "AttributeReference" else 1
+            if any(one.kind == "AggregateExpression" for one in _walk(expression)):
+                rank = 2
+            self._make(found, self._references(expression), rank)
+        return found
+
+    def _make(self, attribute: int, parts: set[int], rank: int) -> None:
+        if parts:
+            self._made.setdefault(attribute, []).append((parts, rank))
+
+    def _references(self, expression: _Node) -> set[int]:
+        found: set[int] = set()
+        for one in _walk(expression):
+            if one.kind == "AttributeReference" and (own := _id(one.fields)) is not None:
+                found.add(own)
+            for name, value in one.fields.items():
+                if name == "plan" and _is_tree(value):
+                    found.update(self.read(_trees(value)[0]))
+                elif _is_tree(value):  # an expression that is no child, as in an outer reference
+                    for inner in _trees(value):
+                        found |= self._references(inner)
+        return found
+
+    # -- the answer ----------------------------------------------------------------------------
+
+    def lineage(self, output: list[int], names: list[str]) -> FlowLineage:
+        """What the columns of the result are made of."""
+        columns = {}
+        for name, one in list(zip(names, output, strict=True))[:_MAX_COLUMNS]:
+            inputs = [
+                ColumnInput(*self._leaves[leaf], _RANKS[rank])
+                for leaf, rank in sorted(self._below(one).items())
+            ]
+            columns[name] = tuple(dict.fromkeys(inputs))[:_MAX_INPUTS]
+        influences = [
+            ColumnInput(*self._leaves[leaf], kind)
+            for one, kind in self._influences
+            for leaf in sorted(self._below(one))
+        ]
+        return FlowLineage(
+            sources=tuple(self._sources),
+            columns=columns,
+            influences=tuple(dict.fromkeys(influences))[:_MAX_INPUTS],
+        )
+
+    def _below(self, attribute: int) -> dict[int, int]:
+        """The attributes of leaves that one is made of, each with the most that is done to it."""
+        best: dict[int, int] = {}
+        waiting = [(attribute, 0)]
+        while waiting:
+            one, rank = waiting.pop()
+            if best.get(one, -1) >= rank:
+                continue
+            best[one] = rank
+            for parts, more in self._made.get(one, ()):
+                waiting += [(part, max(rank, more)) for part in parts]
+        return {one: rank for one, rank in best.items() if one in self._leaves}
+
+
+def _walk(expression: _Node) -> Iterator[_Node]:
+    """An expression and all below it, without what a window is laid over."""
+    if expression.kind == "WindowSpecDefinition":
+        return
+    yield expression
+    for child in expression.children:
+        yield from _walk(child)

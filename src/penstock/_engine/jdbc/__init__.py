@@ -1,0 +1,1 @@
+"""A database's table as a stream: rows by a key that only grows."""

@@ -1,0 +1,160 @@
+"""What waits in folders and in Delta tables that a flow streams from."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._tables.delta_log import DeltaJvm
+
+_STATUS = re.compile(r"\w*FileStatus\{path=(.*?); isDirectory=false; length=(\d+);")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/:._=,+@-]+")
+_MOST_COMMITS = 500
+_MOST_SPECIAL = 1000
+
+
+class PendingFiles:
+    """Counts the files that Spark's file source has not taken into a batch yet.
+
+    Spark is asked to list its folder as it does for every batch, and what it remembers is taken
+    away, all in its JVM: the figures are those that the next batch would see.
+
+    Args:
+        spark: The session.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm
+        self._gateway: Any = spark.sparkContext._gateway
+
+    def measure(self, source: Any) -> dict[str, Any]:
+        """Files and bytes; `None` where they cannot be told.
+
+        Args:
+            source: Spark's `FileStreamSource`.
+        """
+        try:
+            sizes, known = self._listed(source), self._seen(source)
+            waiting = self._unseen(sizes, known)
+        except Py4JError:
+            waiting = None  # Spark was changing its memory meanwhile, or its inside is another one
+        if waiting is None:
+            return {"kind": "files", "files": None, "bytes": None}
+        return {
+            "kind": "files",
+            "files": len(waiting),
+            "bytes": sum(sizes[path] for path in waiting),
+        }
+
+    def _listed(self, source: Any) -> dict[str, int]:
+        method = next(
+            method
+            for method in source.getClass().getDeclaredMethods()
+            if method.getName() == "allFilesUsingInMemoryFileIndex"
+        )
+        method.setAccessible(True)
+        nothing = self._gateway.new_array(self._jvm.java.lang.Object, 0)
+        text = str(method.invoke(source, nothing).mkString("\n"))
+        return {path: int(length) for path, length in _STATUS.findall(text)}
+
+    def _seen(self, source: Any) -> Any:
+        seen = _field(source, "seenFiles")
+        return _field(seen, "map").keySet()
+
+    def _unseen(self, sizes: Mapping[str, int], known: Any) -> list[str] | None:
+        special = [path for path in sizes if not _PLAIN_PATH.fullmatch(path)]
+        if len(special) > _MOST_SPECIAL:
+            return None
+        spellings = {path: self._spellings(path) for path in sizes}
+        text = "\n".join(one for several in spellings.values() for one in several)
+        if not text:
+            return []
+        split = self._jvm.java.util.regex.Pattern.compile("\n").splitAsStream(text)
+        left = self._jvm.java.util.HashSet(split.toList())
+        left.removeAll(known)
+        unseen = set(str(self._jvm.java.lang.String.join("\n", left)).split("\n"))
+        return [path for path, several in spellings.items() if unseen.issuperset(several)]
+
+    def _spellings(self, path: str) -> list[str]:
+        """How Spark may have remembered a file."""
+        if not _PLAIN_PATH.fullmatch(path):
+            path = str(self._jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+        if path.startswith("file:/"):
+            rest = path.removeprefix("file:").lstrip("/")
+            return [f"file:/{rest}", f"file:///{rest}"]
+        return [path]
+
+
+def _field(holder: Any, name: str) -> Any:
+    field = holder.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(holder)
+
+
+class PendingVersions:
+    """Counts the commits of a Delta table that a stream has not read yet.
+
+    Args:
+        spark: The session.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._delta = DeltaJvm(spark)
+        self._commits: dict[tuple[str, int], list[tuple[int, int | None]] | None] = {}
+
+    def measure(self, path: str, offset: Mapping[str, Any]) -> dict[str, Any]:
+        """Versions with rows, bytes and rows; `None` where they cannot be told.
+
+        Args:
+            path: The table.
+            offset: How far the stream has read, as Delta's source writes it.
+        """
+        unknown: dict[str, Any] = {"kind": "delta", "versions": None, "bytes": None, "rows": None}
+        try:
+            latest = int(self._delta.snapshot(path).version())
+            version, index = int(offset["reservoirVersion"]), int(offset["index"])
+        except (Py4JError, KeyError, TypeError, ValueError):
+            return {**unknown, "latest_version": None}
+        unknown["latest_version"] = latest
+        if offset.get("isStartingVersion"):
+            # A snapshot is being read, in an order of Delta's own.
+            return {**unknown, "versions": latest - version + 1}
+        if latest - version >= _MOST_COMMITS:
+            return {**unknown, "versions": latest - version + 1}
+        waiting: list[list[tuple[int, int | None]]] = []
+        for number in range(version, latest + 1):
+            added = self._added(path, number)
+            if added is None:
+                return {**unknown, "versions": latest - version + 1}
+            left = added[max(0, index + 1) :] if number == version else added
+            if left:
+                waiting.append(left)
+        files = [file for left in waiting for file in left]
+        rows = [count for _, count in files]
+        return {
+            **unknown,
+            "versions": len(waiting),
+            "bytes": sum(size for size, _ in files),
+            "rows": None if None in rows else sum(count or 0 for count in rows),
+        }
+
+    def _added(self, path: str, number: int) -> list[tuple[int, int | None]] | None:
+        """Size and rows of each file that a commit added as new rows."""
+        key = (path, number)
+        if key not in self._commits:
+            lines = self._delta.commit_lines(path, number)
+            found = None
+            if lines is not None:
+                found = []
+                for line in lines:
+                    file = json.loads(line).get("add") if line.startswith('{"add"') else None
+                    if file is not None and file.get("dataChange", True):
+                        stats = json.loads(file["stats"]) if file.get("stats") else {}
+                        found.append((int(file["size"]), stats.get("numRecords")))
+            if len(self._commits) > 4 * _MOST_COMMITS:
+                self._commits.clear()
+            self._commits[key] = found
+        return self._commits[key]

@@ -1,0 +1,90 @@
+"""Where the columns of a flow's result come from, and how places are named for other systems."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_URI = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):(?://(?P<authority>[^/?#]*))?(?P<path>[^?#]*)(?:[?#].*)?",
+    re.DOTALL,
+)
+_CONTAINER = re.compile(r"[\w$.\-]+")
+_WITH_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs")
+
+
+@dataclass(frozen=True)
+class LineageSource:
+    """What a query reads: a dataset of the pipeline, or a place that OpenLineage has a name for."""
+
+    dataset: str = ""
+    namespace: str = ""
+    name: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """What is known of it."""
+        if self.dataset:
+            return {"dataset": self.dataset}
+        return {"namespace": self.namespace, "name": self.name}
+
+
+@dataclass(frozen=True)
+class ColumnInput:
+    """A column that something is made of.
+
+    Attributes:
+        source: Which of `FlowLineage.sources`.
+        column: Its name there.
+        transformation: `IDENTITY`, `TRANSFORMATION` or `AGGREGATION`; of an influence `FILTER`,
+            `JOIN`, `GROUP_BY`, `SORT` or `WINDOW`.
+    """
+
+    source: int
+    column: str
+    transformation: str
+
+    def as_json(self) -> list[Any]:
+        """The three in a list: there are many of them."""
+        return [self.source, self.column, self.transformation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowLineage:
+    """Column lineage of one flow, as far as its plan tells.
+
+    Attributes:
+        sources: What the query reads, in the order of its plan.
+        columns: Of the result, to what each is made of.
+        influences: Columns that decide which rows there are, or how they are grouped or ordered.
+    """
+
+    sources: tuple[LineageSource, ...] = ()
+    columns: Mapping[str, tuple[ColumnInput, ...]] = field(default_factory=dict)
+    influences: tuple[ColumnInput, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for an event."""
+        return {
+            "sources": [source.as_json() for source in self.sources],
+            "columns": {
+                name: [one.as_json() for one in inputs] for name, inputs in self.columns.items()
+            },
+            "influences": [one.as_json() for one in self.influences],
+        }
+
+
+def place_of(uri: str) -> LineageSource:
+    """A path or URI as OpenLineage names it: a namespace and a name, without credentials."""
+    found = _URI.fullmatch(uri)
+    if found is None:
+        return LineageSource(namespace="file", name=uri.rstrip("/") or "/")
+    scheme = found["scheme"].lower()
+    scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
+    authority, path = found["authority"] or "", found["path"].rstrip("/") or "/"
+    if scheme in ("file", "dbfs") and not authority:
+        return LineageSource(namespace=scheme, name="/" + path.lstrip("/"))
+    user, at, host = authority.rpartition("@")
+    if at and not (scheme in _WITH_ACCOUNT and _CONTAINER.fullmatch(user)):
+        authority = host
+    name = path if scheme in ("hdfs", *_WITH_ACCOUNT) else path.lstrip("/") or "/"
+    return LineageSource(namespace=f"{scheme}://{authority}", name=name)

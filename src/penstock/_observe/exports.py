@@ -1,0 +1,98 @@
+"""What goes from the events of an update to other systems while it runs."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.bus import EventBus
+from penstock._observe.events import EventOrigin, plan_warning
+from penstock._observe.lineage_delivery import (
+    Lineage,
+    close_client,
+    has_extra,
+    is_wanted,
+    make_client,
+    missing_extra,
+)
+from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics_endpoint import MetricsEndpoint
+
+
+class Exports:
+    """Opens what the settings ask for and subscribes it to the bus; close it at the end.
+
+    Args:
+        settings: Of the pipeline.
+        bus: Of the update.
+        origin: Of the events that tell how it goes.
+        resolve_secrets: Fills `${secret:...}` in.
+
+    Raises:
+        SetupError: `CANNOT_LISTEN`.
+        MissingExtraError: `MISSING_EXTRA`.
+        SpecError: `LINEAGE_NOT_CONFIGURED`.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        bus: EventBus,
+        origin: EventOrigin,
+        resolve_secrets: Callable[[str], str],
+    ) -> None:
+        self._bus = bus
+        self._origin = origin
+        self._lineage: Lineage | None = None
+        self._client: Any = None
+        self._warnings: list[str] = []
+        if is_wanted(settings.lineage, settings.root, os.environ):
+            self._open_lineage(settings, resolve_secrets)
+        self._endpoint: MetricsEndpoint | None = None
+        wanted = settings.metrics
+        if wanted.port is not None:
+            fold = MetricsFold()
+            self._endpoint = MetricsEndpoint(fold, address=wanted.address, port=wanted.port)
+            bus.subscribe(fold)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """What Prometheus scrapes; `None` without an endpoint."""
+        return None if self._endpoint is None else self._endpoint.url
+
+    @property
+    def note(self) -> str:
+        """For people, to stand behind another message."""
+        return "" if self._endpoint is None else f"; metrics at {self._endpoint.url}"
+
+    def warn(self) -> None:
+        """Emit what is worth a warning; called when the event log is there."""
+        for text in self._warnings:
+            self._bus.emit(plan_warning(self._origin, text))
+
+    def close(self) -> None:
+        """Send what is waiting, within bounds, and stop serving."""
+        if self._lineage is not None:
+            self._lineage.close()
+            close_client(self._client)
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def _open_lineage(
+        self, settings: PipelineSettings, resolve_secrets: Callable[[str], str]
+    ) -> None:
+        if not has_extra():
+            missing = missing_extra()
+            if settings.lineage.is_wanted:
+                raise missing
+            # Somebody configured OpenLineage for everything on this machine.
+            self._warnings.append(f"{missing.message}: no lineage is sent; {missing.hint}")
+            return
+        self._client = make_client(settings.lineage, settings.root, resolve_secrets)
+        self._lineage = Lineage(
+            self._bus,
+            self._origin,
+            self._client.emit,
+            namespace=settings.lineage.namespace,
+        )
+        self._bus.subscribe(self._lineage)

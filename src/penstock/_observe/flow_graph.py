@@ -1,0 +1,187 @@
+"""The graph of a pipeline, folded from the definitions in its events."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock._observe.events import Event
+from penstock._observe.snapshot import short_names
+
+_SHAPES = {"source": ("[/", "/]"), "sink": ("[\\", "\\]"), "view": ("([", "])")}
+_DOT_SHAPES = {"source": "parallelogram", "sink": "invhouse", "view": "ellipse"}
+_COLOURS = {"FAILED": "#d64545", "COMPLETED": "#2e8b57", "RUNNING": "#2f7fbf"}
+
+
+@dataclass
+class GraphNode:
+    """A dataset, a sink, or a source from outside.
+
+    Attributes:
+        id: Its full name; of a source what the query function reads, in words.
+        name: Shorter.
+        kind: `streaming table`, `materialized view`, `view`, `sink` or `source`.
+        expectations: Names of its rules.
+        state: The last one of its flows; empty where nothing ran.
+        declared_at: File and line.
+    """
+
+    id: str
+    name: str
+    kind: str
+    expectations: list[str] = field(default_factory=list)
+    state: str = ""
+    declared_at: str = ""
+
+
+@dataclass(frozen=True)
+class GraphEdge:
+    """A flow reads `source` and writes to `target`."""
+
+    source: str
+    target: str
+    flow: str
+    flow_type: str
+
+
+@dataclass
+class FlowGraph:
+    """All of it, in the order of the events."""
+
+    nodes: dict[str, GraphNode] = field(default_factory=dict)
+    edges: dict[GraphEdge, None] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines; keys are stable."""
+        return {
+            "version": 1,
+            "nodes": [
+                {
+                    "id": node.id,
+                    "name": node.name,
+                    "kind": node.kind,
+                    "expectations": node.expectations,
+                    "state": node.state or None,
+                    "declared_at": node.declared_at or None,
+                }
+                for node in self.nodes.values()
+            ],
+            "edges": [
+                {
+                    "from": edge.source,
+                    "to": edge.target,
+                    "flow": edge.flow,
+                    "flow_type": edge.flow_type,
+                }
+                for edge in self.edges
+            ],
+        }
+
+
+def flow_graph(events: Iterable[Event]) -> FlowGraph:
+    """The graph that the events of one update define, with the states that they tell."""
+    graph = FlowGraph()
+    flows: list[tuple[str, dict[str, Any]]] = []
+    for event in events:
+        body = event.details.get(event.event_type, {})
+        match event.event_type:
+            case "dataset_definition":
+                name = event.origin.dataset_name
+                kind = str(body.get("dataset_type", "")).lower().replace("_", " ")
+                node = GraphNode(name, name, kind.removeprefix("temporary "))
+                node.expectations = [rule["name"] for rule in body.get("expectations", ())]
+                node.declared_at = str(body.get("declared_at") or "")
+                graph.nodes[name] = node
+            case "sink_definition":
+                name = event.origin.sink_name
+                graph.nodes[name] = GraphNode(name, name, "sink")
+            case "flow_definition":
+                flows.append((event.origin.flow_name, dict(body)))
+            case "flow_progress" if "metrics" not in body:
+                target = event.origin.dataset_name or event.origin.sink_name
+                if target in graph.nodes:
+                    graph.nodes[target].state = str(body.get("status", ""))
+    for flow, body in flows:
+        target = body.get("output_dataset") or body.get("output_sink") or ""
+        kind = str(body.get("flow_type", ""))
+        for source in body.get("external_inputs", ()):
+            graph.nodes.setdefault(source, GraphNode(source, source, "source"))
+            graph.edges[GraphEdge(source, target, flow, kind)] = None
+        for source in body.get("input_datasets", ()):
+            graph.edges[GraphEdge(source, target, flow, kind)] = None
+    own = [node.id for node in graph.nodes.values() if node.kind != "source"]
+    for full, short in short_names(own).items():
+        graph.nodes[full].name = short
+    return graph
+
+
+def text_lines(graph: FlowGraph) -> Iterator[str]:
+    """A tree: what is read stands above what reads it; each node is written out once."""
+    below: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        if edge.target not in below.setdefault(edge.source, []):
+            below[edge.source].append(edge.target)
+    read = {target for targets in below.values() for target in targets}
+    seen: set[str] = set()
+
+    def tree(name: str, head: str, rest: str) -> Iterator[str]:
+        node = graph.nodes.get(name) or GraphNode(name, name, "?")
+        again = name in seen
+        seen.add(name)
+        rules = f", {len(node.expectations)} rules" if node.expectations else ""
+        state = f" {node.state}" if node.state else ""
+        yield f"{head}{node.name} [{node.kind}{rules}]{state}{' (shown above)' if again else ''}"
+        if again:
+            return
+        targets = below.get(name, [])
+        for at, target in enumerate(targets):
+            last = at == len(targets) - 1
+            yield from tree(
+                target, rest + ("`- " if last else "|- "), rest + ("   " if last else "|  ")
+            )
+
+    for name in graph.nodes:
+        if name not in read:
+            yield from tree(name, "", "")
+    for name in graph.nodes:  # in a circle, which a recorded failure may show
+        if name not in seen:
+            yield from tree(name, "", "")
+
+
+def mermaid_lines(graph: FlowGraph) -> Iterator[str]:
+    """A flowchart of Mermaid, as Markdown of GitHub and others draws it."""
+    yield "flowchart LR"
+    ids = {name: f"n{at}" for at, name in enumerate(graph.nodes)}
+    for name, node in graph.nodes.items():
+        left, right = _SHAPES.get(node.kind, ("[", "]"))
+        label = re.sub(r"[\x00-\x1f]", " ", node.name)
+        label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+        yield f'  {ids[name]}{left}"{label}"{right}'
+    for source, target in dict.fromkeys((edge.source, edge.target) for edge in graph.edges):
+        if source in ids and target in ids:
+            yield f"  {ids[source]} --> {ids[target]}"
+    for state, colour in _COLOURS.items():
+        members = [ids[name] for name, node in graph.nodes.items() if node.state == state]
+        if members:
+            yield f"  classDef {state.lower()} stroke:{colour},stroke-width:2px"
+            yield f"  class {','.join(members)} {state.lower()}"
+
+
+def dot_lines(graph: FlowGraph) -> Iterator[str]:
+    """A digraph for Graphviz."""
+    yield "digraph pipeline {"
+    yield "  rankdir=LR;"
+    yield '  node [shape=box, fontname="sans-serif"];'
+    for name, node in graph.nodes.items():
+        more = f", shape={_DOT_SHAPES[node.kind]}" if node.kind in _DOT_SHAPES else ""
+        if node.state in _COLOURS:
+            more += f', color="{_COLOURS[node.state]}"'
+        yield f"  {_quoted(name)} [label={_quoted(node.name)}, tooltip={_quoted(node.kind)}{more}];"
+    for edge in graph.edges:
+        yield f"  {_quoted(edge.source)} -> {_quoted(edge.target)} [tooltip={_quoted(edge.flow)}];"
+    yield "}"
+
+
+def _quoted(text: str) -> str:
+    flat = re.sub(r"[\x00-\x1f]", " ", text)
+    return '"' + flat.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,115 @@
+"""The lag of a flow as JSON values: what Spark's progress says, and what was measured beside it.
+
+A measurement belongs to the offsets that it was made at. Where the flow has read on since, only
+what is still true of it is shown; the rest is unknown until the next one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
+_LOSSES = ("none", "unknown", "expected", "happened")
+
+
+def lag_sources(progress: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One object per source.
+
+    Args:
+        progress: Spark's `StreamingQueryProgress`.
+        measured: Body of a `lag_progress` event; may be empty.
+    """
+    beside = list(measured.get("sources") or ())
+    found = []
+    for number, source in enumerate(progress.get("sources") or ()):
+        name = source.get("description", "")
+        known = beside[number] if number < len(beside) else {}
+        found.append(source_view(source, known if known.get("source") == name else {}))
+    return found
+
+
+def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole flow: the highest age, the shortest time, the worst loss of all partitions.
+
+    The age is known only if that of each partition is.
+    """
+    parts = [part for source in sources for part in source.get("partitions") or ()]
+    ages = [part["seconds_behind"] for part in parts]
+    times = [part["seconds_to_loss"] for part in parts if part["seconds_to_loss"] is not None]
+    losses = [part["loss"] for part in parts]
+    return {
+        "seconds_behind": None if not ages or None in ages else max(ages),
+        "seconds_to_loss": min(times, default=None),
+        "loss": max(losses, key=_LOSSES.index, default=None),
+    }
+
+
+def source_view(
+    source: Mapping[str, Any], measured: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is known of one source.
+
+    Args:
+        source: As Spark reports it.
+        measured: What was measured of it, if anything.
+    """
+    measured = measured or {}
+    end, latest = source.get("endOffset"), source.get("latestOffset")
+    behind = latest.get("behind_millis") if isinstance(latest, dict) else None
+    return {
+        "source": source.get("description", ""),
+        "input_rows": source.get("numInputRows", 0),
+        "end_offset": end,
+        "latest_offset": latest,
+        "partitions": _partitions(end, latest, measured) if behind is None else [],
+        "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
+        "retention": measured.get("retention"),
+        "files": measured.get("files"),
+        "versions": measured.get("versions"),
+        "rows": measured.get("rows"),
+        "bytes": measured.get("bytes"),
+        "metrics": dict(source.get("metrics") or {}),
+    }
+
+
+def _shard(place: str, millis: int) -> dict[str, Any]:
+    """How far a shard of Kinesis was behind when it was read; it tells no number of records."""
+    stream, _, shard = place.rpartition("/")
+    return {"stream": stream, "shard": shard, "behind_seconds": round(millis / 1000, 3)}
+
+
+def _partitions(end: Any, latest: Any, measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    beside = {(part["topic"], part["partition"]): part for part in measured.get("partitions", ())}
+    if not isinstance(end, dict) or not isinstance(latest, dict | None):
+        return []
+    found = []
+    for topic, newest in {**end, **(latest or {})}.items():
+        done = end.get(topic)
+        if not (isinstance(newest, dict) and isinstance(done, dict | None)):
+            continue
+        for partition, offset in newest.items():
+            read = (done or {}).get(partition, 0)
+            told = offset if latest is not None else None
+            found.append(_partition(topic, partition, read, told, beside.get((topic, partition))))
+    return found
+
+
+def _partition(
+    topic: str, partition: str, read: int, latest: int | None, measured: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    part: dict[str, Any] = {"topic": topic, "partition": partition, "offset": read}
+    if measured is not None and measured["offset"] == read:
+        ends = [one for one in (latest, measured["latest_offset"]) if one is not None]
+        newest = max(ends, default=None)
+        part |= {key: measured[key] for key in (*_MEASURED, "lost_records")}
+        if newest is not None and measured["latest_offset"] == read and newest > read:
+            # Rows came since that nobody has looked at.
+            part |= {"seconds_behind": None, "seconds_to_loss": None, "loss": "unknown"}
+    else:
+        newest = latest
+        is_read = newest is not None and newest <= read
+        part |= dict.fromkeys((*_MEASURED, "lost_records"))
+        part |= {"seconds_behind": 0.0 if is_read else None}
+        part |= {"loss": "none" if is_read else "unknown"}
+    part["latest_offset"] = newest
+    part["records"] = None if newest is None else max(0, newest - read)
+    return part

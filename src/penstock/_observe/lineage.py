@@ -1,0 +1,491 @@
+"""Events of an update become OpenLineage's: runs, jobs and datasets, with their facets."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from penstock._model.lineage import LineageSource, place_of
+from penstock._observe.events import Event, FlowStatus, UpdateState
+from penstock._observe.lineage_facets import (
+    PRODUCER,
+    error_facet,
+    given_parent,
+    schema_facets,
+    table_facets,
+    time_text,
+    version_of,
+)
+
+if TYPE_CHECKING:
+    from openlineage.client import event_v2
+    from openlineage.client.facet_v2 import DatasetFacet, JobFacet, RunFacet
+
+RUNNING_SECONDS = 30.0
+"""A flow that runs is told about at most so often, however many batches it has."""
+
+DEFAULT_NAMESPACE = "penstock"
+_ENDS = {
+    FlowStatus.COMPLETED: "COMPLETE",
+    FlowStatus.IDLE: "COMPLETE",
+    FlowStatus.FAILED: "FAIL",
+    FlowStatus.STOPPED: "ABORT",
+    FlowStatus.SKIPPED: "ABORT",
+}
+_UPDATE_ENDS = {
+    UpdateState.COMPLETED: "COMPLETE",
+    UpdateState.FAILED: "FAIL",
+    UpdateState.CANCELED: "ABORT",
+}
+
+
+@dataclass
+class _Dataset:
+    name: str
+    place: LineageSource
+    schema: list[dict[str, Any]] = field(default_factory=list)
+    rules: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_table: bool = True
+
+
+@dataclass
+class _Flow:
+    name: str
+    target: str
+    inputs: list[str]
+    kind: str = ""
+    comment: str | None = None
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    number: int = 0
+    is_running: bool = False
+    has_news: bool = False
+    told: datetime | None = None
+    rows_in: int | None = None
+    rows_out: int | None = None
+    quarantined: int = 0
+    version: int | None = None
+    counts: dict[str, list[int]] = field(default_factory=dict)
+
+    def begin(self, at: datetime) -> None:
+        """A run of its own begins: its figures do, too."""
+        self.number += 1
+        self.is_running, self.told = True, at
+        self.rows_in = self.rows_out = self.version = None
+        self.quarantined = 0
+        self.counts.clear()
+
+
+class LineageFold:
+    """Folds the events of one update; each call returns what is to be sent. Used on one thread.
+
+    Args:
+        namespace: Of the jobs.
+        running_seconds: See `RUNNING_SECONDS`.
+    """
+
+    def __init__(self, namespace: str, *, running_seconds: float = RUNNING_SECONDS) -> None:
+        self._namespace = namespace
+        self._running_seconds = running_seconds
+        self._datasets: dict[str, _Dataset] = {}
+        self._flows: dict[str, _Flow] = {}
+        self._pipeline = ""
+        self._update_id = ""
+        self._is_continuous = False
+        self._has_begun = False
+        self._declared = False
+
+    def __call__(self, event: Event) -> "list[event_v2.BaseEvent]":
+        """Take in one event.
+
+        Returns:
+            OpenLineage's events, in their order.
+        """
+        self._pipeline = event.origin.pipeline_name or self._pipeline
+        self._update_id = event.origin.update_id or self._update_id
+        return list(self._fold(event))
+
+    def _fold(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
+        body = event.details.get(event.event_type, {})
+        match event.event_type:
+            case "create_update":
+                self._is_continuous = bool(body.get("continuous"))
+            case "dataset_definition":
+                self._define(event.origin.dataset_name, body)
+            case "sink_definition":
+                self._define_sink(event.origin.sink_name, body)
+            case "flow_definition":
+                self._flows[event.origin.flow_name] = _Flow(
+                    name=event.origin.flow_name,
+                    target=str(body.get("output_dataset") or body.get("output_sink") or ""),
+                    inputs=[str(key) for key in body.get("input_datasets", ())],
+                    kind=str(body.get("flow_type", "")),
+                    comment=body.get("comment"),
+                )
+            case "column_lineage" if event.origin.flow_name in self._flows:
+                self._flows[event.origin.flow_name].lineage = body
+            case "update_progress":
+                yield from self._update(event, UpdateState(body["state"]))
+            case "flow_progress" if event.origin.flow_name in self._flows:
+                yield from self._declare(event)
+                yield from self._flow(event, body)
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def _define(self, name: str, body: Mapping[str, Any]) -> None:
+        path = body.get("path")
+        place = LineageSource(namespace=self._namespace, name=f"{self._pipeline}.{name}")
+        schema: Any = {}
+        if body.get("schema_json"):
+            schema = json.loads(body["schema_json"])
+        self._datasets[name] = _Dataset(
+            name=name,
+            place=place_of(str(path)) if path else place,
+            schema=schema.get("fields", []),
+            rules={rule["name"]: rule for rule in body.get("expectations", ())},
+            is_table="VIEW" not in str(body.get("dataset_type")) or bool(path),
+        )
+
+    def _define_sink(self, name: str, body: Mapping[str, Any]) -> None:
+        place = body.get("place") or {
+            "namespace": self._namespace,
+            "name": f"{self._pipeline}.{name}",
+        }
+        self._datasets[name] = _Dataset(name=name, place=LineageSource(**place), is_table=False)
+
+    def _declare(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
+        """Jobs and datasets without a run, once: there is lineage of what never ran, too."""
+        from openlineage.client import event_v2
+
+        if self._declared:
+            return
+        self._declared = True
+        at = time_text(event.timestamp)
+        for dataset in self._datasets.values():
+            if dataset.is_table and dataset.schema:
+                place = dataset.place
+                static = event_v2.StaticDataset(
+                    place.namespace, place.name, facets=self._facets(dataset)
+                )
+                yield event_v2.DatasetEvent(dataset=static, eventTime=at, producer=PRODUCER)
+        for flow in self._flows.values():
+            if flow.kind == "VIEW":
+                continue
+            yield event_v2.JobEvent(
+                job=self._job(flow),
+                inputs=self._inputs(flow),
+                outputs=self._outputs(flow),
+                eventTime=at,
+                producer=PRODUCER,
+            )
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def _update(self, event: Event, state: UpdateState) -> "Iterator[event_v2.BaseEvent]":
+        from openlineage.client.facet_v2 import job_type_job, processing_engine_run
+
+        run: dict[str, RunFacet] = {
+            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
+                version=version_of("pyspark"), name="spark", producer=PRODUCER
+            )
+        }
+        parent = given_parent()
+        if parent is not None:
+            run["parent"] = parent
+        job: dict[str, JobFacet] = {
+            "jobType": job_type_job.JobTypeJobFacet(
+                processingType="STREAMING" if self._is_continuous else "BATCH",
+                integration="PENSTOCK",
+                jobType="PIPELINE",
+                producer=PRODUCER,
+            )
+        }
+        kind = _UPDATE_ENDS.get(state, "RUNNING" if state is UpdateState.RUNNING else "")
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._run_event("START", event, self._update_id, self._pipeline, run, job)
+        if kind:
+            if event.error is not None:
+                run["errorMessage"] = error_facet(event)
+            yield self._run_event(kind, event, self._update_id, self._pipeline, run, job)
+
+    def _flow(self, event: Event, body: Mapping[str, Any]) -> "Iterator[event_v2.BaseEvent]":
+        flow = self._flows[event.origin.flow_name]
+        status = FlowStatus(body["status"])
+        if "metrics" in body:
+            if not flow.is_running:
+                # A refresh of a view that looks again, or a batch of an update before.
+                flow.begin(event.timestamp)
+                yield self._flow_event("START", event, flow)
+            self._count(flow, body)
+            if status in _ENDS:
+                yield from self._end(event, flow, status)
+            elif self._is_due(flow, event.timestamp):
+                flow.told, flow.has_news = event.timestamp, False
+                yield self._flow_event("RUNNING", event, flow)
+        elif status is FlowStatus.STARTING:
+            if not flow.is_running:
+                flow.begin(event.timestamp)
+                yield self._flow_event("START", event, flow)
+        elif status in _ENDS:
+            if not flow.is_running and status is FlowStatus.FAILED:
+                flow.begin(event.timestamp)
+                yield self._flow_event("START", event, flow)
+            if flow.is_running:
+                yield from self._end(event, flow, status)
+
+    def _end(self, event: Event, flow: _Flow, status: FlowStatus) -> "Iterator[event_v2.BaseEvent]":
+        yield self._flow_event(_ENDS[status], event, flow)
+        flow.is_running = flow.has_news = False
+
+    def _count(self, flow: _Flow, body: Mapping[str, Any]) -> None:
+        flow.has_news = True
+        metrics, quality = body["metrics"], body.get("data_quality") or {}
+        if "num_input_rows" in metrics:
+            flow.rows_in = (flow.rows_in or 0) + metrics["num_input_rows"]
+        written = [
+            metrics[key] for key in ("num_output_rows", "num_upserted_rows") if key in metrics
+        ]
+        if written:
+            flow.rows_out = (flow.rows_out or 0) + sum(written)
+        flow.quarantined += quality.get("quarantined_records", 0)
+        flow.version = body.get("table_version", flow.version)
+        for counts in quality.get("expectations", ()):
+            sums = flow.counts.setdefault(counts["name"], [0, 0])
+            sums[0] += counts["passed_records"]
+            sums[1] += counts["failed_records"]
+
+    def _is_due(self, flow: _Flow, now: datetime) -> bool:
+        told = flow.told
+        return told is None or (now - told).total_seconds() >= self._running_seconds
+
+    # -- OpenLineage's objects -----------------------------------------------------------------
+
+    def _flow_event(self, kind: str, event: Event, flow: _Flow) -> "event_v2.RunEvent":
+        from openlineage.client.facet_v2 import parent_run, test_run
+
+        run: dict[str, RunFacet] = {
+            "parent": parent_run.ParentRunFacet(
+                run=parent_run.Run(runId=self._update_id),
+                job=parent_run.Job(namespace=self._namespace, name=self._pipeline),
+                producer=PRODUCER,
+            )
+        }
+        if event.error is not None and kind != "START":
+            run["errorMessage"] = error_facet(event)
+        if flow.counts:
+            run["test"] = test_run.TestRunFacet(
+                tests=[
+                    test_run.TestExecution(**self._assertion(flow, rule, "status"))
+                    for rule in flow.counts
+                ],
+                producer=PRODUCER,
+            )
+        job = self._job(flow)
+        name = f"{self._update_id}/{flow.name}/{flow.number}"
+        return self._run_event(
+            kind,
+            event,
+            str(uuid.uuid5(uuid.NAMESPACE_URL, name)),
+            job.name,
+            run,
+            dict(job.facets or {}),
+            self._inputs(flow),
+            self._outputs(flow),
+        )
+
+    def _run_event(
+        self,
+        kind: str,
+        event: Event,
+        run_id: str,
+        job: str,
+        run_facets: "dict[str, RunFacet]",
+        job_facets: "dict[str, JobFacet]",
+        inputs: "list[event_v2.InputDataset] | None" = None,
+        outputs: "list[event_v2.OutputDataset] | None" = None,
+    ) -> "event_v2.RunEvent":
+        from openlineage.client import event_v2
+
+        return event_v2.RunEvent(
+            eventType=event_v2.RunState[kind],
+            eventTime=time_text(event.timestamp),
+            run=event_v2.Run(runId=run_id, facets=dict(run_facets)),
+            job=event_v2.Job(namespace=self._namespace, name=job, facets=job_facets),
+            inputs=inputs or [],
+            outputs=outputs or [],
+            producer=PRODUCER,
+        )
+
+    def _job(self, flow: _Flow) -> "event_v2.Job":
+        from openlineage.client import event_v2
+        from openlineage.client.facet_v2 import documentation_job, job_type_job
+
+        streams = flow.kind not in ("MATERIALIZED_VIEW", "REPLACE_WHERE")
+        facets: dict[str, JobFacet] = {
+            "jobType": job_type_job.JobTypeJobFacet(
+                processingType="STREAMING" if streams else "BATCH",
+                integration="PENSTOCK",
+                jobType="FLOW",
+                producer=PRODUCER,
+            )
+        }
+        if flow.comment:
+            facets["documentation"] = documentation_job.DocumentationJobFacet(
+                description=flow.comment, producer=PRODUCER
+            )
+        return event_v2.Job(
+            namespace=self._namespace, name=f"{self._pipeline}.{flow.name}", facets=facets
+        )
+
+    def _sources(self, flow: _Flow) -> list[LineageSource]:
+        """The places of `column_lineage.sources`, in their order."""
+        return [
+            self._place(one["dataset"]) if "dataset" in one else LineageSource(**one)
+            for one in flow.lineage.get("sources", ())
+        ]
+
+    def _place(self, dataset: str) -> LineageSource:
+        known = self._datasets.get(dataset)
+        if known is not None:
+            return known.place
+        return LineageSource(namespace=self._namespace, name=f"{self._pipeline}.{dataset}")
+
+    def _inputs(self, flow: _Flow) -> "list[event_v2.InputDataset]":
+        from openlineage.client import event_v2
+        from openlineage.client.facet_v2 import (
+            InputDatasetFacet,
+            data_quality_metrics_input_dataset,
+        )
+
+        by_place = {one.place: one for one in self._datasets.values()}
+        # Views are looked through: their sources are in the flow's own lineage.
+        tables = [
+            self._datasets[key].place
+            for key in flow.inputs
+            if key in self._datasets and self._datasets[key].is_table
+        ]
+        places = list(dict.fromkeys([*tables, *self._sources(flow)]))
+        facets: dict[str, InputDatasetFacet] = {}
+        if len(places) == 1 and flow.rows_in is not None:
+            measured = data_quality_metrics_input_dataset.DataQualityMetricsInputDatasetFacet(
+                columnMetrics={}, rowCount=flow.rows_in, producer=PRODUCER
+            )
+            facets["dataQualityMetrics"] = measured
+        return [
+            event_v2.InputDataset(
+                place.namespace,
+                place.name,
+                facets=self._facets(by_place[place]) if place in by_place else {},
+                inputFacets=dict(facets),
+            )
+            for place in places
+        ]
+
+    def _outputs(self, flow: _Flow) -> "list[event_v2.OutputDataset]":
+        from openlineage.client import event_v2
+        from openlineage.client.facet_v2 import (
+            OutputDatasetFacet,
+            data_quality_assertions_dataset,
+            dataset_version_dataset,
+            output_statistics_output_dataset,
+        )
+
+        target = self._datasets.get(flow.target)
+        if target is None:
+            return []
+
+        def written(rows: int) -> dict[str, OutputDatasetFacet]:
+            statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                rowCount=rows, producer=PRODUCER
+            )
+            return {"outputStatistics": statistics}
+
+        facets: dict[str, Any] = {**self._facets(target)}
+        if flow.lineage:
+            facets["columnLineage"] = self._column_lineage(flow, target)
+        if flow.version is not None:
+            facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(
+                datasetVersion=str(flow.version), producer=PRODUCER
+            )
+        if flow.counts:
+            # Of the rows that were to be written here, not of those that were read.
+            facets["dataQualityAssertions"] = (
+                data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
+                    assertions=[
+                        data_quality_assertions_dataset.Assertion(
+                            **self._assertion(flow, rule, "success")
+                        )
+                        for rule in flow.counts
+                    ],
+                    producer=PRODUCER,
+                )
+            )
+        place = target.place
+        outputs = [
+            event_v2.OutputDataset(
+                place.namespace,
+                place.name,
+                facets=facets,
+                outputFacets=written(flow.rows_out) if flow.rows_out is not None else {},
+            )
+        ]
+        if flow.quarantined:
+            kept = f"{place.name}_quarantine"
+            outputs.append(
+                event_v2.OutputDataset(
+                    place.namespace, kept, outputFacets=written(flow.quarantined)
+                )
+            )
+        return outputs
+
+    def _assertion(self, flow: _Flow, rule: str, verdict: str) -> dict[str, Any]:
+        passed, failed = flow.counts[rule]
+        target = self._datasets.get(flow.target)
+        declared = target.rules.get(rule, {}) if target is not None else {}
+        outcome: Any = failed == 0
+        if verdict == "status":
+            outcome = "pass" if failed == 0 else "fail"
+        found: dict[str, Any] = {
+            verdict: outcome,
+            "name": rule,
+            "severity": "error" if declared.get("action") == "fail" else "warn",
+            "expected": "0 failed rows",
+            "actual": f"{failed} failed rows",
+            "content": declared.get("condition"),
+            "contentType": "sql",
+            "params": {"passed_records": passed, "failed_records": failed},
+        }
+        found["assertion" if verdict == "success" else "type"] = "expectation"
+        return found
+
+    def _column_lineage(self, flow: _Flow, target: _Dataset) -> "DatasetFacet":
+        from openlineage.client.facet_v2 import column_lineage_dataset as facet
+
+        sources = self._sources(flow)
+
+        def field_of(one: list[Any], kind: str) -> facet.InputField:
+            number, column, transformation = one
+            return facet.InputField(
+                namespace=sources[number].namespace,
+                name=sources[number].name,
+                field=column,
+                transformations=[facet.Transformation(type=kind, subtype=transformation)],
+            )
+
+        wanted = {column["name"] for column in target.schema}
+        return facet.ColumnLineageDatasetFacet(
+            fields={
+                name: facet.Fields(inputFields=[field_of(one, "DIRECT") for one in inputs])
+                for name, inputs in flow.lineage.get("columns", {}).items()
+                if inputs and (name in wanted or not wanted)
+            },
+            dataset=[field_of(one, "INDIRECT") for one in flow.lineage.get("influences", ())],
+            producer=PRODUCER,
+        )
+
+    def _facets(self, dataset: _Dataset) -> "dict[str, DatasetFacet]":
+        if not dataset.is_table:
+            return schema_facets(dataset.schema)
+        return {**schema_facets(dataset.schema), **table_facets(self._namespace, dataset.name)}

@@ -1,0 +1,236 @@
+"""The endpoint that Prometheus scrapes, on a thread of its own."""
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from penstock._observe.metrics import BATCH_BUCKETS, Kind, MetricsFold, Series
+from penstock.errors import MissingExtraError, SetupError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+PATH = "/metrics"
+_CLIENT_SECONDS = 10.0
+_MAX_CLIENTS = 8
+_FRESH_SECONDS = 0.5
+
+
+def require_metrics_extra() -> None:
+    """Make sure that prometheus-client is installed.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise MissingExtraError(
+            "MISSING_EXTRA",
+            "metrics need the package prometheus-client, which is not installed",
+            hint='pip install "penstock[metrics]"',
+        ) from error
+
+
+class FoldCollector:
+    """What a registry of prometheus-client asks for the metrics of an update."""
+
+    def __init__(self, fold: MetricsFold) -> None:
+        self._fold = fold
+
+    def collect(self) -> "Iterator[Family]":
+        """All metrics that have figures."""
+        for series in self._fold.series():
+            yield _family(series)
+
+    def describe(self) -> "Sequence[Family]":
+        """Nothing: names are known without a scrape."""
+        return ()
+
+
+def exposition(fold: MetricsFold, accept: str = "") -> tuple[bytes, str]:
+    """The text that a scraper gets, and its content type.
+
+    Args:
+        fold: The figures.
+        accept: The scraper's `Accept` header; it chooses between Prometheus' and OpenMetrics' form.
+    """
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(FoldCollector(fold))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _family(series: Series) -> "Family":
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    metric = series.metric
+    if metric.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, one in series.histograms.items():
+            buckets, count = [], 0
+            for bound, more in zip((*BATCH_BUCKETS, "+Inf"), one.counts, strict=True):
+                count += more
+                buckets.append((str(bound), float(count)))
+            histogram.add_metric(labels, buckets, sum_value=one.total)
+        return histogram
+    make: Any = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family: Family = make(metric.name, metric.help, labels=metric.labels)
+    add: Any = family
+    for labels, value in series.values.items():
+        add.add_metric(labels, value)
+    return family
+
+
+class MetricsEndpoint:
+    """Serves the figures of an update until it is closed.
+
+    It answers GET of `/metrics` and nothing else. On a loopback address it answers to the names of
+    this machine's loopback only, so that a web page elsewhere cannot read it by a name that it
+    lets resolve there. However often it is asked, a text is made at most twice a second, and at
+    most eight clients are heard at once: a scraper cannot take the driver's time.
+
+    Args:
+        fold: The figures; somebody else subscribes it to the bus.
+        address: IP address or name to listen on.
+        port: 0 for any free one.
+
+    Raises:
+        SetupError: `CANNOT_LISTEN`.
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+
+    def __init__(self, fold: MetricsFold, *, address: str, port: int) -> None:
+        require_metrics_extra()
+        self._texts = _Texts(fold)
+        self._address = address
+        try:
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+            server_class = type("Server", (_Server,), {"address_family": family})
+            self._server: _Server = server_class((address, port), _Handler)
+        except OSError as error:
+            raise SetupError(
+                "CANNOT_LISTEN",
+                f"metrics cannot be served on {address}, port {port}: {error.strerror or error}",
+                hint="name another port with --metrics-port or `metrics.port` in the settings; 0 "
+                "takes any free one",
+            ) from error
+        self._server.texts = self._texts
+        self._server.checks_host = _is_loopback(address)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """What a scraper asks for."""
+        name = f"[{self._address}]" if ":" in self._address else self._address
+        return f"http://{name}:{self._server.server_address[1]}{PATH}"
+
+    def close(self) -> None:
+        """Stop serving. May be called again."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5.0)
+
+
+class _Texts:
+    """Makes the text of a scrape, and gives it again to whoever asks within half a second."""
+
+    def __init__(self, fold: MetricsFold) -> None:
+        self._fold = fold
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, bytes, str]] = {}
+
+    def of(self, accept: str) -> tuple[bytes, str]:
+        form = "openmetrics" if "openmetrics" in accept else ""
+        with self._lock:
+            made, body, content_type = self._kept.get(form, (-_FRESH_SECONDS, b"", ""))
+            now = time.monotonic()
+            if not body or now - made >= _FRESH_SECONDS:
+                # The header itself is not passed on: there are as many texts as forms.
+                wanted = "application/openmetrics-text;version=1.0.0" if form else ""
+                body, content_type = exposition(self._fold, wanted)
+                self._kept[form] = (now, body, content_type)
+        return body, content_type
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    texts: _Texts
+    checks_host: bool
+
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.BoundedSemaphore(_MAX_CLIENTS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away concerns nobody."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _CLIENT_SECONDS
+    server_version = "penstock"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if self.server.checks_host and not _names_loopback(self.headers.get("Host", "")):
+            self._answer(421, b"this server answers to localhost only\n")
+        elif self.path.partition("?")[0] != PATH:
+            self._answer(404, b"the metrics are at /metrics\n")
+        else:
+            body, content_type = self.server.texts.of(self.headers.get("Accept", ""))
+            self._answer(200, body, content_type)
+
+    def _answer(
+        self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8"
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """The terminal belongs to the update."""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _names_loopback(host: str) -> bool:
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.split(":")[0]
+    return _is_loopback(name.lower())

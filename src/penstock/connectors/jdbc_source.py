@@ -1,0 +1,343 @@
+"""Option rules of the JDBC stream, and the SQL that reads it. Pure functions.
+
+Options have the names that Spark's JDBC reader gives them. What nobody knows goes to the driver, as
+there; what looks like one of ours, but is none, is an error.
+"""
+
+import difflib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+
+from penstock._model.duration import parse_seconds
+from penstock._model.redaction import remember_secret
+from penstock.errors import ConnectorError
+
+__all__ = [
+    "JdbcSourceOptions",
+    "Key",
+    "KeyKind",
+    "count_between",
+    "jdbc_source_options",
+    "nth_key",
+    "read_key",
+    "split_range",
+]
+
+_OWN = (
+    "startingKey",
+    "maxRowsPerTrigger",
+    "overlap",
+    "settlingDelay",
+    "settleTimeout",
+    "onKeyBack",
+)
+_SPARKS = (
+    "url",
+    "dbtable",
+    "query",
+    "user",
+    "password",
+    "driver",
+    "partitionColumn",
+    "numPartitions",
+    "fetchsize",
+    "queryTimeout",
+    "customSchema",
+    "sessionInitStatement",
+    "pushDownPredicate",
+    "preferTimestampNTZ",
+)
+_KNOWN = {name.lower(): name for name in (*_OWN, *_SPARKS)}
+# Spark's way to split a batch read: rows outside of these bounds are read as well.
+_BOUNDS = ("lowerbound", "upperbound")
+_LIMIT_FIRST = ("jdbc:mysql:", "jdbc:mariadb:", "jdbc:sqlite:")
+_INTEGER = re.compile(r"-?\d+")
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?")
+_ZONE = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
+
+
+class KeyKind(StrEnum):
+    """What the key column holds."""
+
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, order=False)
+class Key:
+    """A value of the key column, as the database spells it.
+
+    Attributes:
+        kind: How it is read and compared.
+        text: Its digits, or its time with the zone if the column has one.
+    """
+
+    kind: KeyKind
+    text: str
+
+    @property
+    def sql(self) -> str:
+        """As a literal."""
+        if self.kind is not KeyKind.TIMESTAMP:
+            return self.text
+        # The time has its zone with it, so no session's zone can change it.
+        named = "TIMESTAMP WITH TIME ZONE" if _ZONE.search(self.text[10:]) else "TIMESTAMP"
+        return f"{named} '{self.text}'"
+
+    @property
+    def order(self) -> Decimal:
+        """What keys of one column are compared by."""
+        if self.kind is not KeyKind.TIMESTAMP:
+            return Decimal(self.text)
+        moment = datetime.fromisoformat(self.text)
+        begin = datetime(1970, 1, 1, tzinfo=UTC if moment.tzinfo else None)
+        return Decimal((moment - begin) // timedelta(microseconds=1))
+
+    def before(self, overlap: int | float) -> "Key":
+        """The key that is so many values, or seconds, smaller."""
+        if self.kind is KeyKind.TIMESTAMP:
+            moved = datetime.fromisoformat(self.text) - timedelta(seconds=overlap)
+            return Key(self.kind, moved.isoformat(" "))
+        return Key(self.kind, str(Decimal(self.text) - Decimal(str(overlap))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JdbcSourceOptions:
+    """What was asked of a JDBC stream.
+
+    Attributes:
+        url: As given; never shown.
+        table: Table, or a query in brackets with a name.
+        is_query: Whether `table` is a query.
+        key: Name of the strictly increasing column.
+        starting_key: Rows with smaller keys are left out.
+        max_rows: Most rows of a micro-batch; rows with the same key stay together.
+        overlap: So many key values, or seconds, before the last key are read again.
+        settling_delay_seconds: How long after a key was seen its row and all before it count as
+            committed; `None` to ask PostgreSQL for the transactions that write.
+        settle_timeout_seconds: How long to be held back by transactions before it is an error.
+        accept_key_back: Go on where the table has other keys than were read from it.
+        partitions: Tasks of a micro-batch.
+        reader: Options for Spark's reader; never shown.
+    """
+
+    url: str = field(repr=False)
+    table: str
+    is_query: bool
+    key: str
+    starting_key: str | None
+    max_rows: int
+    overlap: str | None
+    settling_delay_seconds: float | None
+    settle_timeout_seconds: float
+    accept_key_back: bool
+    partitions: int
+    reader: Mapping[str, str] = field(repr=False)
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether running transactions can be asked for."""
+        return self.url.startswith("jdbc:postgresql:")
+
+    @property
+    def place(self) -> str:
+        """Table and database in words."""
+        database = re.split(r"[?;]", self.url.removeprefix("jdbc:"), maxsplit=1)[0]
+        database = re.sub(r"//[^/]*@", "//", database)
+        return f"{'a query' if self.table.startswith('(') else self.table} in {database}"
+
+
+def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
+    """Check the options of a JDBC stream and fill in defaults.
+
+    Args:
+        options: As the user gave them, in any case, secrets already resolved.
+
+    Raises:
+        ConnectorError: `JDBC_OPTION_UNKNOWN` or `JDBC_OPTION_INVALID`.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    _remember_secrets(given)
+    _refuse(options)
+    if not given.get("url", "").startswith("jdbc:"):
+        raise _invalid("option `url` is missing, or does not begin with `jdbc:`")
+    if bool(given.get("dbtable", "").strip()) == bool(given.get("query", "").strip()):
+        raise _invalid("give option `dbtable`, a table, or option `query`, and not both")
+    if not given.get("partitioncolumn", "").strip():
+        raise _invalid(
+            "option `partitionColumn` is missing: a stream needs a column whose values only grow",
+            hint='.option("partitionColumn", "id"), the serial, identity or sequence of the table',
+        )
+    is_query = "query" in given or given["dbtable"].lstrip().startswith("(")
+    table = f"({given['query'].strip().rstrip(';')}) penstock_rows" if "query" in given else ""
+    own = {*(name.lower() for name in _OWN), "partitioncolumn", "numpartitions"}
+    own |= {"url", "dbtable", "query"}
+    reader = {name: value for name, value in options.items() if name.lower() not in own}
+    if "fetchsize" not in given:
+        # Some drivers read a whole result into memory otherwise.
+        reader["fetchsize"] = "1000"
+    delay = given.get("settlingdelay")
+    chosen = JdbcSourceOptions(
+        url=given["url"].strip(),
+        table=table or given["dbtable"].strip(),
+        is_query=is_query,
+        key=given["partitioncolumn"].strip(),
+        starting_key=given.get("startingkey", "").strip() or None,
+        max_rows=_count(given, "maxRowsPerTrigger", 1_000_000),
+        overlap=given.get("overlap", "").strip() or None,
+        settling_delay_seconds=None if delay is None else _seconds("settlingDelay", delay),
+        settle_timeout_seconds=_seconds("settleTimeout", given.get("settletimeout", "5 minutes")),
+        accept_key_back=_choice(given, "onKeyBack", ("refuse", "continue")) == "continue",
+        partitions=_count(given, "numPartitions", 1),
+        reader=reader,
+    )
+    if delay is None and not chosen.is_postgresql:
+        raise _invalid(
+            "option `settlingDelay` is missing: only PostgreSQL shows which transactions still "
+            "write, and a row that is committed late, with a smaller key, would be lost",
+            hint='.option("settlingDelay", "1 minute"): the longest time from taking a key to '
+            'the commit; "0 seconds" if there is one writer only',
+        )
+    return chosen
+
+
+def read_key(kind: KeyKind, text: str) -> Key:
+    """A key out of what the database, a checkpoint or an option says.
+
+    Raises:
+        ConnectorError: `JDBC_KEY_INVALID`.
+    """
+    text = text.strip()
+    pattern = {
+        KeyKind.INTEGER: _INTEGER,
+        KeyKind.DECIMAL: _DECIMAL,
+        KeyKind.TIMESTAMP: _TIME,
+    }[kind]
+    if pattern.fullmatch(text) is None:
+        raise ConnectorError(
+            "JDBC_KEY_INVALID",
+            f"{text[:80]!r} cannot be a key: the column holds values of type {kind.value}",
+        )
+    return Key(kind, text)
+
+
+def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
+    """The overlap as a number of key values or seconds; 0 for none.
+
+    Raises:
+        ConnectorError: `JDBC_OPTION_INVALID`.
+    """
+    text = options.overlap
+    if kind is KeyKind.TIMESTAMP:
+        if text is None:
+            raise _invalid(
+                f"option `overlap` is missing: many rows may share a time of {options.key!r}, and "
+                "a transaction commits later than the time that it writes",
+                hint='.option("overlap", "10 minutes"), the longest transaction; its rows come '
+                'again, so let the table take each once: @dp.table(deduplicate_by=["id", '
+                '"updated_at"]), or auto CDC for the newest version',
+            )
+        return _seconds("overlap", text)
+    if text is None:
+        return 0
+    if not text.isdecimal():
+        raise _invalid("option `overlap` is a number of key values where the key is a number")
+    return int(text)
+
+
+def nth_key(options: JdbcSourceOptions, key: str, condition: str, n: int) -> str:
+    """The query for the key of the n-th row, in their order; no row if there are fewer."""
+    window = (
+        f"LIMIT 1 OFFSET {n - 1}"
+        if options.url.startswith(_LIMIT_FIRST)
+        else f"OFFSET {n - 1} ROWS FETCH NEXT 1 ROWS ONLY"
+    )
+    return f"SELECT {key} FROM {options.table} WHERE {condition} ORDER BY {key} {window}"
+
+
+def count_between(options: JdbcSourceOptions, condition: str) -> str:
+    """The query for the number of rows of a range."""
+    return f"SELECT COUNT(*) FROM {options.table} WHERE {condition}"
+
+
+def between(key: str, low: Key | None, high: Key, *, inclusive: bool = False) -> str:
+    """The condition for keys above `low`, up to and with `high`."""
+    if low is None:
+        return f"{key} <= {high.sql}"
+    return f"{key} {'>=' if inclusive else '>'} {low.sql} AND {key} <= {high.sql}"
+
+
+def split_range(
+    key: str, low: Key | None, high: Key, parts: int, *, inclusive: bool = False
+) -> list[str]:
+    """Conditions that take each row of a range once: one per task.
+
+    Only ranges of whole numbers with both ends are split.
+    """
+    whole = between(key, low, high, inclusive=inclusive)
+    if low is None or high.kind is not KeyKind.INTEGER or parts == 1:
+        return [whole]
+    first, last = int(low.text) - inclusive, int(high.text)
+    parts = min(parts, max(last - first, 1))
+    ends = [first + (last - first) * at // parts for at in range(parts + 1)]
+    return [f"{key} > {lower} AND {key} <= {upper}" for lower, upper in itertools.pairwise(ends)]
+
+
+def _remember_secrets(given: Mapping[str, str]) -> None:
+    remember_secret(given.get("password", ""))
+    url = given.get("url", "")
+    for secret in re.findall(r"(?i)[?&;]\w*password=([^&;]+)", url):
+        remember_secret(secret)
+    for secret in re.findall(r"//[^/:@]*:([^/@]+)@", url):
+        remember_secret(secret)
+
+
+def _refuse(options: Mapping[str, str]) -> None:
+    for name in options:
+        folded = name.lower()
+        if folded in _BOUNDS:
+            raise _invalid(
+                f"option `{name}` is for batch reads",
+                hint="option `startingKey` leaves out rows with smaller keys",
+            )
+        near = difflib.get_close_matches(folded, _KNOWN, n=1, cutoff=0.85)
+        if folded not in _KNOWN and near:
+            raise ConnectorError(
+                "JDBC_OPTION_UNKNOWN",
+                f"the JDBC stream has no option `{name}`",
+                hint=f"did you mean `{_KNOWN[near[0]]}`?",
+            )
+
+
+def _count(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower(), str(default)).strip()
+    if not value.isdecimal() or int(value) == 0:
+        raise _invalid(f"option `{name}` must be a whole number above zero")
+    return int(value)
+
+
+def _seconds(name: str, text: str) -> float:
+    if text.strip() in ("0", "0 seconds"):
+        return 0.0
+    seconds = parse_seconds(text)
+    if seconds is None:
+        raise _invalid(f"option `{name}` must be a time, such as 30 seconds")
+    return seconds
+
+
+def _choice(given: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    value = given.get(name.lower(), choices[0]).strip().lower()
+    if value not in choices:
+        raise _invalid(f"option `{name}` must be one of {', '.join(choices)}")
+    return value
+
+
+def _invalid(message: str, hint: str | None = None) -> ConnectorError:
+    return ConnectorError("JDBC_OPTION_INVALID", message, hint=hint)

@@ -1,0 +1,198 @@
+"""What a checkpoint says about shards: how far each was read, and what the last batch had of it.
+
+Kinesis has no end offsets. A micro-batch ends at the last record that the driver saw, and its
+offset names the first and the last record of each shard and how many rows there were: so a batch
+that is read again gives the same rows, or shows exactly how many are gone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+_ROOT = "kinesis"
+_TOLERANT = "tolerant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A shard as Kinesis lists it.
+
+    Attributes:
+        id: Its name within the stream.
+        parents: Shards that it was made of, by a split or a merge.
+        first: The lowest sequence number that it can have.
+    """
+
+    id: str
+    parents: tuple[str, ...] = ()
+    first: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a shard was read.
+
+    Attributes:
+        after: Sequence number of the last record that was read.
+        since: Where nothing was read yet: records from this time on, milliseconds since 1970;
+            `None` = from the oldest one.
+        first: Sequence number of the first record of the batch that ended at `after`.
+        rows: How many rows that batch had of the shard.
+        closed: Whether the shard has ended and was read to its end.
+        seen: Time until which everything that had arrived was read, milliseconds since 1970.
+        lost: Set by a batch before which records were removed unread: the number after which they
+            would have been; `?` if nothing was read before.
+    """
+
+    after: str | None = None
+    since: int | None = None
+    first: str | None = None
+    rows: int = 0
+    closed: bool = False
+    seen: int = 0
+    lost: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what is set, so that checkpoints of many shards stay small."""
+        empty = Position()
+        return {name: value for name, value in vars(self).items() if value != getattr(empty, name)}
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Positions by stream and shard.
+
+    Attributes:
+        streams: Read-only by convention; `with_` makes new ones.
+        tolerant: Whether the query that wrote it goes on when rows are gone; says nothing about
+            where it is.
+    """
+
+    streams: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
+    tolerant: bool = field(default=False, compare=False)
+
+    def get(self, stream: str, shard: str) -> Position | None:
+        """A shard's position, if it is known."""
+        return self.streams.get(stream, {}).get(shard)
+
+    def with_(self, stream: str, positions: Mapping[str, Position]) -> "Offset":
+        """With other positions of a stream."""
+        return replace(self, streams={**self.streams, stream: dict(positions)})
+
+    def to_json(self) -> dict[str, Any]:
+        """For Spark's checkpoint; the same text for the same positions."""
+        streams = {
+            stream: {shard: shards[shard].to_json() for shard in sorted(shards)}
+            for stream, shards in sorted(self.streams.items())
+        }
+        return {_ROOT: streams, **({_TOLERANT: True} if self.tolerant else {})}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "Offset":
+        """What `to_json` wrote."""
+        return Offset(
+            {
+                stream: {shard: Position(**fields) for shard, fields in shards.items()}
+                for stream, shards in value[_ROOT].items()
+            },
+            tolerant=bool(value.get(_TOLERANT)),
+        )
+
+
+def is_offset(value: object) -> bool:
+    """Whether an offset of a progress report is one of ours."""
+    return isinstance(value, Mapping) and _ROOT in value and set(value) <= {_ROOT, _TOLERANT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRange:
+    """Records of a shard that belong to a micro-batch.
+
+    Attributes:
+        stream: Name of the stream.
+        shard: Name of the shard.
+        first: Sequence number of the first.
+        last: Sequence number of the last.
+        rows: How many rows they are.
+    """
+
+    stream: str
+    shard: str
+    first: str
+    last: str
+    rows: int
+
+
+def ranges(start: Offset, end: Offset) -> list[ShardRange]:
+    """What the micro-batch between two successive offsets has, ordered by stream and shard."""
+    found = []
+    for stream, shards in sorted(end.streams.items()):
+        for shard, position in sorted(shards.items()):
+            before = start.get(stream, shard)
+            if position.after is None or position.first is None:
+                continue
+            if before is None or before.after != position.after:
+                found.append(
+                    ShardRange(
+                        stream=stream,
+                        shard=shard,
+                        first=position.first,
+                        last=position.after,
+                        rows=position.rows,
+                    )
+                )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconciled:
+    """A stream's positions, compared with the shards that it has now.
+
+    Attributes:
+        positions: Of all shards that are still worth knowing.
+        ready: Shards to read from: not at their end, and no parent has unread records.
+        gone: Shards that were not read to their end and are no more.
+        recreated: A shard whose numbers begin behind what was read: the stream is another one.
+    """
+
+    positions: Mapping[str, Position]
+    ready: Sequence[str]
+    gone: Sequence[str]
+    recreated: str | None = None
+
+
+def reconcile(known: Mapping[str, Position], shards: Iterable[Shard], now: int) -> Reconciled:
+    """Take up new shards, forget old ones, and let parents come before their children.
+
+    A shard that appears while a stream is read has only records that nobody has read: it begins at
+    its oldest one. It is read when a *checkpointed* batch has read its parents to their ends, so
+    that records of a key come in order, batch by batch.
+
+    Args:
+        known: Positions of the last offset.
+        shards: All shards that Kinesis lists, closed ones too.
+        now: Milliseconds since 1970.
+    """
+    listed = {shard.id: shard for shard in shards}
+    for name, shard in listed.items():
+        before = known.get(name)
+        if before is not None and before.after is not None and int(before.after) < shard.first:
+            return Reconciled(positions=known, ready=(), gone=(), recreated=name)
+    positions: dict[str, Position] = {}
+    gone = []
+    for name, position in known.items():
+        if name in listed:
+            positions[name] = position
+        elif not position.closed:
+            gone.append(name)
+            positions[name] = replace(position, closed=True, lost=position.after or "?")
+    for name in listed:
+        if name not in positions:
+            positions[name] = Position(seen=now)
+    ready = [
+        name
+        for name, position in sorted(positions.items())
+        if not position.closed
+        and all(positions[p].closed for p in listed[name].parents if p in positions)
+    ]
+    return Reconciled(positions=positions, ready=ready, gone=gone)

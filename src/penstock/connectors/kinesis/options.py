@@ -1,0 +1,367 @@
+"""Options of the Kinesis source: those of Databricks' connector, checked before anything is read.
+
+Everything here is a pure function over option maps. Names are compared without regard to case, as
+Spark does; values are shown in no error where they may be secrets.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NoReturn
+from zoneinfo import ZoneInfo
+
+from penstock._model.redaction import remember_secret
+from penstock.errors import ConnectorError
+
+__all__ = ["KinesisOptions", "StartPosition", "source_options"]
+
+_EXAMPLE = '.option("streamName", "orders")'
+_KNOWN = {
+    name.lower(): name
+    for name in (
+        "streamName",
+        "region",
+        "endpoint",
+        "stsEndpoint",
+        "initialPosition",
+        "awsAccessKey",
+        "awsSecretKey",
+        "awsSessionToken",
+        "roleArn",
+        "roleExternalId",
+        "roleSessionName",
+        "consumerMode",
+        "failOnDataLoss",
+        "maxRecordsPerFetch",
+        "maxFetchRate",
+        "minFetchPeriod",
+        "maxFetchDuration",
+        "fetchBufferSize",
+        "shardsPerTask",
+        "shardFetchInterval",
+        "retryTimeout",
+    )
+}
+# Of Databricks' connector: how it keeps what it fetched ahead. Nothing is fetched ahead here.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "coalescethresholdblocksize",
+        "coalesce",
+        "coalescebinsize",
+        "reusekinesisclient",
+        "maxshardsperdescribe",
+        "avoidemptypartitions",
+    }
+)
+_REFUSED = {
+    "servicecredential": "there are no service credentials here: use the default credentials of "
+    "AWS, `roleArn`, or `awsAccessKey` and `awsSecretKey`",
+    "streamarn": "name streams with `streamName`, and their region with `region`",
+    "streamnames": "use `streamName`; several names are separated by commas",
+    "initialpositioninstream": "use `initialPosition`",
+    "startingposition": "use `initialPosition`",
+    "endpointurl": "use `endpoint`",
+    "regionname": "use `region`",
+}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_SECONDS = {
+    **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("", "s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+}
+_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20}
+_BYTES |= {"g": 1 << 30, "gb": 1 << 30}
+_MAX_BUFFER = 1 << 30
+# What Java's date patterns and Python's have in common; longest first.
+_PATTERN = {
+    "yyyy": "%Y", "uuuu": "%Y", "MMM": "%b", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M",
+    "ss": "%S", "SSSSSS": "%f", "SSS": "%f", "XXX": "%z", "XX": "%z", "ZZZZZ": "%z", "ZZZ": "%Z",
+    "Z": "%z", "zzz": "%Z", "z": "%Z", "VV": "%Z",
+}  # fmt: skip
+_PATTERN_TOKEN = re.compile("'([^']*)'|" + "|".join(sorted(_PATTERN, key=len, reverse=True)))
+_ZONES = {
+    "UTC": 0, "GMT": 0, "Z": 0, "PST": -8, "PDT": -7, "MST": -7, "MDT": -6, "CST": -6, "CDT": -5,
+    "EST": -5, "EDT": -4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPosition:
+    """Where a stream begins that has no checkpoint yet.
+
+    Attributes:
+        kind: `latest`, `trim_horizon` or `at_timestamp`.
+        millis: Of `at_timestamp`, since 1970.
+    """
+
+    kind: str
+    millis: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KinesisOptions:
+    """Checked options.
+
+    Attributes:
+        streams: Names of the streams.
+        start: Where a new checkpoint begins.
+        region: Of the streams; `None` to let the environment say.
+        endpoint: URL of the service instead of the region's.
+        sts_endpoint: URL of the service that hands out roles.
+        access_key: With `secret_key` and maybe `session_token`, instead of AWS's default chain.
+        secret_key: Never shown.
+        session_token: Never shown.
+        role_arn: Role to assume.
+        role_external_id: For the role.
+        role_session_name: For the role.
+        fails_on_loss: Whether rows that are gone end the flow.
+        records_per_fetch: Most records of one request.
+        fetch_rate: Bytes per second and shard.
+        fetch_period_seconds: Shortest time between two requests for a shard.
+        fetch_seconds: How long to collect one micro-batch.
+        buffer_bytes: Size from which on a micro-batch is not added to.
+        shards_per_task: How many shards one task reads.
+        shard_interval_seconds: How often to look for new shards.
+        retry_seconds: How long a request that is throttled or not answered is tried again.
+    """
+
+    streams: tuple[str, ...]
+    start: StartPosition
+    region: str | None = None
+    endpoint: str | None = None
+    sts_endpoint: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    role_arn: str | None = None
+    role_external_id: str | None = field(default=None, repr=False)
+    role_session_name: str = "penstock"
+    fails_on_loss: bool = True
+    records_per_fetch: int = 10_000
+    fetch_rate: float = 1.0 * (1 << 20)
+    fetch_period_seconds: float = 0.4
+    fetch_seconds: float = 10.0
+    buffer_bytes: int = 32 << 20
+    shards_per_task: int = 5
+    shard_interval_seconds: float = 1.0
+    retry_seconds: float = 60.0
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool = True) -> KinesisOptions:
+    """Check the options of a Kinesis source and fill up the defaults.
+
+    Keys and tokens are remembered, so that no text that Penstock shows has them.
+
+    Args:
+        options: As the user gave them, secrets already resolved.
+        streaming: Whether the source is read as a stream; a batch begins at the oldest record
+            unless another place is named.
+
+    Raises:
+        ConnectorError: `KINESIS_OPTION_UNKNOWN`, `KINESIS_OPTION_REFUSED` or
+            `KINESIS_OPTION_INVALID`.
+    """
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        lower = name.lower()
+        if lower in ("awsaccesskey", "awssecretkey", "awssessiontoken", "roleexternalid"):
+            remember_secret(value)
+        if lower in _REFUSED:
+            raise ConnectorError(
+                "KINESIS_OPTION_REFUSED", f"option `{name}` is not used", hint=_REFUSED[lower]
+            )
+        if lower in _KNOWN:
+            given[lower] = value.strip()
+        elif lower not in _WITHOUT_EFFECT:
+            _refuse_unknown(name)
+    _check_mode(given.get("consumermode", "polling"))
+    key, secret = given.get("awsaccesskey"), given.get("awssecretkey")
+    if bool(key) != bool(secret):
+        _invalid("awsAccessKey", "is given together with `awsSecretKey`, or not at all")
+    if not key and given.get("awssessiontoken"):
+        _invalid("awsSessionToken", "belongs to `awsAccessKey` and `awsSecretKey`")
+    fallback = "latest" if streaming else "trim_horizon"
+    start = _start(given.get("initialposition") or fallback)
+    if not streaming and start.kind == "latest":
+        _invalid("initialPosition", "cannot be latest for a batch: there would be no rows")
+    return KinesisOptions(
+        streams=_streams(given.get("streamname", "")),
+        start=start,
+        region=given.get("region") or None,
+        endpoint=_url("endpoint", given),
+        sts_endpoint=_url("stsEndpoint", given),
+        access_key=key or None,
+        secret_key=secret or None,
+        session_token=given.get("awssessiontoken") or None,
+        role_arn=given.get("rolearn") or None,
+        role_external_id=given.get("roleexternalid") or None,
+        role_session_name=given.get("rolesessionname") or "penstock",
+        fails_on_loss=_boolean("failOnDataLoss", given, default=True),
+        records_per_fetch=_whole("maxRecordsPerFetch", given, 10_000, most=10_000),
+        fetch_rate=_rate(given.get("maxfetchrate", "1.0")),
+        fetch_period_seconds=_duration("minFetchPeriod", given, 0.4),
+        fetch_seconds=_duration("maxFetchDuration", given, 10.0),
+        buffer_bytes=_size(given.get("fetchbuffersize", "32mb")),
+        shards_per_task=_whole("shardsPerTask", given, 5),
+        shard_interval_seconds=_duration("shardFetchInterval", given, 1.0),
+        retry_seconds=_duration("retryTimeout", given, 60.0),
+    )
+
+
+def _refuse_unknown(name: str) -> NoReturn:
+    near = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.6)
+    raise ConnectorError(
+        "KINESIS_OPTION_UNKNOWN",
+        f"the Kinesis source has no option `{name}`",
+        hint=f"did you mean `{_KNOWN[near[0]]}`?"
+        if near
+        else f"known: {', '.join(_KNOWN.values())}",
+    )
+
+
+def _invalid(name: str, rule: str, hint: str | None = None) -> NoReturn:
+    raise ConnectorError("KINESIS_OPTION_INVALID", f"option `{name}` {rule}", hint=hint)
+
+
+def _check_mode(mode: str) -> None:
+    if mode.lower() == "efo":
+        raise ConnectorError(
+            "KINESIS_OPTION_REFUSED",
+            "consumerMode `efo` (enhanced fan-out) is not available: shards are polled",
+            hint="remove the option; polled, all consumers of a shard share 2 MB and 5 reads "
+            "per second",
+        )
+    if mode.lower() != "polling":
+        _invalid("consumerMode", "is `polling`")
+
+
+def _streams(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        _invalid("streamName", "is missing or empty", _EXAMPLE)
+    for name in names:
+        if not re.fullmatch(r"[a-zA-Z0-9_.-]{1,128}", name):
+            _invalid("streamName", f"has {name!r}, which is no name of a stream", _EXAMPLE)
+    return names
+
+
+def _url(name: str, given: Mapping[str, str]) -> str | None:
+    value = given.get(name.lower())
+    if not value:
+        return None
+    if "@" in value:
+        _invalid(name, "has a user in it; credentials have options of their own")
+    return value if re.match(r"https?://", value) else f"https://{value}"
+
+
+def _boolean(name: str, given: Mapping[str, str], *, default: bool) -> bool:
+    value = given.get(name.lower(), str(default)).lower()
+    if value not in ("true", "false"):
+        _invalid(name, "is true or false")
+    return value == "true"
+
+
+def _whole(name: str, given: Mapping[str, str], default: int, most: int | None = None) -> int:
+    value = given.get(name.lower(), str(default))
+    if not value.isdecimal() or int(value) < 1 or (most is not None and int(value) > most):
+        _invalid(name, "is a whole number above zero" + (f", at most {most}" if most else ""))
+    return int(value)
+
+
+def _duration(name: str, given: Mapping[str, str], default: float) -> float:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    match = _DURATION.fullmatch(value)
+    if match is None or match[2].lower() not in _SECONDS:
+        _invalid(name, "is a duration such as `400ms`, `10s` or `2m`")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def _rate(value: str) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= 2:
+        _invalid("maxFetchRate", "is a number of megabytes per second and shard, at most 2.0")
+    return rate * (1 << 20)
+
+
+def _size(value: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", value.lower())
+    if match is None or match[2] not in _BYTES or not int(match[1]):
+        _invalid("fetchBufferSize", "is a size such as `32mb`")
+    # The driver holds a micro-batch; Databricks' 20gb would not fit.
+    return min(int(match[1]) * _BYTES[match[2]], _MAX_BUFFER)
+
+
+_START_HINT = (
+    '"latest", "trim_horizon", "earliest", or JSON such as '
+    '{"at_timestamp": "2026-06-25T10:23:45Z"} or '
+    '{"at_timestamp": "06/25/2026 10:23:45 UTC", "format": "MM/dd/yyyy HH:mm:ss ZZZ"}'
+)
+
+
+def _start(text: str) -> StartPosition:
+    word = text.lower()
+    if word in ("trim_horizon", "earliest"):
+        return StartPosition(kind="trim_horizon")
+    if word == "latest":
+        return StartPosition(kind="latest")
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        _invalid("initialPosition", "is neither a word that it knows nor JSON", _START_HINT)
+    fields = {str(k).lower(): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
+    value, pattern = fields.pop("at_timestamp", None), fields.pop("format", None)
+    if fields or not isinstance(value, str) or not isinstance(pattern, str | None):
+        _invalid("initialPosition", "has JSON without `at_timestamp`, or with more", _START_HINT)
+    at = _with_pattern(value, pattern) if pattern else _iso(value)
+    return StartPosition(kind="at_timestamp", millis=round(at.timestamp() * 1000))
+
+
+def _iso(value: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        _invalid("initialPosition", "has an `at_timestamp` that is no ISO 8601 time", _START_HINT)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _with_pattern(value: str, pattern: str) -> datetime:
+    rest = _PATTERN_TOKEN.sub("", pattern)
+    if re.search("[A-Za-z]", rest):
+        _invalid("initialPosition", f"has a `format` with letters unknown here: {rest.strip()}")
+    zone: ZoneInfo | int | None = None
+    wanted = _PATTERN_TOKEN.sub(
+        lambda m: m[1].replace("%", "%%") if m[1] is not None else _PATTERN[m[0]], pattern
+    )
+    if wanted.endswith("%Z"):
+        # Python reads no names of zones but its own.
+        value, _, name = value.rpartition(" ")
+        wanted = wanted[: -len("%Z")].rstrip()
+        zone = _ZONES.get(name.upper())
+        if zone is None:
+            try:
+                return datetime.strptime(f"{value} {name}", f"{wanted} %z")
+            except ValueError:
+                pass
+            try:
+                zone = ZoneInfo(name)
+            except (OSError, ValueError):
+                _invalid("initialPosition", "has a time zone that is unknown here", _START_HINT)
+    try:
+        at = datetime.strptime(value, wanted)  # noqa: DTZ007 - the zone is added below
+    except ValueError:
+        _invalid("initialPosition", "has an `at_timestamp` that its `format` does not fit")
+    if at.tzinfo is not None:
+        return at
+    if isinstance(zone, ZoneInfo):
+        return at.replace(tzinfo=zone)
+    at = at.replace(tzinfo=UTC)
+    return datetime.fromtimestamp(at.timestamp() - 3600 * (zone or 0), UTC)

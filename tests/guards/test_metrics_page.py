@@ -1,0 +1,77 @@
+"""The page of metrics and the dashboard of Grafana show the metrics that there are."""
+
+import json
+import re
+from pathlib import Path
+
+from penstock._observe.metrics import METRICS, sample_names
+
+ROOT = Path(__file__).resolve().parents[2]
+_NAME = re.compile(r"\bpenstock_\w+")
+
+
+def test_the_page_lists_each_metric_with_its_type_labels_and_meaning():
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    shown = [line for line in page.splitlines() if line.startswith("| `penstock_")]
+    assert shown == [
+        f"| `{metric.name}` | {metric.kind.value} | "
+        f"{', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
+        for metric in METRICS.values()
+    ]
+
+
+def test_names_follow_the_conventions_of_prometheus():
+    for metric in METRICS.values():
+        assert metric.name.endswith("_total") == (metric.kind.value == "counter")
+        assert metric.help.endswith(".")
+        assert metric.labels[0] == "pipeline"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist_and_for_labels_that_they_have():
+    board = json.loads((ROOT / "docs" / "grafana" / "penstock.json").read_text(encoding="utf-8"))
+    known = {name: metric for metric in METRICS.values() for name in sample_names(metric)}
+    expressions = [
+        target["expr"] for panel in board["panels"] for target in panel.get("targets", ())
+    ]
+    expressions += [
+        variable["definition"]
+        for variable in board["templating"]["list"]
+        if variable["type"] == "query"
+    ]
+    assert len(expressions) > 20
+    asked = set()
+    for expression in expressions:
+        names = set(_NAME.findall(expression))
+        assert names, expression
+        assert names <= set(known), expression
+        asked |= names
+        labels = {label for name in names for label in known[name].labels} | {"le"}
+        used = set(re.findall(r"(\w+)=~?\"", expression))
+        for group in re.findall(r"by \(([^)]*)\)", expression):
+            used |= {label.strip() for label in group.split(",")}
+        assert used <= labels, expression
+    left = {metric.name for metric in METRICS.values()} - asked
+    assert {name.removesuffix("_bucket") for name in left} <= {
+        "penstock_flow_batch_duration_seconds",  # asked for by its buckets
+        "penstock_update_start_timestamp_seconds",
+        "penstock_events_total",
+        "penstock_flow_table_version",
+        "penstock_watermark_timestamp_seconds",
+        "penstock_metrics_left_out_total",
+    }
+
+
+def test_the_dashboard_lays_its_panels_beside_each_other():
+    board = json.loads((ROOT / "docs" / "grafana" / "penstock.json").read_text(encoding="utf-8"))
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        for place in (
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        ):
+            assert place not in taken, (panel["title"], taken.get(place))
+            taken[place] = panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

@@ -1,0 +1,251 @@
+"""A table of a real PostgreSQL as a stream: late commits, crashes, bad input."""
+
+import json
+import threading
+from contextlib import contextmanager
+
+import pytest
+from postgres_server import PASSWORD, USER, PostgresServer
+from postgres_tables import Tables
+from test_postgresql_sink import forget_last_commit
+from update_project import ContinuousRun, Project
+
+from penstock._engine.jdbc.database import connected
+from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
+from penstock._observe.events import UpdateState
+from penstock.connectors.jdbc import jdbc_sink_options
+from penstock.connectors.jdbc_source import jdbc_source_options
+from penstock.errors import DefinitionErrors
+
+STREAM = """
+def stream(**more):
+    options = {{
+        "url": "{url}", "dbtable": "{table}", "partitionColumn": "id", "user": "writer",
+        "password": "${{secret:DB_PASSWORD}}", **more,
+    }}
+    return spark.readStream.format("jdbc").options(**options).load()
+"""
+
+
+def stream(url: str, table: str) -> str:
+    return STREAM.format(url=url, table=table)
+
+
+@contextmanager
+def session(spark, server: PostgresServer):
+    """One more session of the database, for transactions that stay open."""
+    options = jdbc_sink_options(
+        {"url": server.url, "dbtable": "x", "user": USER, "password": PASSWORD}
+    )
+    with connected(spark, options) as database:
+        yield database
+
+
+def source(spark, server: PostgresServer, table: str, **more: str) -> JdbcStream:
+    given = {"url": server.url, "dbtable": table, "partitionColumn": "id", "user": USER}
+    made = JdbcStream(spark, jdbc_source_options({**given, "password": PASSWORD, **more}))
+    made.open()
+    return made
+
+
+def last_key(found) -> str | None:
+    return None if found is None else json.loads(found.json())["key"]
+
+
+def test_keys_that_commit_late_are_waited_for(
+    spark, postgres_server: PostgresServer, tables: Tables
+):
+    tables.execute("CREATE TABLE late (id bigserial PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    tables.execute("CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)")
+    tables.execute("CREATE TABLE elsewhere (v int)")
+    with session(spark, postgres_server) as slow, session(spark, postgres_server) as quick:
+        made = source(spark, postgres_server, "late")
+        viewed = source(spark, postgres_server, "(SELECT * FROM late) v")
+        assert made.latestOffset(None, None) is None
+        quick.execute("BEGIN")
+        quick.execute("INSERT INTO elsewhere VALUES (1)")  # the older transaction, by its number
+        slow.execute("BEGIN")
+        slow.execute("INSERT INTO late (v) VALUES ('takes 1')")
+        quick.execute("INSERT INTO late (v) VALUES ('takes 2')")
+        quick.execute("COMMIT")
+        assert tables.query("SELECT id FROM late") == [("2",)]
+        # 2 is there, and 1 may still come: nothing is read, of the view neither.
+        assert made.latestOffset(None, None) is None
+        assert viewed.latestOffset(None, None) is None
+        assert last_key(made.reportLatestOffset()) == "2"
+        # Who comes later takes greater keys, and holds nothing back.
+        quick.execute("BEGIN")
+        quick.execute("INSERT INTO late (v) VALUES ('takes 3')")
+        slow.execute("COMMIT")
+        assert last_key(made.latestOffset(None, None)) == "2"
+        quick.execute("ROLLBACK")
+        # An update that ends takes what was committed when it began, as soon as that is settled.
+        slow.execute("BEGIN")
+        slow.execute("INSERT INTO late (v) VALUES ('takes 4')")
+        quick.execute("INSERT INTO late (v) VALUES ('takes 5')")
+        bounded = source(spark, postgres_server, "late")
+        thread = threading.Thread(target=bounded.prepareForTriggerAvailableNow)
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        slow.execute("COMMIT")
+        thread.join(30)
+        end = bounded.latestOffset(None, None)
+        assert (last_key(end), json.loads(end.json())["rows"]) == ("5", 4)
+        # Whoever writes for too long is an error that may pass; 3, which a rollback left, is none.
+        impatient = source(spark, postgres_server, "late", settleTimeout="1 second")
+        slow.execute("BEGIN")
+        slow.execute("UPDATE late SET v = '' WHERE id = 1")
+        with pytest.raises(SourceFailure) as caught:
+            impatient.prepareForTriggerAvailableNow()
+        assert caught.value.condition == "JDBC_NOT_SETTLED"
+        assert caught.value.retryable
+        slow.execute("ROLLBACK")
+
+
+COPY = """
+@dp.table
+def copied():
+    return stream(maxRowsPerTrigger="4", numPartitions="2")
+
+@dp.table(output_mode="update", spark_conf={"penstock.growingState": "allow"})
+def totals():
+    return stream().groupBy("customer").agg(F.sum("amount").alias("amount"))
+"""
+
+
+def test_each_row_comes_once_and_bad_input_is_named(
+    project: Project, postgres_server: PostgresServer, tables: Tables
+):
+    tables.execute(
+        'CREATE TABLE "Orders" (id bigint, customer text, amount numeric(10, 2), note text)'
+    )
+    tables.execute(
+        "INSERT INTO \"Orders\" SELECT i * 10, 'c' || i % 2, i, NULL FROM generate_series(1, 10) i"
+    )
+    project.source(stream(postgres_server.url, '\\"Orders\\"') + COPY)
+    assert project.run().state is UpdateState.COMPLETED
+    ids = [row[0] for row in project.rows("copied", "id")]
+    assert ids == [i * 10 for i in range(1, 11)]
+    assert len([f for f in project.commits_folder("copied").iterdir() if f.name.isdigit()]) == 3
+    progress = [
+        event["details"]["flow_progress"]["metrics"]["num_input_rows"]
+        for event in project.log("flow_progress")
+        if event["origin"].get("flow_name") == "copied"
+        and "num_input_rows" in event["details"]["flow_progress"].get("metrics", {})
+    ]
+    assert sorted(progress) == [2, 4, 4]
+
+    # Crashed between commit and answer; then a batch of new rows.
+    forget_last_commit(project, "copied")
+    forget_last_commit(project, "totals")
+    tables.execute("INSERT INTO \"Orders\" VALUES (110, 'c1', 11, 'new')")
+    assert project.run().state is UpdateState.COMPLETED
+    assert [row[0] for row in project.rows("copied", "id")] == [*ids, 110]
+    totals = dict(project.rows("totals", "customer", "amount"))
+    assert {name: int(amount) for name, amount in totals.items()} == {"c0": 30, "c1": 36}
+
+    def fails(condition: str) -> str:
+        result = project.run()
+        assert result.state is UpdateState.FAILED
+        assert {error.condition for error in result.failures} == {condition}, result.failures
+        text = "\n".join(str(error) for error in result.failures)
+        assert PASSWORD not in text
+        return text
+
+    tables.execute("INSERT INTO \"Orders\" VALUES (105, 'c9', 1, 'goes back'), (120, 'c0', 1, '')")
+    text = fails("JDBC_KEY_WENT_BACK")
+    assert "1 row(s) came to the keys after" in text
+    tables.execute('DELETE FROM "Orders" WHERE id = 105')
+    tables.execute("INSERT INTO \"Orders\" VALUES (NULL, 'c0', 1, 'no key')")
+    assert "have no id" in fails("JDBC_KEY_NULL")
+    tables.execute('DELETE FROM "Orders" WHERE id IS NULL')
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("copied", "id")[-1] == (120,)
+    tables.execute('DELETE FROM "Orders" WHERE id > 50')
+    assert "restored from a backup" in fails("JDBC_KEY_WENT_BACK")
+    # What was read stays.
+    assert len(project.rows("copied")) == 12
+
+
+def test_what_cannot_be_read_is_said_before_anything_starts(
+    project: Project, postgres_server: PostgresServer, tables: Tables
+):
+    tables.execute("CREATE TABLE cached (id bigserial PRIMARY KEY, v text, at timestamptz)")
+    tables.execute("ALTER SEQUENCE cached_id_seq CACHE 20")
+    wrong = {
+        'stream(password="wrong-password-of-mine")': ("JDBC_SOURCE_UNAVAILABLE", "28P01"),
+        'stream(dbtable="nowhere")': ("JDBC_SOURCE_UNAVAILABLE", "nowhere"),
+        'stream(partitionColumn="nothing")': ("JDBC_KEY_INVALID", "its columns: id, v, at"),
+        'stream(partitionColumn="v")': ("JDBC_KEY_INVALID", "string"),
+        'stream(partitionColumn="at")': ("JDBC_OPTION_INVALID", "overlap"),
+        "stream()": ("JDBC_KEY_NOT_ORDERED", "CACHE"),
+    }
+    base = stream(postgres_server.url, "cached")
+    flows = "".join(
+        f"\n@dp.table(name='t{at}')\ndef f{at}():\n    return {query}\n"
+        for at, query in enumerate(wrong)
+    )
+    project.source(base + flows)
+    with pytest.raises(DefinitionErrors) as caught:
+        project.run()
+    text = str(caught.value)
+    for condition, says in wrong.values():
+        assert condition in text
+        assert says in text
+    assert "wrong-password-of-mine" not in text
+    assert "pipeline.py" in text
+
+
+TIMED = """
+OFTEN = {"pipelines.trigger.interval": "300 milliseconds"}
+
+@dp.table(deduplicate_by=["id", "at"], spark_conf=OFTEN)
+def versions():
+    return stream(partitionColumn="at", overlap="1 hour", maxRowsPerTrigger="2")
+"""
+
+
+def test_a_stream_goes_on_when_the_server_comes_back(
+    project: Project, postgres_server: PostgresServer, tables: Tables
+):
+    tables.execute("CREATE TABLE live (id bigint PRIMARY KEY, note text, at timestamptz)")
+    tables.execute(
+        "INSERT INTO live SELECT i, 'first', timestamptz '2026-01-01 12:00Z' + (i / 3) * "
+        "interval '1 minute' FROM generate_series(1, 5) i"
+    )
+    project.source(
+        stream(postgres_server.url, "live")
+        + TIMED
+        + """
+@dp.table(spark_conf=OFTEN)
+def rows_once():
+    return stream().drop("at", "note")
+"""
+    )
+    run = ContinuousRun(project)
+    run.wait_until(lambda: counts(project) == (5, 5))
+    postgres_server.restart()
+    # Committed late, with a time from before: the overlap has it.
+    tables.execute("INSERT INTO live VALUES (9, 'late', timestamptz '2026-01-01 11:59Z')")
+    tables.execute("UPDATE live SET note = 'changed', at = '2026-01-01 12:30Z' WHERE id = 1")
+    run.wait_until(
+        lambda: len(project.rows("versions")) == 7 and len(project.rows("rows_once")) == 6
+    )
+    tables.execute("ALTER TABLE live DROP COLUMN note")
+    tables.execute("INSERT INTO live VALUES (10, '2026-01-01 12:31Z')")
+    run.wait_until(lambda: failed(project, "versions") and failed(project, "rows_once"))
+    run.stop()
+    assert [row[0] for row in project.rows("rows_once", "id")] == [1, 2, 3, 4, 5, 9]
+
+
+def counts(project: Project) -> tuple[int, int]:
+    return len(project.rows("versions")), len(project.rows("rows_once"))
+
+
+def failed(project: Project, flow: str) -> bool:
+    return any(
+        "JDBC_COLUMN_CHANGED" in json.dumps(event)
+        for event in project.log("flow_progress")
+        if event["origin"].get("flow_name") == flow
+    )

@@ -1,0 +1,88 @@
+"""How far a flow is behind a real broker: age, retention, and what was removed unread."""
+
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from penstock._engine.kafka_source import KafkaRead
+from penstock._engine.lag.kafka import KafkaLag
+from penstock._local.broker import BrokerHandle, ensure_topic
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+NAME = "KafkaV2[Subscribe[lagging]]"
+
+
+def configure(broker: BrokerHandle, topic: str, **settings: str) -> None:
+    changes = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
+    client = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    for done in client.incremental_alter_configs([resource]).values():
+        done.result(30)
+
+
+def lag(spark: Any, servers: str, now_ms: int, topic: str = "lagging") -> KafkaLag:
+    options = {"subscribe": topic, "kafka.bootstrap.servers": servers}
+    read = KafkaRead({**options, "kafka.isolation.level": "read_committed"})
+    return KafkaLag(spark, [read], lambda: now_ms)
+
+
+def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker, spark):
+    servers, topic = kafka_broker.bootstrap_servers, "lagging"
+    ensure_topic(servers, topic, 3)
+    configure(kafka_broker, topic, retention_ms="3600000")
+    now = round(time.time() * 1000)
+    producer = Producer({"bootstrap.servers": servers, "acks": "all"})
+    for number in range(5):
+        producer.produce(topic, f"a{number}", partition=0, timestamp=now - 500_000 + number * 1000)
+    producer.produce(topic, "b0", partition=1, timestamp=now - 9000)
+    assert producer.flush(30) == 0
+    client = AdminClient({"bootstrap.servers": servers})
+    place = TopicPartition(topic, 0, 1)
+    client.delete_records([place])[place].result(30)
+
+    measured = lag(spark, servers, now)
+    found = measured.measure(NAME, {topic: {"0": 2, "1": 1, "2": 0}})
+    behind, done, empty = found["partitions"]
+    assert (behind["earliest_offset"], behind["latest_offset"], behind["records"]) == (1, 5, 3)
+    assert behind["seconds_behind"] == 498.0  # of the record at 2
+    assert (behind["loss"], behind["loss_by"], behind["seconds_to_loss"]) == (
+        "expected",
+        "age",
+        3102.0,
+    )
+    assert (done["records"], done["seconds_behind"], done["loss"]) == (0, 0.0, "none")
+    assert (empty["records"], empty["seconds_behind"], empty["loss"]) == (0, 0.0, "none")
+    assert found["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}
+
+    # A flow that was away for too long.
+    gone = measured.measure(NAME, {topic: {"0": 0}})["partitions"][0]
+    assert (gone["loss"], gone["lost_records"], gone["seconds_to_loss"]) == ("happened", 1, 0.0)
+    assert gone["seconds_behind"] == 499.0
+
+    # Limits of other kinds: nothing is made up.
+    configure(kafka_broker, topic, retention_ms="-1", retention_bytes="1000")
+    sized = lag(spark, servers, now).measure(NAME, {topic: {"0": 2}})["partitions"][0]
+    assert (sized["loss"], sized["seconds_to_loss"]) == ("unknown", None)
+    configure(kafka_broker, topic, cleanup_policy="compact")
+    kept = lag(spark, servers, now).measure(NAME, {topic: {"0": 2}})["partitions"][0]
+    assert (kept["loss"], kept["seconds_behind"]) == ("none", 498.0)
+
+
+def test_what_the_broker_does_not_say_is_unknown(kafka_broker, spark):
+    missing = lag(spark, kafka_broker.bootstrap_servers, 0, "not-there")
+    (part,) = missing.measure(NAME, {"not-there": {"0": 7}})["partitions"]
+    assert {part[key] for key in ("latest_offset", "records", "seconds_behind")} == {None}
+    assert (part["loss"], part["lost_records"]) == ("unknown", None)

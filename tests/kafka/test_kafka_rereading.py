@@ -1,0 +1,98 @@
+"""Flows that read Kafka again: from another place, and a range of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from penstock._engine.rereading.sources import parse_place
+from penstock._launch import UpdateOptions, run_update
+from penstock._local.broker import BrokerHandle, ensure_topic
+from penstock._observe.bus import EventBus
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._repair.backfill import BackfillOptions, BackfillReport, backfill_flow
+from penstock._repair.reset import reset_flow
+from penstock.errors import PenstockError
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+TOPIC = "read-again"
+SOURCE = """
+import penstock as dp
+
+
+@dp.table
+def bronze():
+    stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "{servers}")
+    # Where the flow begins by itself must not matter.
+    rows = stream.option("subscribe", "{topic}").option("startingTimestamp", "1").load()
+    return rows.selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
+"""
+
+
+def produce(broker: BrokerHandle, first: int, end: int, partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+    for number in range(first, end):
+        stamp = 1_000_000 + number * 1000
+        producer.produce(TOPIC, f"v{number}", partition=partition, timestamp=stamp)
+    assert producer.flush(30) == 0
+
+
+def test_a_place_and_a_range_of_topics(
+    kafka_broker: BrokerHandle, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    servers = kafka_broker.bootstrap_servers
+    (tmp_path / "pipeline.py").write_text(SOURCE.format(servers=servers, topic=TOPIC))
+    settings = load_settings(tmp_path)
+    ensure_topic(servers, TOPIC, 2)
+    produce(kafka_broker, 0, 10)
+    produce(kafka_broker, 0, 3, partition=1)
+
+    def run() -> None:
+        assert run_update(settings, UpdateOptions(), bus=EventBus()).state is UpdateState.COMPLETED
+
+    def rows(partition: int = 0) -> list[int]:
+        found = spark.read.format("delta").load(str(table)).where(f"partition = {partition}")
+        return sorted(row.offset for row in found.collect())
+
+    def backfill(**asked: Any) -> BackfillReport:
+        options = BackfillOptions(by=("partition", "offset"), act=True, **asked)
+        return backfill_flow(settings, "bronze", options)
+
+    table = next(iter([tmp_path / ".penstock/tables/spark_catalog/default/bronze"]))
+    run()
+    assert (rows(), rows(1)) == (list(range(10)), [0, 1, 2])
+
+    # A range by time: its missing rows, and no others.
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE offset % 2 = 0")
+    produce(kafka_broker, 10, 14)
+    found = backfill(
+        begin=parse_place("1970-01-01T00:16:43Z"), end=parse_place("1970-01-01T00:16:47Z")
+    )
+    assert [(one.count, one.text) for one in found.sources] == [(4, f"{TOPIC}-0 3 to 6")]
+    assert (found.counts["read"], found.counts["known"], found.counts["added"]) == (4, 2, 2)
+    assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 9], [1])
+    # By offsets; and what the flow has not read yet is its own business.
+    backfill(begin=parse_place(f'{{"{TOPIC}": {{"0": 8, "1": 3}}}}'))
+    assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 8, 9], [1])
+    with pytest.raises(PenstockError) as error:
+        backfill(end=parse_place("1970-01-01T00:16:52Z"))
+    assert error.value.condition == "BACKFILL_NOT_READ_YET"
+    run()
+    assert rows()[-5:] == [9, 10, 11, 12, 13]
+
+    # A new checkpoint from a moment on.
+    place = parse_place("1970-01-01T00:16:52Z")
+    plan = reset_flow(settings, "bronze", place)
+    assert (plan.sources[0].again, plan.sources[0].skipped) == (2, 0)
+    assert "twice" in (plan.refused or "")
+    reset_flow(settings, "bronze", place, accept_duplicates=True, act=True)
+    produce(kafka_broker, 14, 15)
+    run()
+    assert rows()[-6:] == [11, 12, 12, 13, 13, 14]
+    reset_flow(settings, "bronze", parse_place("latest"), act=True)
+    run()
+    assert rows()[-2:] == [13, 14]

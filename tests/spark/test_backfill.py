@@ -1,0 +1,221 @@
+"""A range of a source goes into its table once more, and no row of it twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock import monitoring
+from penstock._cli.main import main
+from penstock._engine.rereading.sources import parse_place
+from penstock._project.spec import load_settings
+from penstock._repair.backfill import (
+    COMMITTED,
+    STAGED,
+    BackfillOptions,
+    BackfillReport,
+    backfill_flow,
+)
+from penstock._tables.checkpoint_files import flow_records
+from penstock.errors import PenstockError
+
+SOURCE = """
+@dp.table
+@dp.expect_or_drop("small", "amount < 100")
+def bronze():
+    files = spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1)
+    return files.json("data")
+
+
+dp.create_streaming_table("keyed", deduplicate_by=["id"])
+
+
+@dp.append_flow(target="keyed")
+def into_keyed():
+    return spark.readStream.table("bronze")
+
+
+@dp.table
+def daily():
+    return spark.readStream.table("bronze").select("id", F.expr("amount * 1").alias("value"))
+
+
+dp.create_streaming_table("newest")
+dp.create_auto_cdc_flow(target="newest", source="bronze", keys=["id"], sequence_by="amount")
+
+
+@dp.table
+def counted():
+    return spark.readStream.table("bronze").groupBy("id").count()
+
+
+@dp.materialized_view
+def view():
+    return spark.read.table("daily").select("id")
+"""
+
+
+def _row(number: int | None, amount: int) -> dict[str, Any]:
+    return {"id": number, "amount": amount, "ts": "2026-01-01 00:00:00"}
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    made = Project(tmp_path, spark).source(SOURCE)
+    made.add("a.json", [_row(1, 1), _row(2, 500)])
+    made.add("b.json", [_row(3, 3), _row(4, 600)])
+    return made.add("c.json", [_row(5, 5), _row(None, 6)])
+
+
+def _backfill(project: Project, flow: str, **asked: Any) -> BackfillReport:
+    reached = asked.pop("reached", lambda _: None)
+    options = BackfillOptions(**{"act": True, **asked})
+    return backfill_flow(load_settings(project.root), flow, options, reached=reached)
+
+
+def _refused(project: Project, flow: str, **asked: Any) -> str:
+    with pytest.raises(PenstockError) as error:
+        _backfill(project, flow, **asked)
+    assert error.value.hint
+    return error.value.condition
+
+
+def _ids(project: Project, table: str) -> list[Any]:
+    return sorted((row[0] for row in project.table(table).select("id").collect()), key=str)
+
+
+def _delete(project: Project, table: str, where: str) -> None:
+    project.spark.sql(f"DELETE FROM delta.`{project.path(table)}` WHERE {where}")
+
+
+def _check_refusals(project: Project) -> None:
+    newest = project.version("bronze")
+    for flow, asked, condition in (
+        ("daily", {}, "BACKFILL_WOULD_DOUBLE"),
+        ("daily", {"by": ("nothing",)}, "BACKFILL_NOT_POSSIBLE"),
+        ("counted", {"by": ("id",)}, "BACKFILL_NOT_POSSIBLE"),
+        ("view", {}, "BACKFILL_NOT_POSSIBLE"),
+        ("daily", {"by": ("id",), "files": "*"}, "BACKFILL_RANGE_INVALID"),
+        ("bronze", {"by": ("id",), "begin": parse_place("version=1")}, "BACKFILL_RANGE_INVALID"),
+        (
+            "into_keyed",
+            {"end": parse_place(f"version={newest + 1}")},
+            "BACKFILL_NOT_READ_YET",
+        ),
+    ):
+        assert _refused(project, flow, **asked) == condition, (flow, asked)
+
+
+def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
+    project: Project, spark: Any, capsys: Any
+):
+    project.run(refresh=("bronze",))
+    _delete(project, "bronze", "id IN (1, 3)")
+    epoch = flow_records(load_settings(project.root))["bronze"].epoch
+
+    command = ["backfill", "bronze", "--files", "[bc].json", "--by", "id"]
+    assert main([*command, "--output", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["state"], plan["way"], plan["sources"][0]["count"]) == ("planned", "keys", 2)
+    assert _ids(project, "bronze") == [5, None]
+
+    # Killed for good, right after the first of two batches was committed.
+    environment = {
+        **os.environ,
+        "PENSTOCK_KILL_AT": "after_target_commit:bronze:0",
+        "PYTHONPATH": str(Path(sys.modules["penstock"].__file__ or "").parents[1]),
+    }
+    killed = subprocess.run(
+        [sys.executable, "-m", "penstock", *command, "--yes"],
+        cwd=project.root,
+        env=environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
+    assert len(_ids(project, "bronze")) in (2, 3)
+    assert _refused(project, "bronze", files="*", by=("id",)) == "BACKFILL_UNFINISHED"
+    # An update in between changes nothing.
+    project.add("d.json", [_row(7, 7)]).run(refresh=("bronze",))
+
+    assert main(["backfill", "bronze", "--resume", "--output", "json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["state"], done["resumed"]) == ("done", True)
+    assert _ids(project, "bronze") == [3, 5, 7, None]  # 1 is not of the range
+    quarantine = project.spark.read.format("delta").load(str(project.path("bronze_quarantine")))
+    assert sorted(row.id for row in quarantine.collect()) == [2, 4]
+    assert _refused(project, "bronze", resume=True) == "BACKFILL_NOT_BEGUN"
+    assert flow_records(load_settings(project.root))["bronze"].epoch == epoch
+    assert not (project.root / ".penstock" / "state" / "backfill" / "bronze").exists()
+
+    # It is an update of its own, with its own events; and the flow goes on as if nothing had been.
+    shown = monitoring.status(project.root)
+    assert shown is not None
+    assert (shown["state"], shown["flows"][0]["flow"]) == ("COMPLETED", "bronze")
+    steps = [e["details"]["backfill_progress"]["step"] for e in project.log("backfill_progress")]
+    assert steps[0] == "planned"
+    assert "resumed" in steps
+    assert steps[-1] == "done"
+    assert _refused(project, "bronze", by=("id",), files="x*") == "BACKFILL_RANGE_INVALID"
+
+    # A file that the flow would still read by itself.
+    project.add("new.json", [_row(8, 8)])
+    assert _refused(project, "bronze", by=("id",)) == "BACKFILL_NOT_READ_YET"
+    assert 8 not in _ids(project, "bronze")
+    assert _backfill(project, "bronze", abandon=True).state == "abandoned"
+    project.run(refresh=("bronze",))
+    assert _ids(project, "bronze") == [1, 3, 5, 7, 8, None]
+
+
+def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Project):
+    project.run(refresh=("bronze", "keyed", "daily", "newest"))
+    _check_refusals(project)
+    newest = project.version("bronze")
+    _delete(project, "keyed", "id = 3")
+    found = _backfill(project, "into_keyed", begin=parse_place("earliest"))
+    assert (found.way, found.counts["added"], found.counts["unidentified"]) == ("keys", 1, 1)
+    assert _ids(project, "keyed") == [1, 3, 5, None]
+
+    # Change events: those that are in change nothing, not even the quarantine of the bad ones.
+    before = project.rows("newest", "id", "amount")
+    bad = project.table("newest_quarantine").count()
+    found = _backfill(project, "newest")
+    assert (found.way, found.state) == ("events", "done")
+    assert project.rows("newest", "id", "amount") == before == [(1, 1), (3, 3), (5, 5)]
+    assert project.table("newest_quarantine").count() == bad == 1
+
+    # The query was corrected: rows of a part are computed anew and replaced in one commit.
+    project.source(SOURCE.replace("amount * 1", "amount * 10"))
+    whole = [(1, 1), (3, 3), (5, 5), (None, 6)]
+    rows = lambda: sorted(map(tuple, project.table("daily").collect()), key=str)  # noqa: E731
+    assert rows() == whole
+    part = {"begin": parse_place(f"version={newest}"), "where": "id >= 3"}
+    assert _refused(project, "daily", **part) == "BACKFILL_NOT_POSSIBLE"  # a view reads it
+    project.source(SOURCE.replace("amount * 1", "amount * 10").split("@dp.materialized_view")[0])
+    assert _refused(project, "daily", **part) == "BACKFILL_WOULD_LOSE_ROWS"
+    assert rows() == whole
+
+    def dies_at(step: str) -> None:
+        def reached(now: str) -> None:
+            if now == step:
+                raise KeyboardInterrupt
+
+        asked: dict[str, Any] = {"where": "id >= 3"} if step == STAGED else {"resume": True}
+        with pytest.raises(KeyboardInterrupt):
+            _backfill(project, "daily", reached=reached, **asked)
+
+    dies_at(STAGED)
+    assert rows() == whole
+    dies_at(COMMITTED)
+    assert rows() == [(1, 1), (3, 30), (5, 50), (None, 6)]
+    found = _backfill(project, "daily", resume=True)
+    assert (found.counts["outside"], found.counts["removed"]) == (2, 2)
+    assert rows() == [(1, 1), (3, 30), (5, 50), (None, 6)]

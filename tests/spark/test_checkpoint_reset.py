@@ -1,0 +1,153 @@
+"""A flow begins anew where it is told to, and no row is doubled unless somebody wants that."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock._cli.main import main
+from penstock._engine.rereading.sources import parse_place
+from penstock._project.spec import load_settings
+from penstock._repair.reset import EMPTIED, MARKED, ResetPlan, reset_flow
+from penstock._runtime.lease import Lease
+from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock._tables.checkpoint_files import flow_records
+from penstock.errors import PenstockError
+
+SOURCE = """
+@dp.table
+def bronze():
+    return rows()
+
+
+@dp.table
+def silver():
+    return spark.readStream.table("bronze")
+
+
+dp.create_streaming_table("keyed", deduplicate_by=["id"])
+
+
+@dp.append_flow(target="keyed")
+def into_keyed():
+    return spark.readStream.table("bronze")
+
+
+@dp.table
+def totals():
+    return spark.readStream.table("bronze").groupBy("id").count()
+
+
+@dp.materialized_view
+def view():
+    return spark.read.table("silver")
+"""
+
+
+class _Killed(BaseException):
+    """As if the process had died."""
+
+
+def _row(number: int) -> dict[str, Any]:
+    return {"id": number, "amount": number, "ts": "2026-01-01 00:00:00"}
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    made = Project(tmp_path, spark).source(SOURCE)
+    made.add("a.json", [_row(1), _row(2)]).run(refresh=("bronze",))
+    made.add("b.json", [_row(3)]).run(refresh=("bronze", "silver", "keyed", "totals"))
+    return made
+
+
+def _reset(project: Project, flow: str, start: str, **more: Any) -> ResetPlan:
+    return reset_flow(load_settings(project.root), flow, parse_place(start), **more)
+
+
+def _ids(project: Project, table: str) -> list[int]:
+    return [row[0] for row in project.rows(table, "id")]
+
+
+def _refused(project: Project, flow: str, start: str, **more: Any) -> str:
+    with pytest.raises(PenstockError) as error:
+        _reset(project, flow, start, act=True, **more)
+    assert error.value.hint
+    return error.value.condition
+
+
+def _fill_once_whenever_it_dies(project: Project) -> None:
+    def dies_at(step: str) -> None:
+        def reached(now: str) -> None:
+            if now == step:
+                raise _Killed
+
+        with pytest.raises(_Killed):
+            _reset(
+                project,
+                "silver",
+                f"version={project.version('bronze')}",
+                truncate=True,
+                act=True,
+                reached=reached,
+            )
+
+    for step in (MARKED, EMPTIED):
+        dies_at(step)
+        # What was begun is finished by the next update: emptied, and filled from that version on.
+        project.run(refresh=("silver",))
+        assert _ids(project, "silver") == [4], step
+    _reset(project, "silver", "earliest", truncate=True, act=True)
+    assert _ids(project, "silver") == []
+    project.run(refresh=("silver",))
+    assert _ids(project, "silver") == [1, 2, 3, 4]
+
+
+def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
+    settings = load_settings(project.root)
+    newest = project.version("bronze")
+    epoch = flow_records(settings)["silver"].epoch
+
+    # What would double rows is told, and not done.
+    assert main(["checkpoint", "reset", "SILVER", "--from", "earliest", "--output", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["done"], plan["effect"], plan["new_epoch"]) == (False, "added", None)
+    (source,) = plan["sources"]
+    assert (source["unit"], source["again"], source["skipped"]) == ("versions", newest + 1, 0)
+    assert "twice" in plan["refused"]
+    assert main(["checkpoint", "reset", "silver", "--from", "earliest", "--yes"]) == 2
+    assert "RESET_WOULD_DOUBLE" in capsys.readouterr().err
+    for flow, start, more, condition in (
+        ("totals", f"version={newest}", {}, "RESET_WOULD_DOUBLE"),
+        ("bronze", "2026-01-01", {}, "RESET_WOULD_DOUBLE"),
+        ("bronze", "version=1", {}, "START_NOT_AVAILABLE"),
+        ("silver", f"version={newest + 9}", {}, "START_NOT_AVAILABLE"),
+        ("view", "earliest", {}, "RESET_NOT_POSSIBLE"),
+        ("nothing", "earliest", {}, "UNKNOWN_FLOW"),
+    ):
+        assert _refused(project, flow, start, **more) == condition, (flow, start)
+    with Lease.acquire(pipeline_lease_path(settings.storage), holder={}):
+        assert main(["checkpoint", "reset", "silver", "--from", "latest", "--yes"]) == 3
+    assert flow_records(settings)["silver"].epoch == epoch
+
+    # From a version: its rows come again, because somebody said so.
+    done = _reset(project, "silver", f"version={newest}", accept_duplicates=True, act=True)
+    assert done.new_epoch == flow_records(settings)["silver"].epoch != epoch
+    # By key, and computed anew: from the beginning, without a word.
+    _reset(project, "into_keyed", "earliest", act=True)
+    _reset(project, "totals", "earliest", act=True)
+    assert project.run(refresh=("silver", "keyed", "totals")).state == "COMPLETED"
+    assert _ids(project, "silver") == [1, 2, 3, 3]
+    assert _ids(project, "keyed") == [1, 2, 3]
+    assert project.rows("totals", "id", "count") == [(1, 1), (2, 1), (3, 1)]
+
+    # From what comes next, in a folder and in a table that has nothing new yet.
+    assert _reset(project, "bronze", "latest", act=True).refused is None
+    _reset(project, "silver", "latest", act=True)
+    assert project.run(refresh=("bronze", "silver")).state == "COMPLETED"
+    assert (_ids(project, "bronze"), _ids(project, "silver")) == ([1, 2, 3], [1, 2, 3, 3])
+    project.add("c.json", [_row(4)]).run(refresh=("bronze", "silver"))
+    assert (_ids(project, "bronze"), _ids(project, "silver")) == ([1, 2, 3, 4], [1, 2, 3, 3, 4])
+    _fill_once_whenever_it_dies(project)

@@ -1,0 +1,120 @@
+"""Column lineage off real plans of Spark."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._engine.column_lineage import column_lineage
+from penstock._engine.table_sources import SchemaSource
+from penstock._model.lineage import FlowLineage, LineageSource
+
+pytestmark = pytest.mark.spark
+
+ROWS = (
+    StructType()
+    .add("id", "long")
+    .add("amount", "integer")
+    .add("name", "string")
+    .add("ts", "timestamp")
+)
+
+
+def shown(lineage: FlowLineage | None) -> dict[str, set[str]]:
+    """`column: {source.column kind}`."""
+    assert lineage is not None
+
+    def text(one):
+        source = lineage.sources[one.source]
+        place = source.dataset or source.name.rpartition("/")[2]
+        return f"{place}.{one.column} {one.transformation}"
+
+    found = {name: {text(one) for one in inputs} for name, inputs in lineage.columns.items()}
+    found["*"] = {text(one) for one in lineage.influences}
+    return found
+
+
+def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spark, tmp_path: Path):
+    source = SchemaSource()
+    source.schemas.update({"a": ROWS, "b": ROWS, "c.s.odd näme": ROWS})
+    a, b = source.batch("a", spark.read), source.batch("b", spark.read)
+    stream = source.stream("a", spark.readStream)
+    odd = source.batch("c.s.odd näme", spark.read)
+    (tmp_path / "in").mkdir()
+    outside = spark.read.schema(ROWS).json(str(tmp_path / "in"))
+
+    def of(df):
+        return shown(column_lineage(df, source.dataset_at))
+
+    assert of(a.select("id", F.col("name").alias("n"), (F.col("amount") + 1).alias("more"))) == {
+        "id": {"a.id IDENTITY"},
+        "n": {"a.name IDENTITY"},
+        "more": {"a.amount TRANSFORMATION"},
+        "*": set(),
+    }
+    grouped = (
+        stream.withWatermark("ts", "1 minute")
+        .where("amount > 1")
+        .groupBy(F.window("ts", "5 minutes"), "id")
+        .agg(F.sum(F.col("amount") * 2).alias("total"), F.count("*").alias("n"))
+    )
+    found = of(grouped)
+    assert found["total"] == {"a.amount AGGREGATION"}
+    assert found["n"] == set()
+    assert found["id"] == {"a.id IDENTITY"}
+    assert found["window"] == {"a.ts TRANSFORMATION"}
+    assert found["*"] == {"a.amount FILTER", "a.id GROUP_BY", "a.ts GROUP_BY", "a.ts FILTER"}
+
+    joined = a.alias("l").join(b.alias("r"), F.col("l.id") == F.col("r.id"))
+    assert of(joined.select("l.id", "r.name", F.concat("l.name", "r.name").alias("both"))) == {
+        "id": {"a.id IDENTITY"},
+        "name": {"b.name IDENTITY"},
+        "both": {"a.name TRANSFORMATION", "b.name TRANSFORMATION"},
+        "*": {"a.id JOIN", "b.id JOIN"},
+    }
+    itself = a.alias("l").join(a.alias("r"), "id").select("id", F.col("r.amount").alias("other"))
+    assert of(itself)["other"] == {"a.amount IDENTITY"}
+    united = a.select("id").union(b.select(F.col("amount").cast("bigint"))).union(odd.select("id"))
+    assert of(united)["id"] == {
+        "a.id IDENTITY",
+        "b.amount TRANSFORMATION",
+        "c.s.odd näme.id IDENTITY",
+    }
+    exploded = a.select("id", F.explode(F.array("amount", "id")).alias("e"))
+    assert of(exploded)["e"] == {"a.amount TRANSFORMATION", "a.id TRANSFORMATION"}
+    opaque = a.select("id", "name").mapInPandas(lambda rows: rows, "x STRING")
+    assert of(opaque)["x"] == {"a.id TRANSFORMATION", "a.name TRANSFORMATION"}
+    assert of(outside.select("id"))["id"] == {"in.id IDENTITY"}
+    (place,) = column_lineage(outside, source.dataset_at).sources
+    assert place == LineageSource(namespace="file", name=str(tmp_path / "in"))
+
+    a.createOrReplaceTempView("lineage_a")
+    b.createOrReplaceTempView("lineage_b")
+    query = spark.sql(
+        """
+        WITH c AS (SELECT id, amount * 2 AS twice FROM lineage_a)
+        SELECT c.id, d.twice, (SELECT max(amount) FROM lineage_b) AS most,
+               row_number() OVER (PARTITION BY d.id ORDER BY d.twice) AS n,
+               sum(d.twice) OVER (PARTITION BY d.id) AS running
+        FROM c JOIN c AS d ON c.id = d.id
+        WHERE EXISTS (SELECT 1 FROM lineage_b WHERE lineage_b.id = c.id)
+        """
+    )
+    found = of(query)
+    assert found["id"] == {"a.id IDENTITY"}
+    assert found["twice"] == {"a.amount TRANSFORMATION"}
+    assert found["most"] == {"b.amount AGGREGATION"}
+    assert found["n"] == set()
+    assert found["running"] == {"a.amount AGGREGATION"}
+    assert {"a.id WINDOW", "a.amount WINDOW", "a.id JOIN"} <= found["*"]
+    cube = a.cube("id", "name").agg(F.max("amount").alias("m"))
+    assert of(cube)["m"] == {"a.amount AGGREGATION"}
+    assert "a.id TRANSFORMATION" in of(cube)["id"]
+    assert of(spark.range(3).select("id"))["id"] == set()
+    source.close()
+
+
+def test_a_plan_that_cannot_be_read_has_no_lineage(spark, monkeypatch):
+    monkeypatch.setattr("penstock._engine.column_lineage.analyzed", lambda df: None)
+    assert column_lineage(spark.range(1), lambda path: None) is None

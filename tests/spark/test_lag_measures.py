@@ -1,0 +1,101 @@
+"""What waits in folders and Delta tables of running flows, and how it gets to `penstock status`."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from update_project import Project
+
+from penstock import monitoring
+from penstock._engine.lag.pending import PendingFiles, PendingVersions
+from penstock._runtime.update import UpdateResult
+
+
+def run_one_batch(df: Any, checkpoint: Path) -> Any:
+    """A query that has done its first batch and then waits for an hour."""
+    stream = df.writeStream.foreachBatch(lambda *_: None)
+    stream = stream.option("checkpointLocation", str(checkpoint))
+    query = stream.trigger(processingTime="1 hour").start()
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while not (checkpoint / "commits" / "0").exists():
+        assert time.monotonic() < deadline
+        assert query.exception() is None
+        pause.wait(0.05)
+    return query
+
+
+def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path):
+    folder = tmp_path / "in put"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"part é {number}.json").write_text(json.dumps({"id": number}) + "\n")
+    (folder / "_ignored.json").write_text("{}")
+    (folder / "other.csv").write_text("1")
+    stream = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1)
+    df = stream.option("pathGlobFilter", "*.json").json(str(folder))
+    query = run_one_batch(df, tmp_path / "files")
+    source = query._jsq.streamingQuery().sources().head()
+    try:
+        files = PendingFiles(spark)
+        assert files.measure(source) == {"kind": "files", "files": 3, "bytes": 3 * 10}
+        (folder / "late.json").write_text('{"id": 10}\n')
+        assert files.measure(source) == {"kind": "files", "files": 4, "bytes": 3 * 10 + 11}
+    finally:
+        query.stop()
+
+    table = str(tmp_path / "table")
+    for number in range(3):
+        spark.range(number + 1).coalesce(1).write.format("delta").mode("append").save(table)
+    stream = spark.readStream.format("delta").option("startingVersion", 0)
+    query = run_one_batch(stream.option("maxFilesPerTrigger", 1).load(table), tmp_path / "delta")
+    try:
+        end = json.loads(query.recentProgress[-1].json)["sources"][0]["endOffset"]
+        versions = PendingVersions(spark)
+        found = versions.measure(table, end)
+        assert (found["versions"], found["rows"], found["latest_version"]) == (2, 5, 2)
+        assert found["bytes"] > 0
+        # A rewrite of the same rows is no work for a stream.
+        spark.sql(f"OPTIMIZE delta.`{table}`").collect()
+        again = versions.measure(table, end)
+        assert (again["versions"], again["rows"], again["bytes"]) == (2, 5, found["bytes"])
+        # Within a first snapshot nobody knows how many bytes are left.
+        snapshot = versions.measure(table, {**end, "isStartingVersion": True})
+        assert (snapshot["bytes"], snapshot["rows"]) == (None, None)
+        nothing = versions.measure(table, {"strange": 1})
+        assert {nothing[key] for key in ("versions", "bytes", "rows")} == {None}
+    finally:
+        query.stop()
+
+
+def test_an_update_tells_what_waits_at_its_end(spark: Any, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(
+        """
+@dp.table
+def bronze():
+    return rows()
+
+
+@dp.table
+def silver():
+    return spark.readStream.table("bronze")
+"""
+    )
+    project.add("a.json", [{"id": 1, "amount": 1, "ts": "2026-01-01 00:00:00"}])
+    result: UpdateResult = project.run()
+    assert result.state == "COMPLETED"
+    found = monitoring.status(tmp_path)
+    assert found is not None
+    lags = {flow["flow"]: flow["lag"] for flow in found["flows"]}
+    (files,), (table,) = lags["bronze"]["sources"], lags["silver"]["sources"]
+    assert (files["files"], files["bytes"]) == (0, 0)
+    assert (table["versions"], table["bytes"], table["rows"]) == (0, 0, 0)
+    assert lags["silver"]["measured_at"] is not None
+    # No partitions: nothing is said about them, not even that all is well.
+    assert (lags["silver"]["loss"], lags["silver"]["seconds_behind"]) == (None, None)
+    assert {event["origin"]["flow_name"] for event in project.log("lag_progress")} == {
+        "bronze",
+        "silver",
+    }

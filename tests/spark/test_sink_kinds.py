@@ -1,0 +1,186 @@
+"""Sinks of Spark in a pipeline: what their readers see after crashes before and after a commit."""
+
+import json
+from pathlib import Path
+
+import pytest
+from update_project import Project
+
+from penstock._observe.events import UpdateState
+
+pytestmark = pytest.mark.spark
+
+FILES = ("json", "csv", "parquet", "orc", "text", "delta")
+SINKS = """
+import os
+from pathlib import Path
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
+from penstock.batches import foreach_row
+
+HERE = str(Path.cwd())
+
+@dp.table
+def clean():
+    return rows().select("id", F.coalesce("amount", F.lit(0)).alias("amount"))
+
+def stream():
+    return spark.readStream.table("clean")
+
+for kind in ("json", "csv", "parquet", "orc", "text", "delta"):
+    options = {"path": f"out/{kind}", **({"header": "true"} if kind == "csv" else {})}
+    dp.create_sink(kind, kind, options)
+
+    @dp.append_flow(target=kind, name=f"to_{kind}")
+    def write(kind=kind):
+        # Text files take one column of strings.
+        text = F.col("id").cast("string").alias("value")
+        return stream().select(text) if kind == "text" else stream()
+
+dp.create_sink("screen", "console", {"truncate": "false"})
+dp.create_sink("view", "memory")
+
+@dp.append_flow(target="screen")
+def to_screen():
+    return stream()
+
+@dp.append_flow(target="view")
+def remembered():
+    return stream()
+
+class Written(WriterCommitMessage):
+    def __init__(self, ids):
+        self.ids = ids
+
+class BatchFiles(DataSourceStreamWriter):
+    def __init__(self, path):
+        self.path = path
+    def write(self, iterator):
+        return Written([row.id for row in iterator])
+    def commit(self, messages, batchId):
+        ids = sorted(i for message in messages if message for i in message.ids)
+        with open(os.path.join(self.path, f"python-{batchId}"), "w") as out:
+            out.write(",".join(map(str, ids)))
+    def abort(self, messages, batchId):
+        pass
+
+class Files(DataSource):
+    @classmethod
+    def name(cls):
+        return "batchfiles"
+    def streamWriter(self, schema, overwrite):
+        return BatchFiles(self.options["folder"])
+
+spark.dataSource.register(Files)
+dp.create_sink("python", "batchfiles", {"folder": HERE})
+
+@dp.append_flow(target="python")
+def to_python():
+    return stream()
+
+class Note:
+    def open(self, partition_id, batch_id):
+        self.out = open(os.path.join(HERE, "noted"), "a")
+        self.batch = batch_id
+        return True
+    def process(self, row):
+        self.out.write(f"{self.batch} {row.id}\\n")
+    def close(self, error):
+        self.out.close()
+
+@dp.foreach_batch_sink
+def notes(df, batch_id):
+    foreach_row(df, Note())
+    foreach_row(df.where("id < 0"), print)
+
+@dp.append_flow(target="notes")
+def to_notes():
+    return stream()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark, monkeypatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, spark)
+
+
+def forget(folder: Path) -> None:
+    """Remove the newest entry of a log of Spark's."""
+    newest = max((f for f in folder.iterdir() if f.name.isdigit()), key=lambda f: int(f.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def ids(project: Project, kind: str) -> list[int]:
+    reader = project.spark.read.format(kind).option("header", "true")
+    df = reader.load(str(project.root / "out" / kind))
+    return sorted(int(row[0]) for row in df.select("value" if kind == "text" else "id").collect())
+
+
+def test_every_sink_takes_rows_and_no_file_reader_sees_one_twice(project: Project):
+    project.source(SINKS).add("a.json", [{"id": 1}, {"id": 2, "amount": 5}, {"id": 3}])
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    for kind in FILES:
+        assert ids(project, kind) == [1, 2, 3], kind
+        # Died after the sink's commit, before Spark noted that the batch was done.
+        forget(project.commits_folder(f"to_{kind}"))
+    # Died between the files of a batch and the commit that makes them count.
+    for kind in ("json", "parquet"):
+        forget(project.root / "out" / kind / "_spark_metadata")
+    for flow in ("to_python", "to_notes"):
+        forget(project.commits_folder(flow))
+    project.add("b.json", [{"id": 4}])
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    for kind in FILES:
+        assert ids(project, kind) == [1, 2, 3, 4], kind
+    # The rows of the killed attempt are there for readers that do not know Spark's log.
+    lines = [
+        json.loads(line)["id"]
+        for file in (project.root / "out" / "json").glob("*.json")
+        for line in file.read_text().splitlines()
+    ]
+    assert sorted(lines) == [1, 1, 2, 2, 3, 3, 4]
+    # In memory the flow starts over; at least once elsewhere, under the same batch id.
+    assert sorted(row.id for row in project.spark.table("remembered").collect()) == [1, 2, 3, 4]
+    written = {file.name: file.read_text() for file in project.root.glob("python-*")}
+    assert written == {"python-0": "1,2,3", "python-1": "4"}
+    noted = sorted((project.root / "noted").read_text().splitlines())
+    assert noted == ["0 1", "0 1", "0 2", "0 2", "0 3", "0 3", "1 4"]
+
+
+def test_what_no_sink_can_do_is_refused_with_the_way_out(project: Project):
+    project.source(
+        """
+from penstock.batches import foreach_row
+
+@dp.table
+def clean():
+    return rows()
+
+dp.create_sink("each", "foreach", {})
+
+@dp.append_flow(target="each")
+def to_each():
+    return spark.readStream.table("clean")
+"""
+    ).add("a.json", [{"id": 1}])
+    with pytest.raises(Exception, match="foreach_row"):
+        project.run()
+    project.source(
+        """
+from penstock.batches import foreach_row
+
+@dp.foreach_batch_sink
+def each(df, batch_id):
+    foreach_row(df, "no writer")
+
+@dp.append_flow(target="each")
+def to_each():
+    return rows()
+"""
+    )
+    (error,) = project.run().failures
+    assert error.condition == "FOREACH_WRITER_INVALID"

@@ -1,0 +1,60 @@
+"""Drawings of a graph keep their form, whatever names there are."""
+
+from penstock._observe.events import EventOrigin, definition
+from penstock._observe.flow_graph import dot_lines, flow_graph, mermaid_lines, text_lines
+
+
+def _graph(odd: str):
+    def table(name: str):
+        origin = EventOrigin(pipeline_name="p", dataset_name=name)
+        return definition("dataset_definition", origin, "", {"dataset_type": "STREAMING_TABLE"})
+
+    def flow(target: str, inputs: list[str], outside: list[str]):
+        body = {"output_dataset": target, "input_datasets": inputs, "external_inputs": outside}
+        return definition("flow_definition", EventOrigin(flow_name=f"f {target}"), "", body)
+
+    return flow_graph(
+        [
+            table("c.s.a"),
+            table(odd),
+            table("c.s.z"),
+            flow("c.s.a", [], ["kafka: orders"]),
+            flow(odd, ["c.s.a"], []),
+            flow("c.s.z", ["c.s.a", odd], []),
+        ]
+    )
+
+
+def test_the_tree_writes_each_dataset_out_once():
+    assert list(text_lines(_graph("c.s.b"))) == [
+        "kafka: orders [source]",
+        "`- a [streaming table]",
+        "   |- b [streaming table]",
+        "   |  `- z [streaming table]",
+        "   `- z [streaming table] (shown above)",
+    ]
+
+
+def test_a_circle_ends():
+    def flow(target: str, source: str):
+        body = {"output_dataset": target, "input_datasets": [source]}
+        return definition("flow_definition", EventOrigin(flow_name=target), "", body)
+
+    tables = [
+        definition("dataset_definition", EventOrigin(dataset_name=name), "", {})
+        for name in ("a", "b")
+    ]
+    graph = flow_graph([*tables, flow("a", "b"), flow("b", "a")])
+    assert len(list(text_lines(graph))) == 3
+
+
+def test_odd_names_break_neither_mermaid_nor_dot():
+    graph = _graph('c.s.x"]; click n0 "y\\\n<b>&')
+    mermaid = list(mermaid_lines(graph))
+    assert len(mermaid) == 1 + 4 + 4
+    assert all(line.count('"') == 2 for line in mermaid[1:5])
+    dot = list(dot_lines(graph))
+    assert len(dot) == 4 + 4 + 4
+    for line in dot:
+        inside = line.replace("\\\\", "").replace('\\"', "")
+        assert inside.count('"') % 2 == 0

@@ -1,0 +1,122 @@
+"""Measurements beside Spark's progress: shown as long as they are true."""
+
+from typing import Any
+
+from penstock._observe.events import Event, EventOrigin, lag_progress, stream_progress
+from penstock._observe.lag import lag_sources, lag_summary
+from penstock._observe.status import StatusFold
+
+NAME = "KafkaV2[Subscribe[orders]]"
+FLOW = EventOrigin(pipeline_name="shop", update_id="8c1f", dataset_name="c.s.b", flow_name="b")
+
+
+def progress(end: dict[str, int], latest: dict[str, int] | None) -> dict[str, Any]:
+    return {
+        "batchId": 3,
+        "numInputRows": 1,
+        "sources": [
+            {
+                "description": NAME,
+                "numInputRows": 1,
+                "endOffset": {"orders": end},
+                "latestOffset": None if latest is None else {"orders": latest},
+            },
+            {"description": "FileStreamSource[file:/in]", "endOffset": {"logOffset": 4}},
+        ],
+    }
+
+
+def part(number: str, offset: int, latest: int, **more: Any) -> dict[str, Any]:
+    return {
+        "topic": "orders",
+        "partition": number,
+        "offset": offset,
+        "earliest_offset": 2,
+        "latest_offset": latest,
+        "records": latest - offset,
+        "seconds_behind": 0.0 if latest == offset else 30.0,
+        "seconds_to_loss": None if latest == offset else 600.0,
+        "loss": "none" if latest == offset else "expected",
+        "loss_by": None if latest == offset else "age",
+        "lost_records": 0,
+        **more,
+    }
+
+
+def measured(*parts: dict[str, Any], files: int | None = 7) -> dict[str, Any]:
+    return {
+        "measured_at": "2026-03-04T10:00:00.000Z",
+        "sources": [
+            {"source": NAME, "kind": "kafka", "partitions": list(parts), "retention": {}},
+            {"source": "FileStreamSource[file:/in]", "kind": "files", "files": files, "bytes": 70},
+        ],
+    }
+
+
+def test_what_was_measured_is_shown_per_partition_and_for_the_flow():
+    sources = lag_sources(
+        progress({"0": 60, "1": 40}, {"0": 90, "1": 40}),
+        measured(part("0", 60, 95), part("1", 40, 40)),
+    )
+    first, second = sources[0]["partitions"]
+    assert (first["records"], first["latest_offset"], first["seconds_behind"]) == (35, 95, 30.0)
+    assert (first["seconds_to_loss"], first["loss"], first["earliest_offset"]) == (
+        600.0,
+        "expected",
+        2,
+    )
+    assert (second["records"], second["seconds_behind"], second["loss"]) == (0, 0.0, "none")
+    assert (sources[1]["files"], sources[1]["bytes"], sources[1]["partitions"]) == (7, 70, [])
+    assert lag_summary(sources) == {
+        "seconds_behind": 30.0,
+        "seconds_to_loss": 600.0,
+        "loss": "expected",
+    }
+
+
+def test_what_the_flow_has_passed_is_unknown_until_it_is_measured_again():
+    sources = lag_sources(progress({"0": 80}, {"0": 90}), measured(part("0", 60, 95)))
+    (found,) = sources[0]["partitions"]
+    assert (found["records"], found["seconds_behind"], found["loss"]) == (10, None, "unknown")
+    assert found["seconds_to_loss"] is None
+    assert lag_summary(sources)["seconds_behind"] is None
+    # All is read: that is known without a look.
+    (found,) = lag_sources(progress({"0": 95}, {"0": 95}), {})[0]["partitions"]
+    assert (found["records"], found["seconds_behind"], found["loss"]) == (0, 0.0, "none")
+    # Rows came after the look that found none.
+    (found,) = lag_sources(progress({"0": 95}, {"0": 99}), measured(part("0", 95, 95)))[0][
+        "partitions"
+    ]
+    assert (found["records"], found["seconds_behind"], found["loss"]) == (4, None, "unknown")
+
+
+def test_nothing_is_zero_because_nobody_knows():
+    unknown = part("0", 60, 0, latest_offset=None, records=None, seconds_behind=None)
+    unknown |= {"seconds_to_loss": None, "loss": "unknown", "loss_by": None, "lost_records": None}
+    sources = lag_sources(progress({"0": 60}, None), measured(unknown, files=None))
+    (found,) = sources[0]["partitions"]
+    assert {found[key] for key in ("records", "latest_offset", "seconds_behind")} == {None}
+    assert (sources[1]["files"], sources[1]["versions"]) == (None, None)
+    assert lag_sources(progress({"0": 60}, None), {})[0]["partitions"][0]["records"] is None
+    mixed = [{"partitions": [part("0", 1, 9, loss="unknown"), part("1", 2, 9, loss="happened")]}]
+    assert lag_summary(mixed)["loss"] == "happened"
+    assert lag_summary([]) == {"seconds_behind": None, "seconds_to_loss": None, "loss": None}
+
+
+def test_the_status_has_it():
+    def folded(*events: Event) -> dict[str, Any]:
+        fold = StatusFold()
+        for event in events:
+            fold(event)
+        return fold.as_json()
+
+    from penstock._observe.events import FlowStatus, flow_progress
+
+    found = folded(
+        flow_progress(FLOW, FlowStatus.RUNNING, ""),
+        stream_progress(FLOW, progress({"0": 60}, {"0": 90})),
+        lag_progress(FLOW, measured(part("0", 60, 95))),
+    )
+    lag = found["flows"][0]["lag"]
+    assert (lag["seconds_behind"], lag["loss"], lag["seconds_to_loss"]) == (30.0, "expected", 600.0)
+    assert lag["measured_at"] == "2026-03-04T10:00:00.000Z"

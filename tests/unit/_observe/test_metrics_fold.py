@@ -1,0 +1,235 @@
+"""Figures for Prometheus, from made-up events and from a real event log."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock._observe.decoding import event_of_line
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    alert_progress,
+    definition,
+    flow_progress,
+    lag_progress,
+    planning_information,
+    source_rows_lost,
+    stream_progress,
+    update_progress,
+)
+from penstock._observe.metrics import MAX_SERIES, METRICS, Kind, MetricsFold
+
+UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f")
+RECORDED = Path(__file__).parents[1] / "_ui" / "logs"
+
+
+def flow(batch: int | None = None, name: str = "silver") -> EventOrigin:
+    return EventOrigin(
+        pipeline_name="shop",
+        update_id="8c1f",
+        dataset_name="c.s.silver",
+        flow_name=name,
+        batch_id=batch,
+    )
+
+
+def progress(number: int) -> dict[str, object]:
+    return {
+        "batchId": number,
+        "timestamp": "2026-03-04T10:00:10.000Z",
+        "durationMs": {"addBatch": 3900, "walCommit": 100, "triggerExecution": 4000},
+        "eventTime": {"watermark": "2026-03-04T09:59:10.000Z"},
+        "stateOperators": [
+            {
+                "operatorName": "stateStoreSave",
+                "numRowsTotal": 7,
+                "numRowsDroppedByWatermark": 3,
+                "memoryUsedBytes": 4096,
+            }
+        ],
+        "sources": [
+            {
+                "endOffset": {"orders": {"0": 60, "1": 40}},
+                "latestOffset": {"orders": {"0": 90, "1": 40}},
+            },
+            {"metrics": {"numFilesOutstanding": "3", "numBytesOutstanding": "900"}},
+        ],
+    }
+
+
+def batch(number: int) -> list[Event]:
+    rule = ExpectationCounts(
+        name="positive", dataset="c.s.silver", passed_records=97, failed_records=3
+    )
+    written = FlowMetrics(num_output_rows=97, dropped_records=3, quarantined_records=3)
+    read = FlowMetrics(num_input_rows=100, batch_duration_ms=4000, backlog_records=30)
+    return [
+        flow_progress(
+            flow(number),
+            FlowStatus.RUNNING,
+            "",
+            metrics=written,
+            expectations=[rule],
+            table_version=number + 1,
+        ),
+        stream_progress(flow(number), progress(number)),
+        flow_progress(flow(number), FlowStatus.RUNNING, "", metrics=read),
+    ]
+
+
+def figures(fold: MetricsFold) -> dict[str, dict[tuple[str, ...], float]]:
+    return {one.metric.name: dict(one.values) for one in fold.series()}
+
+
+def folded(*events: Event) -> MetricsFold:
+    fold = MetricsFold()
+    for event in events:
+        fold(event)
+    return fold
+
+
+def test_what_waits_was_measured_beside_the_batches_and_unknown_is_not_zero():
+    files = {"kind": "files", "files": 3, "bytes": 900}
+    table = {"kind": "delta", "versions": 2, "bytes": 100}
+    fold = folded(lag_progress(flow(), {"sources": [files, table, {"kind": "other"}]}))
+    own = ("shop", "silver", "c.s.silver")
+    assert figures(fold)["penstock_flow_backlog_files"][own] == 3
+    assert figures(fold)["penstock_flow_backlog_bytes"][own] == 1000
+    unknown = folded(lag_progress(flow(), {"sources": [{**files, "files": None, "bytes": None}]}))
+    assert own not in figures(unknown).get("penstock_flow_backlog_files", {})
+
+
+def test_every_figure_of_two_batches_is_there():
+    error = ErrorInfo(condition="KAFKA_DOWN", class_name="E", message="", fatal=False)
+    fold = folded(
+        definition("create_update", UPDATE, "", {"continuous": True}),
+        update_progress(UPDATE, UpdateState.RUNNING, ""),
+        definition("flow_definition", flow(), "", {"output_dataset": "c.s.silver"}),
+        flow_progress(flow(), FlowStatus.RUNNING, ""),
+        *batch(0),
+        *batch(1),
+        flow_progress(flow(), FlowStatus.STARTING, "again", error=error),
+        alert_progress(UPDATE, "", {"alert": "lag", "about": "silver", "state": "firing"}, None),
+        source_rows_lost(flow(1), "", [{"topic": "orders", "first": 5, "end": 9}]),
+        planning_information(flow(), "NO_OP", "nothing new"),
+        definition("lineage_progress", UPDATE, "", {"sent": 5, "failed": 1, "dropped": 2}),
+    )
+    found = figures(fold)
+    own = ("shop", "silver", "c.s.silver")
+    assert {
+        name.removeprefix("penstock_"): values[own]
+        for name, values in found.items()
+        if own in values
+    } == {
+        "flow_batches_total": 2,
+        "flow_input_rows_total": 200,
+        "flow_output_rows_total": 194,
+        "flow_dropped_rows_total": 6,
+        "flow_quarantined_rows_total": 6,
+        "flow_last_batch_timestamp_seconds": pytest.approx(time.time(), abs=60),
+        "flow_backlog_rows": 30,
+        "flow_backlog_files": 3,
+        "flow_backlog_bytes": 900,
+        "flow_table_version": 2,
+        "watermark_timestamp_seconds": 1772618350,
+        "watermark_delay_seconds": 60,
+    }
+    assert found["penstock_update_info"] == {("shop", "8c1f", "continuous"): 1}
+    assert found["penstock_update_state"]["shop", "RUNNING"] == 1
+    assert sum(found["penstock_update_state"].values()) == 1
+    assert found["penstock_flow_state"][*own, "STARTING"] == 1
+    assert sum(found["penstock_flow_state"].values()) == 1
+    assert found["penstock_flow_phase_seconds_total"] == {
+        (*own, "addBatch"): 7.8,
+        (*own, "walCommit"): 0.2,
+    }
+    assert found["penstock_expectation_passed_rows_total"] == {
+        ("shop", "c.s.silver", "positive"): 194
+    }
+    assert found["penstock_expectation_failed_rows_total"] == {
+        ("shop", "c.s.silver", "positive"): 6
+    }
+    assert found["penstock_kafka_lag_rows"] == {
+        (*own, "orders", "0"): 30,
+        (*own, "orders", "1"): 0,
+    }
+    assert found["penstock_state_rows"] == {(*own, "0 stateStoreSave"): 7}
+    assert found["penstock_state_memory_bytes"] == {(*own, "0 stateStoreSave"): 4096}
+    assert found["penstock_state_dropped_rows_total"] == {(*own, "0 stateStoreSave"): 6}
+    assert found["penstock_flow_errors_total"] == {(*own, "KAFKA_DOWN", "false"): 1}
+    assert found["penstock_alert_firing"] == {("shop", "lag"): 1}
+    assert found["penstock_source_lost_rows_total"] == {(*own, "orders"): 4}
+    assert found["penstock_view_refreshes_total"] == {("shop", "c.s.silver", "NO_OP"): 1}
+    assert found["penstock_lineage_events_total"] == {
+        ("shop", "sent"): 5,
+        ("shop", "failed"): 1,
+        ("shop", "dropped"): 2,
+    }
+    (histogram,) = [one for one in fold.series() if one.metric.kind is Kind.HISTOGRAM]
+    assert histogram.histograms[own].total == 8.0
+    assert histogram.histograms[own].counts[5] == 2  # up to five seconds
+
+
+def test_every_label_set_has_a_value_for_each_label():
+    for one in folded(*batch(0)).series():
+        for labels in (*one.values, *one.histograms):
+            assert len(labels) == len(one.metric.labels), one.metric.name
+
+
+def test_the_counters_of_a_flow_begin_at_zero_when_it_is_declared():
+    found = figures(folded(definition("flow_definition", flow(), "", {"output_sink": "out"})))
+    assert found["penstock_flow_output_rows_total"] == {("shop", "silver", "out"): 0}
+
+
+def test_an_alert_fires_no_more_when_it_is_resolved():
+    bodies = [
+        {"alert": "lag", "about": about, "state": state}
+        for about, state in (("a", "firing"), ("b", "firing"), ("a", "resolved"))
+    ]
+    fold = folded(*(alert_progress(UPDATE, "", body, None) for body in bodies))
+    assert figures(fold)["penstock_alert_firing"] == {("shop", "lag"): 1}
+
+
+def test_series_are_bounded_and_the_rest_is_counted_when_there_are_too_many():
+    fold = MetricsFold()
+    for number in range(MAX_SERIES + 50):
+        labels = flow(name=f"flow {number} {'x' * 500}")
+        fold(flow_progress(labels, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=1)))
+    found = figures(fold)
+    assert len(found["penstock_flow_output_rows_total"]) == MAX_SERIES
+    left_out = found["penstock_metrics_left_out_total"]
+    assert left_out["shop", "penstock_flow_output_rows_total"] == 50
+    assert max(
+        len(label) for labels in found["penstock_flow_batches_total"] for label in labels
+    ) == (200)
+
+
+def test_a_real_log_gives_the_sums_of_its_events():
+    (path,) = (RECORDED / "demo").glob("*.jsonl")
+    fold = MetricsFold()
+    for line in path.read_bytes().splitlines():
+        event = event_of_line(line)
+        assert event is not None
+        fold(event)
+    found = figures(fold)
+    rows = {labels[1]: count for labels, count in found["penstock_flow_output_rows_total"].items()}
+    assert rows["orders_bronze"] == 400
+    assert rows["orders"] == 381
+    assert found["penstock_update_state"]["orders-demo", "COMPLETED"] == 1
+    assert set(found) <= set(METRICS)
+
+
+def test_an_event_costs_microseconds():
+    fold, events = MetricsFold(), batch(0)
+    began = time.process_time()
+    for _ in range(300):
+        for event in events:
+            fold(event)
+    each = (time.process_time() - began) / 900
+    assert each < 0.001
