@@ -187,6 +187,7 @@ class _Analysis:
         if flow.name in self.found or flow.name in self.errors:
             return
         self._path.append(flow.name)
+        strict: PenstockError | None = None
         try:
             while True:
                 try:
@@ -195,9 +196,12 @@ class _Analysis:
                 except PenstockError as error:
                     if error.origin is None:
                         error.origin = flow.origin
-                    if not self._learns(flow.name, error):
-                        self.errors[flow.name] = error
+                    if self._learns(flow.name, error):
+                        continue
+                    if strict is not None or not self._evaluator.relax(flow, error):
+                        self.errors[flow.name] = strict or error
                         return
+                    strict = error
         except _UpstreamFailedError as failed:
             self.errors[flow.name] = self.errors[failed.flow]
         except DatasetCycleError as error:

@@ -408,9 +408,8 @@ class Evaluator(OutsideReads, DatasetReader):
         try:
             return self._call(flow)
         except PenstockError as error:
-            has_chosen = lenient.ANSI in {**self._around.configuration, **flow.spark_conf}
-            guessed = self.evaluations[flow.name].assumed
-            if has_chosen or guessed or not lenient.is_about_types(error.__cause__):
+            # Types that are assumed may be the reason: the analysis learns better ones first.
+            if self._around.assumptions is not None or not self._may_relax(flow, error):
                 raise
             try:
                 found = self._call_leniently(flow)
@@ -418,6 +417,17 @@ class Evaluator(OutsideReads, DatasetReader):
                 raise error from error.__cause__
             self._lenient.add(flow.name)
             return found
+
+    def relax(self, flow: Flow, error: PenstockError) -> bool:
+        """Whether calling the function again without ANSI mode may help; it is called so then."""
+        if flow.name in self._lenient or not self._may_relax(flow, error):
+            return False
+        self._lenient.add(flow.name)
+        return True
+
+    def _may_relax(self, flow: Flow, error: PenstockError) -> bool:
+        has_chosen = lenient.ANSI in {**self._around.configuration, **flow.spark_conf}
+        return not has_chosen and lenient.is_about_types(error.__cause__)
 
     def _call_leniently(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
         with lenient.without_ansi(self._spark) as move:

@@ -68,6 +68,8 @@ def session_defaults(
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.sources.default": "delta",
+        # Delta's parser drops the parameters of `spark.sql(query, args)`; the analyzer fills them.
+        "spark.sql.legacy.parameterSubstitution.constantsOnly": "true",
         # State on disk with small checkpoints.
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
