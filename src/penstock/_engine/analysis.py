@@ -11,11 +11,11 @@ from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.assumptions import AssumedSource, reachable
-from penstock._engine.boundary import DatasetNotReadyError, first_line
+from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, first_line
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.column_lineage import column_lineage
-from penstock._engine.evaluation import DatasetCycleError, Evaluator
+from penstock._engine.evaluation import Evaluator
 from penstock._engine.late_rows import check_late_rows
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of

@@ -26,6 +26,14 @@ class DatasetNotReadyError(BaseException):
         super().__init__(key)
 
 
+class DatasetCycleError(BaseException):
+    """Query functions of views call each other in a circle."""
+
+    def __init__(self, path: list[str]) -> None:
+        self.path = path
+        super().__init__(" -> ".join(path))
+
+
 def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> SourceLocation:
     """The innermost frame that is neither ours, nor Spark's, nor Python's own."""
     found = fallback

@@ -15,7 +15,12 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, lenient, sql_names
 from penstock._engine.autoloader.opening import collecting
-from penstock._engine.boundary import DatasetNotReadyError, first_line, user_code
+from penstock._engine.boundary import (
+    DatasetCycleError,
+    DatasetNotReadyError,
+    first_line,
+    user_code,
+)
 from penstock._engine.jdbc.stream import collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
     collecting_kafka,
@@ -592,11 +597,3 @@ class Evaluator(OutsideReads, DatasetReader):
     def _owner(self) -> tuple[str, bool]:
         # A view is evaluated inside of the flow that reads it, and belongs to that flow.
         return self._stack.get()[0][0], isinstance(self._source, SchemaSource)
-
-
-class DatasetCycleError(BaseException):
-    """Query functions of views call each other in a circle."""
-
-    def __init__(self, path: list[str]) -> None:
-        self.path = path
-        super().__init__(" -> ".join(path))
