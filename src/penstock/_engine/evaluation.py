@@ -408,7 +408,7 @@ class Evaluator(OutsideReads, DatasetReader):
         try:
             return self._call(flow)
         except PenstockError as error:
-            # Types that are assumed may be the reason: the analysis learns better ones first.
+            # Assumed types may be the reason: the analysis learns better ones first.
             if self._around.assumptions is not None or not self._may_relax(flow, error):
                 raise
             try:
@@ -420,7 +420,8 @@ class Evaluator(OutsideReads, DatasetReader):
 
     def relax(self, flow: Flow, error: PenstockError) -> bool:
         """Whether calling the function again without ANSI mode may help; it is called so then."""
-        if flow.name in self._lenient or not self._may_relax(flow, error):
+        has_guessed = self._around.assumptions and self._around.assumptions.sources
+        if has_guessed or flow.name in self._lenient or not self._may_relax(flow, error):
             return False
         self._lenient.add(flow.name)
         return True
