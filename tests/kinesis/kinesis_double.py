@@ -180,6 +180,7 @@ class Stream:
     def __init__(self, client: Any, name: str, shards: int = 1) -> None:
         self._client = client
         self.name = name
+        self._newest = 0
         client.create_stream(StreamName=name, ShardCount=shards)
         self._wait()
 
@@ -200,7 +201,9 @@ class Stream:
             ],
         )
         assert not answer.get("FailedRecordCount")
-        return [(entry["ShardId"], entry["SequenceNumber"]) for entry in answer["Records"]]
+        made = [(entry["ShardId"], entry["SequenceNumber"]) for entry in answer["Records"]]
+        self._newest = max([self._newest, *(int(number) for _, number in made)])
+        return made
 
     def shards(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._client.list_shards(StreamName=self.name)["Shards"]
@@ -226,9 +229,19 @@ class Stream:
         self._wait()
 
     def remake(self, shards: int = 1) -> None:
-        """Delete it and make it again under the same name."""
-        self._client.delete_stream(StreamName=self.name)
-        names = self._client.list_streams
-        wait_until(lambda: self.name not in names()["StreamNames"], "the stream is not deleted")
-        self._client.create_stream(StreamName=self.name, ShardCount=shards)
-        self._wait()
+        """Delete it and make it again under the same name.
+
+        The numbers of the double begin two seconds before a stream was made, and Kinesis takes
+        longer than that: it is made again until they begin behind all records.
+        """
+
+        def begins_later() -> bool:
+            self._client.delete_stream(StreamName=self.name)
+            names = self._client.list_streams
+            wait_until(lambda: self.name not in names()["StreamNames"], "the stream is not deleted")
+            self._client.create_stream(StreamName=self.name, ShardCount=shards)
+            self._wait()
+            ranges = [shard["SequenceNumberRange"] for shard in self.shards()]
+            return min(int(found["StartingSequenceNumber"]) for found in ranges) > self._newest
+
+        wait_until(begins_later, "the numbers of the new stream begin too early")

@@ -107,6 +107,10 @@ class SparkEngine:
         spark.streams.addListener(self._listener)
         self._confs = FlowConfs(spark, graph)
 
+    def finish(self) -> None:
+        """See `Engine.finish`."""
+        self._lag.close()
+
     def close(self) -> None:
         """Detach from the session."""
         self._lag.close()

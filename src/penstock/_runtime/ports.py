@@ -75,6 +75,12 @@ class Engine(Protocol):
     def cancel(self) -> None:
         """Cancel the batch steps that are running; they raise. Any thread."""
 
+    def finish(self) -> None:
+        """Report what is left to report: all flows have ended, the update's last event comes next.
+
+        Called once, on the update's thread; never raises because of a flow.
+        """
+
 
 class Clock(Protocol):
     """Monotonic time in seconds."""

@@ -103,6 +103,7 @@ class Update:
     ) -> None:
         self._plan = plan
         self._update_id = update_id
+        self._engine = engine
         self._scheduler: Scheduler = scheduler or SystemScheduler()
         self._stop_timeout_seconds = stop_timeout_seconds
         self._interrupt_timeout_seconds = interrupt_timeout_seconds
@@ -260,6 +261,7 @@ class Update:
         def named(*statuses: FlowStatus) -> tuple[str, ...]:
             return tuple(task.name for task in self._board if task.status in statuses)
 
+        self._engine.finish()
         skipped, stopped = named(FlowStatus.SKIPPED), named(FlowStatus.STOPPED)
         failures = tuple(dict.fromkeys(self._supervisor.failures))
         if failures:

@@ -199,6 +199,9 @@ class ScriptedEngine:
         self.note("ended", name)
         return RunOutcome(changed=run.changed, reason="said so")
 
+    def finish(self) -> None:
+        """Nothing is left to report."""
+
     def cancel(self) -> None:
         self.note("cancel", "")
         for sleeper in self._sleepers:

@@ -164,6 +164,9 @@ class RealEngine:
     def cancel(self):
         pass
 
+    def finish(self):
+        pass
+
     def start_flow(self, step, on_end):
         self._running.set()
         return RealFlow(step.flow, on_end)
