@@ -56,13 +56,22 @@ _HINTS = (
 # Text within a JSON string: characters and whole escapes, so that a match neither cuts an escape
 # in two nor runs over the end of its string.
 _UNIT = rb'(?:[^"\\]|\\.)'
-# `key=value`, `key: value`, `"key": "value"`, in any depth of escaped quotes. A value in quotes
-# ends at the same quotes, or with its string; a bare one at a space, a comma or the like.
+# Quotes within a JSON string. An even number of backslashes before " would be text, and the " the
+# end of the string.
+_QUOTE = rb"(?:(?:\\\\)*\\\"|\\*')"
+# What JSON has besides texts: counts and offsets of columns and topics with such names.
+_NO_TEXT = rb"[{\[]|(?:-?\d[\d.eE+\-]*|null|true|false|None|True|False)(?![\w.\-])"
+# A member of the line itself has its text masked and everything else left: the line stays JSON.
+# Within a text: `key=value`, `key: value`, `"key": "value"`, in any depth of escaped quotes. A
+# value in quotes ends at the same quotes, or with its string; a bare one at a space or the like.
 _ASSIGNED = re.compile(
-    rb"(?P<key>" + _KEY + rb")(?P<sign>(?:\\*[\"'])?\s*(?:=>|[:=])\s*)"
-    rb'(?:"(?P<plain>' + _UNIT + rb'*)"'
-    rb"|(?P<quote>\\+[\"']|')(?:(?!(?<!\\)(?P=quote))" + _UNIT + rb")*(?P<close>(?P=quote))?"
-    rb"|(?:(?:Bearer|Basic)\s+)?[^\s\"'\\,;&)}\]>]+)",
+    rb"(?P<key>" + _KEY + rb")"
+    rb'(?:(?P<member>"\s*:\s*)"' + _UNIT + rb'*"'
+    rb"|(?P<sign>(?P<around>" + _QUOTE + rb")?\s*(?:=>|[:=])\s*)"
+    rb"(?:(?P<quote>" + _QUOTE + rb")(?:(?!(?<!\\)(?P=quote))" + _UNIT + rb")*"
+    rb"(?P<close>(?P=quote))?"
+    rb"|(?(around)(?!" + _NO_TEXT + rb")|(?!\[redacted\]))"
+    rb"(?:(?:Bearer|Basic)\s+)?[^\s\"'\\,;&)}\]>]+))",
     re.IGNORECASE,
 )
 _START = rb"(?:\b|(?<=\\[nrt]))"
@@ -106,10 +115,10 @@ def masked(line: bytes) -> bytes:
 
 
 def _masked_assignment(found: re.Match[bytes]) -> bytes:
-    before = found["key"] + found["sign"]
-    if found["plain"] is not None:
-        return before + b'"' + _MASK + b'"'
-    return before + (found["quote"] or b"") + _MASK + (found["close"] or b"")
+    if found["member"] is not None:
+        return found["key"] + found["member"] + b'"' + _MASK + b'"'
+    quote, close = found["quote"] or b"", found["close"] or b""
+    return found["key"] + found["sign"] + quote + _MASK + close
 
 
 def without_secrets(event: Event) -> Event:

@@ -2,11 +2,9 @@
 
 import json
 
-import pytest
-from planted_secrets import PLANTED, planted
+from planted_secrets import planted
 from starlette.testclient import TestClient
 
-from penstock._observe.masking import masked
 from penstock._ui.server import build_app
 
 
@@ -57,31 +55,3 @@ def test_no_secret_is_in_any_response_when_a_log_holds_some(logs, shop):
     found = {secret for secret in secrets for text in answers if secret in text}
     assert found == set()
     assert update.json()["update"]["state"] == "FAILED"
-
-
-@pytest.mark.parametrize("text", PLANTED)
-def test_a_line_stays_json_when_something_is_masked(text):
-    line = json.dumps({"message": text, "deep": json.dumps({"again": text}), "last": 1}).encode()
-    body = json.loads(masked(line))
-    assert body["last"] == 1
-    secret = PLANTED[text]
-    if secret is not None:
-        assert secret not in json.dumps(body)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "order_id IS NOT NULL AND _corrupt_record IS NULL",
-        "DeltaSource[file:/srv/demo/tables/orders]",
-        "file:///srv/demo",
-        "a row broke expect_or_fail positive_amount in batch 0",
-        "customer_key > 3",
-        "tokens were counted",
-        "kafka orders",
-        "abfss://orders@shop.dfs.core.windows.net/in",
-    ],
-)
-def test_a_text_stays_as_it_is_when_it_holds_no_secret(text):
-    line = json.dumps({"message": text}).encode()
-    assert masked(line) == line

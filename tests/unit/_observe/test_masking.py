@@ -1,0 +1,149 @@
+"""What looks like a credential is masked in a line of JSON, and nothing else is."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_secrets import PLANTED
+
+from penstock._observe.events import EventOrigin, stream_progress
+from penstock._observe.masking import masked, without_secrets
+
+# Pieces that end, begin or look like what the patterns look for.
+_PIECES = st.sampled_from(
+    [
+        *("token", "password", "my.secret", "sasl.jaas.config", "signature", "_key", "count"),
+        *(
+            "=",
+            ":",
+            "=>",
+            " ",
+            '"',
+            "'",
+            "\\",
+            "\\\\",
+            "\n",
+            ",",
+            "{",
+            "}",
+            "[",
+            "]",
+            "null",
+            "5",
+            "-1.5e3",
+        ),
+        *(
+            "Bearer ",
+            "://",
+            "@",
+            "?sig=",
+            "-----BEGIN PRIVATE KEY-----",
+            "eyJ",
+            "\u00e9",
+            "[redacted]",
+        ),
+    ]
+)
+_TEXTS = st.lists(_PIECES, max_size=8).map("".join)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(_TEXTS, inner, max_size=3)
+        | inner.map(lambda value: json.dumps({"token": value}))
+    ),
+    max_leaves=8,
+)
+
+
+@given(_JSON)
+@settings(max_examples=1000, deadline=None)
+def test_any_line_stays_json_and_only_texts_change(value):
+    for line in (
+        json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(),
+        json.dumps(value).encode(),
+    ):
+        assert _same_but_texts(value, json.loads(masked(line)))
+
+
+def _same_but_texts(before: Any, after: Any) -> bool:
+    if isinstance(before, dict):
+        return len(before) >= len(after) and isinstance(after, dict)
+    if isinstance(before, list):
+        return len(before) == len(after) and all(map(_same_but_texts, before, after))
+    return isinstance(after, str) if isinstance(before, str) else bool(before == after)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"token": 5, "password": None, "secret": True, "signature": 1.5, "last": 1},
+        {"columns": {"token": [[0, "token", "IDENTITY"]], "n": []}},
+        {"token_topic": {"0": 12, "1": None}},
+        {"offsets": json.dumps({"token": {"0": 12}, "secret-topic": {"0": -1}})},
+        {"offsets": json.dumps({"in": json.dumps({"token": {"0": 12}, "secret": None})})},
+        {"schema": {"fields": [{"name": "token", "type": "string", "nullable": True}]}},
+    ],
+)
+def test_columns_topics_and_rules_may_have_the_name_of_a_secret(body):
+    for separators in ((",", ":"), (", ", ": ")):
+        line = json.dumps(body, separators=separators).encode()
+        assert masked(line) == line
+
+
+@pytest.mark.parametrize(
+    "text", ["token=", 'it ends "token":', "token='", "token=\\", 'token="', "{token:", "token\\"]
+)
+def test_a_sign_at_the_end_of_a_text_takes_nothing_of_the_next(text):
+    body = {"message": text, "next": "kept", text: [text, "kept"]}
+    line = masked(json.dumps(body, separators=(",", ":")).encode())
+    found = [*json.loads(line).values()]
+    assert found[1:] == ["kept", [found[0], "kept"]]
+    assert found[0] in (text, text + "[redacted]")
+
+
+def test_what_is_masked_is_not_masked_again():
+    line = json.dumps({"token": "a", "text": "password=b; user=c", "deep": '{"secret": "d"}'})
+    once = masked(line.encode())
+    assert json.loads(once) == {
+        "token": "[redacted]",
+        "text": "password=[redacted]; user=c",
+        "deep": '{"secret": "[redacted]"}',
+    }
+    assert masked(once) == once
+
+
+def test_an_event_of_a_topic_named_token_passes_whole():
+    origin = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
+    event = stream_progress(origin, {"sources": [{"endOffset": {"token": {"0": 12}}}]})
+    assert without_secrets(event) is event
+
+
+@pytest.mark.parametrize("text", PLANTED)
+def test_a_line_stays_json_when_something_is_masked(text):
+    line = json.dumps({"message": text, "deep": json.dumps({"again": text}), "last": 1}).encode()
+    body = json.loads(masked(line))
+    assert body["last"] == 1
+    secret = PLANTED[text]
+    if secret is not None:
+        assert secret not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "order_id IS NOT NULL AND _corrupt_record IS NULL",
+        "DeltaSource[file:/srv/demo/tables/orders]",
+        "file:///srv/demo",
+        "a row broke expect_or_fail positive_amount in batch 0",
+        "customer_key > 3",
+        "tokens were counted",
+        "kafka orders",
+        "abfss://orders@shop.dfs.core.windows.net/in",
+    ],
+)
+def test_a_text_stays_as_it_is_when_it_holds_no_secret(text):
+    line = json.dumps({"message": text}).encode()
+    assert masked(line) == line
