@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, write_deltalake
 
 from penstock._cli.dashboard import dashboard_beside
 from penstock._model.pipeline import PipelineSettings
@@ -316,6 +318,76 @@ def test_a_name_is_only_text_when_it_looks_like_something_else(
         served.stop()
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The shop with its tables: silver has rows, and more than a page of others in quarantine."""
+    root = tmp_path_factory.mktemp("stored") / "shop"
+    shutil.copytree(LOGS / "shop", root / "events")
+    table = root / "tables" / "spark_catalog" / "default" / "silver"
+    rows = {
+        "order_id": list(range(60)),
+        "customer": [None if n % 7 == 0 else f"customer {n}" for n in range(60)],
+        "amount": [n / 4 for n in range(60)],
+        "password": ["hunter2"] * 60,
+    }
+    write_deltalake(str(table), pa.table(rows))
+    for batch in range(3):
+        broken = [
+            {"order_id": 100 * batch + n, "amount": -n, "customer": None, "token": "tok-secret"}
+            for n in range(20)
+        ]
+        rules = [
+            ["positive_amount", *(["known_customer"] if n % 4 == 0 else [])] for n in range(20)
+        ]
+        body = {
+            "_failed_rules": rules,
+            "_row": [json.dumps(row) for row in broken],
+            "_source": ['{"file":"file:/srv/shop/data/orders/orders-1.json"}'] * 20,
+        }
+        record = {"penstock": 1, "flow": "silver", "app": "a", "batch": batch}
+        said = CommitProperties(custom_metadata={"userMetadata": json.dumps(record)})
+        write_deltalake(
+            f"{table}_quarantine", pa.table(body), mode="append", commit_properties=said
+        )
+    served = Served(str(root))
+    yield served.address
+    served.stop()
+
+
+def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problems, stored) -> None:
+    page = open_page(stored)
+    page.click("nav >> text=Quarantine")
+    page.wait_for_selector('.chip:has-text("positive_amount") >> text=60')
+    page.click(".refused-tables h2 a")
+    page.wait_for_selector('h1:has-text("Quarantine of silver")')
+    page.wait_for_selector('.refused-row:first-child:has-text("batch 2"):has-text("flow silver")')
+    assert page.locator(".refused-row").count() == 25
+    text = page.inner_text(".refused")
+    assert "tok-secret" not in text and "[redacted]" in text
+    page.click("text=Show older rows")
+    page.wait_for_function("document.querySelectorAll('.refused-row').length === 50")
+    page.click('.chip:has-text("known_customer")')
+    page.wait_for_selector('[role=status]:has-text("15 found in the 60 rows")')
+    page.fill('input[type="search"]', '"order_id": 104')
+    page.wait_for_selector('[role=status]:has-text("1 found in the 60 rows")')
+    assert "104" in page.inner_text(".refused")
+    page.fill('input[type="search"]', "tok-secret")
+    page.wait_for_selector('.empty:has-text("No row is like that")')
+    assert problems == []
+
+
+def test_rows_of_a_table_are_shown_when_asked_for(open_page, problems, stored) -> None:
+    page = open_page(stored + "#/shop/dataset/spark_catalog.default.silver")
+    page.click("text=Show rows")
+    page.wait_for_selector('#rows:has-text("50 of 60, version 0")')
+    text = page.inner_text(".rows")
+    assert "customer 8" in text and "NULL" in text and "hunter2" not in text
+    page.goto(stored + "#/shop/dataset/spark_catalog.default.bronze")
+    page.click("text=Show rows")
+    page.wait_for_selector('.notice:has-text("not written yet")')
+    assert problems == []
+
+
 # Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.
 CONTRAST = """() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -345,19 +417,31 @@ CONTRAST = """() => {
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_text_is_legible_and_nothing_overflows(
-    open_page, problems, recorded: str, width: int, dark: bool
+    open_page, problems, recorded: str, stored: str, width: int, dark: bool
 ) -> None:
     page = open_page(recorded, width=width, dark=dark)
-    for place in (
-        "#/",
-        "#/shop",
-        "#/shop/updates",
-        "#/demo/dataset/spark_catalog.default.orders",
-    ):
-        page.goto(recorded + place)
+    places = ["#/", "#/shop", "#/shop/updates", "#/demo/dataset/spark_catalog.default.orders"]
+    _check_places(page, recorded, places)
+    page = open_page(stored, width=width, dark=dark)
+    quarantine = "#/shop/quarantine"
+    places = [quarantine, f"{quarantine}/spark_catalog.default.silver/known_customer"]
+    _check_places(page, stored, places)
+    page.goto(stored + "#/shop/dataset/spark_catalog.default.silver")
+    page.click("text=Show rows")
+    page.wait_for_selector(".rows td")
+    _check(page, "rows")
+    assert problems == []
+
+
+def _check_places(page, address: str, places: list[str]) -> None:
+    for place in places:
+        page.goto(address + place)
         page.wait_for_selector("#main h1, #main .panel")
         page.wait_for_function("() => !document.querySelector('.empty')")
-        assert page.evaluate(CONTRAST) == [], place
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0, place
-    assert problems == []
+        _check(page, place)
+
+
+def _check(page, place: str) -> None:
+    assert page.evaluate(CONTRAST) == [], place
+    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0, place

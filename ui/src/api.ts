@@ -175,6 +175,49 @@ export interface History {
   updates: Summary[];
 }
 
+/** Why something cannot be shown, and the way out. */
+export interface Problem {
+  message: string;
+  hint: string;
+}
+
+export interface Rows {
+  version: number;
+  total: number | null;
+  columns: { name: string; type: string }[];
+  more_columns: number;
+  rows: (string | null)[][];
+  problem?: undefined;
+}
+
+export interface Quarantined {
+  dataset: string;
+  rows: number | null;
+  counted: number;
+  rules: Record<string, number>;
+  newest: number | null;
+  problem?: Problem;
+}
+
+export interface Refused {
+  rules: string[];
+  row: string;
+  is_cut: boolean;
+  source: string | null;
+  at: number;
+  flow: string;
+  batch_id: number | null;
+  version: number | null;
+}
+
+export interface RefusedPage {
+  total: number | null;
+  searched: number;
+  next: string | null;
+  rows: Refused[];
+  problem?: undefined;
+}
+
 const at = (key: string) => `api/pipelines/${encodeURIComponent(key)}`;
 const named = (update: string) => `update=${encodeURIComponent(update)}`;
 
@@ -189,6 +232,13 @@ export const getDataset = (key: string, update: string, name: string, signal?: A
   get<Dataset>(`${at(key)}/dataset?${named(update)}&name=${encodeURIComponent(name)}`, signal);
 export const getHistory = (key: string, before: number | null, signal?: AbortSignal) =>
   get<History>(`${at(key)}/updates?limit=50${before === null ? "" : `&before=${before}`}`, signal);
+
+export const getRows = (key: string, name: string, signal?: AbortSignal) =>
+  get<Rows | { problem: Problem }>(`${at(key)}/rows?name=${encodeURIComponent(name)}`, signal);
+export const getQuarantines = (key: string, signal?: AbortSignal) =>
+  get<{ tables: Quarantined[]; problem?: undefined } | { problem: Problem }>(`${at(key)}/quarantines`, signal);
+export const getQuarantine = (key: string, asked: { name: string; search: string; rule: string; before: string }, signal?: AbortSignal) =>
+  get<RefusedPage | { problem: Problem }>(`${at(key)}/quarantine?${new URLSearchParams(asked)}`, signal);
 
 /** Asks again whenever `again` changes, at most once per second, and keeps the last answer meanwhile. */
 export function useAnswer<T>(ask: (signal: AbortSignal) => Promise<T>, about: string, again: unknown) {

@@ -4,6 +4,7 @@ import { Chart, RuleBars } from "./chart";
 import { brief, bytes, clock, count, moment, percent, rate, seconds, short } from "./format";
 import { Empty, Fact, FailureBox } from "./parts";
 import { to } from "./place";
+import { RowsPanel } from "./rows";
 import { StateBadge } from "./state";
 
 interface Props {
@@ -13,6 +14,8 @@ interface Props {
   body: Update | null;
   link: Link;
 }
+
+const NO_TABLE = new Set(["source", "sink", "temporary view"]);
 
 export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
   const id = body?.update.update_id ?? "";
@@ -96,7 +99,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
           </Fact>
           <Fact name="Watermark behind">{brief(card.watermark_delay_seconds)}</Fact>
           <Fact name="Quarantined" alarm={card.quarantined > 0}>
-            {short(card.quarantined)}
+            {card.quarantined > 0 ? <a href={to.quarantine(pipelineKey, name)}>{short(card.quarantined)}</a> : "0"}
           </Fact>
           <Fact name="Table version">{card.table_version ?? "–"}</Fact>
         </dl>
@@ -167,6 +170,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
         </section>
       )}
       {value.batches.length > 0 && <Batches value={value} />}
+      {!NO_TABLE.has(card.kind) && <RowsPanel pipelineKey={pipelineKey} name={name} />}
     </main>
   );
 }

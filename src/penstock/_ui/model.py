@@ -43,6 +43,7 @@ class _Declared:
     schema_json: str = ""
     expectations: list[dict[str, Any]] = field(default_factory=list)
     format: str = ""
+    path: str | None = None
 
 
 @dataclass
@@ -101,6 +102,7 @@ class UpdateModel:
                     name=target,
                     kind=str(body.get("dataset_type", "")).lower().replace("_", " "),
                     declared_at=str(body.get("declared_at") or ""),
+                    path=str(body["path"]) if body.get("path") else None,
                     schema_json=str(body.get("schema_json") or ""),
                     expectations=[dict(rule) for rule in body.get("expectations") or ()],
                 )
@@ -190,6 +192,14 @@ class UpdateModel:
         for name in self._outside():
             cards.append(_bare_card(name, name.removeprefix("source:"), "source"))
         return cards
+
+    def tables(self) -> dict[str, str | None]:
+        """Where the datasets that are stored lie, `None` where that was not recorded."""
+        return {
+            name: one.path
+            for name, one in self._declared.items()
+            if one.kind not in ("sink", "temporary view")
+        }
 
     def edges(self) -> list[dict[str, str]]:
         """Which dataset feeds which, by which flow."""

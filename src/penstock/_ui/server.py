@@ -11,6 +11,7 @@ from penstock._ui.assets import Asset, load_assets
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
 from penstock._ui.recording import LATEST, Recording
+from penstock._ui.stored import add_stored
 
 _DOTS = 20
 _MAX_PAGE = 200
@@ -96,6 +97,8 @@ def build_app(
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
+
+    add_stored(app, recording_of)
 
     @app.get("/{name}")
     def asset(name: str, request: Request) -> Response:
