@@ -26,11 +26,15 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
+    column_lineage,
     definition,
     flow_progress,
+    lag_progress,
+    stream_progress,
     update_progress,
 )
 from penstock._observe.log import EventLog
+from penstock._runtime.lease_paths import pipeline_lease_path
 
 pytestmark = pytest.mark.e2e
 
@@ -114,6 +118,28 @@ class Story:
         )
         self.batches += 1
 
+    def waits(self, name: str) -> None:
+        """Two sources: of one files wait, of the other rows that retention is about to take."""
+        origin = replace(self.origin, dataset_name=f"c.s.{name}", flow_name=name)
+        kafka = {
+            "description": "KafkaV2[Subscribe[orders]]",
+            "endOffset": {"orders": {"0": 10}},
+            "latestOffset": {"orders": {"0": 25}},
+        }
+        files = {"description": "FileStreamSource[file:/in]", "endOffset": {"logOffset": 1}}
+        self.log(stream_progress(origin, {"batchId": 1, "sources": [files, kafka]}))
+        part = {"topic": "orders", "partition": "0", "offset": 10, "earliest_offset": 2}
+        part |= {"latest_offset": 25, "records": 15, "seconds_behind": 90.0, "loss": "expected"}
+        part |= {"seconds_to_loss": 600.0, "loss_by": "time", "lost_records": None}
+        measured = [
+            {"source": files["description"], "kind": "files", "files": 7, "bytes": 1200},
+            {"source": kafka["description"], "kind": "kafka", "partitions": [part]},
+        ]
+        self.log(lag_progress(origin, {"sources": measured}))
+        columns = {"total": [[0, "amount", "AGGREGATION"]], "day": []}
+        made = {"sources": [{"dataset": "c.s.bronze"}], "columns": columns, "influences": []}
+        self.log(column_lineage(origin, made))
+
 
 def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
     served = Served(str(LOGS / "shop"))
@@ -194,7 +220,7 @@ def open_page(browser, problems: list[str]):
         page.on(
             "request",
             lambda asked: (
-                asked.url.startswith((address.partition("#")[0], "data:"))
+                asked.url.startswith((re.split("[?#]", address)[0], "data:"))
                 or problems.append(f"request to {asked.url}")
             ),
         )
@@ -270,6 +296,13 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         page.wait_for_selector('.rules >> text="10 failed"')
         story.batch("silver", rows=90, broken=33)
         page.wait_for_selector('.rules >> text="43 failed"')
+        story.waits("silver")
+        page.wait_for_selector('.waiting:has-text("7 files not read yet · 1.2 kB")')
+        page.wait_for_selector(
+            '.waiting tr:has-text("orders"):has-text("2 min"):has-text("10 min")'
+        )
+        page.wait_for_selector('tr:has-text("total"):has-text("bronze.amount aggregation")')
+        assert page.evaluate(CONTRAST) == []
         error = ErrorInfo(
             condition="SINK_GONE", class_name="FlowError", message="gone\n    hint: bring it back"
         )
@@ -386,6 +419,59 @@ def test_rows_of_a_table_are_shown_when_asked_for(open_page, problems, stored) -
     page.click("text=Show rows")
     page.wait_for_selector('.notice:has-text("not written yet")')
     assert problems == []
+
+
+# Holds the pipeline until it has heard two signals, as an update that is slow to stop does.
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from penstock._runtime.lease import Lease
+with Lease.acquire(Path(sys.argv[1]), holder={"command": "penstock run"}):
+    signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    print("holds", flush=True)
+    signal.pause()
+    signal.pause()
+"""
+
+
+def test_a_pipeline_is_stopped_and_started_when_the_visitor_has_the_token(
+    open_page, problems, tmp_path: Path
+) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    spec = shop / "penstock.yaml"
+    spec.write_text("name: shop\nstorage: storage\n")
+    (shop / "pipeline.py").write_text("")
+    lock = pipeline_lease_path(str(shop / "storage"))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(lock)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "holds\n"
+    served = Served(str(shop), "--control", "--token", "token-of-the-test")
+    try:
+        bare = served.address.partition("?")[0]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(bare)
+        page = open_page(served.address)
+        assert "token" not in page.url
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.wait_for_selector('.controls:has-text("held by penstock run")')
+        page.click("text='Stop'")
+        assert holder.stdout.readline() == "heard\n"
+        page.wait_for_selector('.controls:has-text("stops after the batches in flight")')
+        page.click("text=Stop now")
+        assert holder.wait(10) == 0
+        page.wait_for_selector('.controls:has-text("nothing runs")')
+        spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
+        page.click("text=Run once")
+        page.wait_for_selector('.job[open] summary:has-text("failed with exit code 2")')
+        assert "wrong" in page.inner_text(".job pre")
+        assert page.evaluate(CONTRAST) == []
+        assert problems == []
+    finally:
+        served.stop()
+        holder.kill()
+        holder.wait()
 
 
 # Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.

@@ -61,6 +61,30 @@ export interface Partition {
   offset: number;
   latest: number | null;
   lag: number | null;
+  seconds_behind: number | null;
+  /** Until retention removes what is not read yet. */
+  seconds_to_loss: number | null;
+  loss: "none" | "unknown" | "expected" | "happened";
+  lost_records: number | null;
+}
+
+export interface Source {
+  description: string;
+  rows: number | null;
+  files: number | null;
+  versions: number | null;
+  waiting_rows: number | null;
+  bytes: number | null;
+  partitions: Partition[];
+  shards: { stream: string; shard: string; behind_seconds: number }[];
+  metrics: Record<string, string>;
+}
+
+export interface ColumnInput {
+  dataset: string;
+  place: string;
+  column: string;
+  how: string;
 }
 
 export interface Progress {
@@ -68,7 +92,7 @@ export interface Progress {
   durations_ms: Record<string, number>;
   watermark: string | null;
   watermark_delay_seconds: number | null;
-  sources: { description: string; rows: number | null; partitions: Partition[]; metrics: Record<string, string> }[];
+  sources: Source[];
   state: {
     operator: string;
     rows: number | null;
@@ -160,6 +184,7 @@ export interface Dataset {
   declared_at: string;
   format: string;
   columns: { name: string; type: string; nullable: boolean; comment: string; depth: number }[];
+  lineage: { columns: Record<string, ColumnInput[]>; influences: ColumnInput[] } | null;
   rules: Rule[];
   flows: Flow[];
   upstream: string[];
@@ -232,6 +257,35 @@ export const getDataset = (key: string, update: string, name: string, signal?: A
   get<Dataset>(`${at(key)}/dataset?${named(update)}&name=${encodeURIComponent(name)}`, signal);
 export const getHistory = (key: string, before: number | null, signal?: AbortSignal) =>
   get<History>(`${at(key)}/updates?limit=50${before === null ? "" : `&before=${before}`}`, signal);
+
+export interface Job {
+  what: string;
+  started: number;
+  ended: number | null;
+  exit_code: number | null;
+  output: string;
+}
+
+export interface Control {
+  enabled: boolean;
+  runs?: { command: string; since: string; is_here: boolean } | null;
+  is_stopping?: boolean;
+  jobs?: Job[];
+}
+
+export const getControl = (key: string, signal?: AbortSignal) => get<Control>(`${at(key)}/control`, signal);
+
+/** Starts, stops or replays; a refusal is an error with its reason. */
+export async function act(key: string, what: "start" | "stop" | "replay", body: object): Promise<Control> {
+  const answer = await fetch(`${at(key)}/${what}`, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-penstock-control": "1" },
+    body: JSON.stringify(body),
+  });
+  if (answer.ok) return answer.json() as Promise<Control>;
+  const text = await answer.text();
+  throw new Error(answer.status === 409 ? (JSON.parse(text) as { refused: string }).refused : text || `status ${answer.status}`);
+}
 
 export const getRows = (key: string, name: string, signal?: AbortSignal) =>
   get<Rows | { problem: Problem }>(`${at(key)}/rows?name=${encodeURIComponent(name)}`, signal);

@@ -1,6 +1,7 @@
 /** Rows that broke a rule: per pipeline how many, per dataset which ones and why. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getQuarantine, getQuarantines, useAnswer, type Pipeline, type Problem, type Quarantined, type Refused } from "./api";
+import { ReplayButton } from "./control";
 import { ago, count, moment, short } from "./format";
 import { Empty } from "./parts";
 import { to, useNow, type Place } from "./place";
@@ -153,6 +154,7 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
           <input type="search" placeholder="values, rules, source" maxLength={200} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
         </label>
       </div>
+      {table && !table.problem && <ReplayButton pipelineKey={pipelineKey} name={name} display={bare(name)} rows={table.rows} />}
       {table && !table.problem && <Rules table={table} chosen={rule} pipelineKey={pipelineKey} />}
       {found?.problem && <ProblemText problem={found.problem} />}
       {grew && !found.problem && (

@@ -56,6 +56,12 @@ def ui(
             show_envvar=True,
         ),
     ] = None,
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control", help="Let visitors start, stop and replay; they need the token then."
+        ),
+    ] = False,
     rows: Annotated[
         bool, typer.Option("--rows/--no-rows", help="Show rows of tables and of quarantine.")
     ] = True,
@@ -90,7 +96,7 @@ def ui(
         raise typer.BadParameter(
             f"it has fewer than {_SHORTEST_TOKEN} characters", param_hint="--token"
         )
-    if token is None and not is_loopback(host):
+    if token is None and (control or not is_loopback(host)):
         token = serving.new_token()
     wanted: list[Path | None] = [*paths] if paths else [None]
     logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
@@ -105,7 +111,7 @@ def ui(
             print(f"dashboard at {address} (Ctrl-C ends it)", flush=True)
 
         with suppress(KeyboardInterrupt):
-            serving.serve(logs, found, host=host, token=token, ready=ready)
+            serving.serve(logs, found, host=host, token=token, acts=control, ready=ready)
 
 
 _SHORTEST_TOKEN = 12
@@ -119,6 +125,7 @@ def _log_of(
     target: str | None,
 ) -> "WatchedLog":
     """The event log at a path: of a project, or a folder of recorded events of any origin."""
+    from penstock._cli.controls import ProcessControl
     from penstock._observe.log import event_directory, updates
     from penstock._ui.serving import WatchedLog
 
@@ -138,6 +145,20 @@ def _log_of(
         label=settings.name,
         directory=event_directory(settings),
         tables=_tables_of(settings.storage, trusts_paths=True),
+        control=ProcessControl(
+            settings,
+            project=[str(path)] if path is not None else [],
+            choice=[
+                f"--{name}={value}"
+                for name, value in (
+                    ("spec", spec),
+                    ("storage", storage),
+                    ("pipeline", pipeline),
+                    ("target", target),
+                )
+                if value is not None
+            ],
+        ),
     )
 
 

@@ -2,12 +2,14 @@
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock._observe.events import ErrorInfo, Event, FlowStatus
 from penstock._observe.snapshot import DatasetView, FlowView, Snapshot, UpdateView, short_names
+from penstock._ui.lineage import lineage_view
 from penstock._ui.progress import progress_view
 from penstock._ui.series import Series
 
@@ -53,6 +55,9 @@ class _FlowLife:
     changes: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=_MAX_CHANGES))
     running_since: int | None = None
     progress: dict[str, Any] | None = None
+    reported: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    lineage: Mapping[str, Any] | None = None
     message: str = ""
     technique: str = ""
 
@@ -85,7 +90,7 @@ class UpdateModel:
         try:
             self._snapshot(event)
             self._fold(event)
-        except (KeyError, ValueError, TypeError, AttributeError):
+        except (LookupError, ValueError, TypeError, AttributeError):
             # Written by another version, or by hand: the rest of the log is still worth a look.
             return
 
@@ -116,7 +121,17 @@ class UpdateModel:
                 self._flows[origin.flow_name] = dict(body)
             case "stream_progress":
                 if origin.flow_name and isinstance(body.get("progress_json"), dict):
-                    self._life(origin.flow_name).progress = progress_view(body["progress_json"])
+                    life = self._life(origin.flow_name)
+                    life.reported = body["progress_json"]
+                    life.progress = progress_view(life.reported, life.measured)
+            case "lag_progress" if origin.flow_name:
+                life = self._life(origin.flow_name)
+                if life.reported:
+                    life.progress = progress_view(life.reported, body)
+                life.measured = body
+            case "column_lineage" if origin.flow_name:
+                lineage_view([body])  # one that makes no sense is passed over here
+                self._life(origin.flow_name).lineage = body
             case "planning_information":
                 technique = (body.get("technique_information") or [{}])[0]
                 life = self._life(origin.flow_name)
@@ -236,6 +251,7 @@ class UpdateModel:
             "declared_at": declared.declared_at,
             "format": declared.format,
             "columns": _columns(declared.schema_json),
+            "lineage": self._lineage(name),
             "rules": _rules(declared, dataset),
             "flows": [self._flow(flow) for flow in dataset.flows] if dataset is not None else [],
             "upstream": [edge["from"] for edge in edges if edge["to"] == name],
@@ -244,6 +260,14 @@ class UpdateModel:
             "series": self._series[name].columns() if name in self._series else None,
             "batches": self._series[name].recent() if name in self._series else [],
         }
+
+    def _lineage(self, name: str) -> dict[str, Any] | None:
+        lives = (
+            self._lives[flow]
+            for flow, body in self._flows.items()
+            if flow in self._lives and name in (body.get("output_dataset"), body.get("output_sink"))
+        )
+        return lineage_view(life.lineage for life in lives if life.lineage is not None)
 
     def _flow(self, flow: FlowView) -> dict[str, Any]:
         life, body = self._life(flow.name), self._flows.get(flow.name, {})

@@ -1,6 +1,6 @@
 """What the dashboard is given to look at more than events. Whoever starts it passes it in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -27,3 +27,25 @@ class Tables(Protocol):
         limit: int,
     ) -> dict[str, Any]:
         """Rows in quarantine, newest first; `ValueError` if `before` is no place."""
+
+
+class Control(Protocol):
+    """Acts on a pipeline. Any thread may call; `SetupError` where it is refused."""
+
+    def state(self) -> dict[str, Any]:
+        """What runs, and what became of what was started here; without secrets."""
+
+    def start(
+        self,
+        *,
+        refresh: Sequence[str] = (),
+        full_refresh: Sequence[str] = (),
+        continuous: bool | None = None,
+    ) -> None:
+        """Start an update."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """End what runs after the batches in flight; `now`: interrupt them, if asked before."""
+
+    def replay(self, dataset: str) -> None:
+        """Replay the quarantine of a dataset."""

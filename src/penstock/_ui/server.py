@@ -7,6 +7,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock._observe.log import encode
+from penstock._ui.acting import add_acting
 from penstock._ui.assets import Asset, load_assets
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
@@ -20,7 +21,12 @@ Update = Annotated[str, Query(max_length=100)]
 
 
 def build_app(
-    recordings: list[Recording], *, host: str, token: str | None, hub: Hub | None = None
+    recordings: list[Recording],
+    *,
+    host: str,
+    token: str | None,
+    hub: Hub | None = None,
+    acts: bool = False,
 ) -> App:
     """The dashboard over some pipelines, behind its guard.
 
@@ -29,6 +35,7 @@ def build_app(
         host: The address that the server listens on.
         token: What every request must know; `None` for none, on a loopback address only.
         hub: Of the streams; whoever ends the server closes it before.
+        acts: Whether visitors may start, stop and replay; needs a token.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
@@ -99,6 +106,7 @@ def build_app(
         )
 
     add_stored(app, recording_of)
+    add_acting(app, recording_of, allowed=acts)
 
     @app.get("/{name}")
     def asset(name: str, request: Request) -> Response:
@@ -111,7 +119,7 @@ def build_app(
     def page(request: Request) -> Response:
         return _asset(assets["index.html"], request)
 
-    return Guard(app, host=host, token=token)
+    return Guard(app, host=host, token=token, acts=acts)
 
 
 def _pipeline(recording: Recording) -> dict[str, Any]:
