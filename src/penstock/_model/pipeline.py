@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock._model.alert import AlertSettings
 from penstock._model.dataset import Dataset, Sink
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 
@@ -66,6 +66,7 @@ class PipelineSettings:
         alerts: What to look out for while it runs, and whom to tell.
         metrics: The endpoint for Prometheus.
         lineage: OpenLineage events.
+        telemetry: Metrics and traces over OpenTelemetry's protocol.
     """
 
     name: str
@@ -89,6 +90,7 @@ class PipelineSettings:
     alerts: AlertSettings = field(default_factory=AlertSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     lineage: LineageSettings = field(default_factory=LineageSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
 
 @dataclass(frozen=True, kw_only=True)

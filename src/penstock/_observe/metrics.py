@@ -177,6 +177,11 @@ METRICS: Mapping[str, Metric] = {
             "OpenLineage events that were sent, failed, or dropped because the queue was full.",
         ),
         _counter(
+            "penstock_telemetry_exports_total",
+            ("pipeline", "signal", "outcome"),
+            "Spans and reports of metrics over OTLP that were sent, failed, or dropped.",
+        ),
+        _counter(
             "penstock_metrics_left_out_total",
             ("pipeline", "metric"),
             "Figures left out because the metric had too many label sets.",
@@ -282,6 +287,11 @@ class MetricsFold:
                     technique = technique.removeprefix("MAINTENANCE_TYPE_")
                     labels = (event.origin.dataset_name, technique)
                     self._add("penstock_view_refreshes_total", labels)
+            case "telemetry_progress":
+                for outcome in ("sent", "failed", "dropped"):
+                    labels = (str(body.get("signal", "")), outcome)
+                    count = float(body.get(outcome, 0))
+                    self._set("penstock_telemetry_exports_total", labels, count)
             case "lineage_progress":
                 for outcome in ("sent", "failed", "dropped"):
                     # The event has sums, not what was added.

@@ -1,10 +1,10 @@
-"""`metrics` and `lineage` of a spec file: what a pipeline tells other systems."""
+"""`metrics`, `lineage` and `opentelemetry` of a spec file: what a pipeline tells other systems."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 
 
 class _Part(BaseModel):
@@ -52,4 +52,43 @@ class LineageSpec(_Part):
 Lineage = Annotated[
     LineageSpec | None,
     BeforeValidator(_as_switch, json_schema_input_type=bool | LineageSpec | None),
+]
+
+
+class TelemetrySpec(_Part):
+    """`opentelemetry: {endpoint: ...}`, or `opentelemetry: true`."""
+
+    enabled: bool = Field(default=True, description="false: send nothing, whoever asks for it.")
+    endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="Base URL of an OTLP/HTTP receiver, such as http://localhost:4318.",
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Of each request; `${secret:...}` is filled in."
+    )
+    metrics: bool = Field(default=True, description="Send metrics.")
+    traces: bool = Field(default=True, description="Send traces.")
+    interval_seconds: float | None = Field(
+        default=None,
+        strict=False,
+        ge=1,
+        description="Between two reports of metrics; OTEL_METRIC_EXPORT_INTERVAL, or 60.",
+    )
+
+    def settings(self) -> TelemetrySettings:
+        """The same as plain data."""
+        return TelemetrySettings(
+            is_wanted=self.enabled,
+            endpoint=self.endpoint,
+            headers=self.headers,
+            metrics=self.metrics,
+            traces=self.traces,
+            interval_seconds=self.interval_seconds,
+        )
+
+
+Telemetry = Annotated[
+    TelemetrySpec | None,
+    BeforeValidator(_as_switch, json_schema_input_type=bool | TelemetrySpec | None),
 ]

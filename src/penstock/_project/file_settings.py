@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock._model.alert import AlertSettings
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.name import split_name
 from penstock._model.paths import canonical_path
 from penstock._model.pipeline import ExternalTable
@@ -38,6 +38,7 @@ class FileSettings:
         alerts: What to look out for, and whom to tell.
         metrics: The endpoint for Prometheus.
         lineage: OpenLineage events.
+        telemetry: Metrics and traces over OpenTelemetry's protocol.
     """
 
     root: Path
@@ -61,6 +62,7 @@ class FileSettings:
     alerts: AlertSettings = field(default_factory=AlertSettings)
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
+    telemetry: TelemetrySettings | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Lay these settings over others: what they say wins, mappings are merged key by key."""
@@ -88,6 +90,7 @@ class FileSettings:
             alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
             metrics=self.metrics or base.metrics,
             lineage=self.lineage or base.lineage,
+            telemetry=self.telemetry or base.telemetry,
             lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA, PipelineSettings
 from penstock._project.bundle import Choice
@@ -136,6 +136,7 @@ def load_settings(
         alerts=read.alerts,
         metrics=read.metrics or MetricsSettings(),
         lineage=read.lineage or LineageSettings(),
+        telemetry=read.telemetry or TelemetrySettings(),
     )
 
 
