@@ -37,6 +37,7 @@ from penstock._observe.events import (
 from penstock._observe.exports import Exports
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.retention import Retention
 from penstock._observe.schemas import recorded_schemas
 from penstock._observe.status_file import StatusFile, status_path
 from penstock._plan.planner import Wishes, make_plan
@@ -174,6 +175,7 @@ def run_update(
         )
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
+        retention = Retention(log.directory, settings.events, update_id)
         status = StatusFile(status_path(settings))
         bus.subscribe(status)
         alerts = _alerts(settings, bus, origin)
@@ -204,6 +206,7 @@ def run_update(
             if alerts is not None:
                 alerts.close()
             exports.close()
+            retention.close()
             log.close()
             status.close()
 

@@ -32,7 +32,7 @@ _TIMEOUT_SECONDS = 5.0
 """Of an export with the exporter's own retries, if no `OTEL_*` variable says another one."""
 
 _INTERVAL_SECONDS = 60.0
-_GATHER_SECONDS = 1.0
+_GATHER_SECONDS = 5.0
 _SPANS_AT_ONCE = 512
 _LOGGERS = "opentelemetry.exporter"
 

@@ -1,14 +1,38 @@
-"""`metrics`, `lineage` and `opentelemetry` of a spec file: what a pipeline tells other systems."""
+"""What a pipeline keeps and tells: `events`, `metrics`, `lineage` and `opentelemetry`."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
+from penstock._model.pipeline import EventLogSettings
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class EventsSpec(_Part):
+    """`events: {keep_days: ..., keep_progress_days: ...}`."""
+
+    keep_days: float | None = Field(
+        default=None,
+        strict=False,
+        gt=0,
+        description="After so many days an update goes away from the event log; never by default.",
+    )
+    keep_progress_days: float | None = Field(
+        default=EventLogSettings().keep_progress_days,
+        strict=False,
+        gt=0,
+        description="After so many days measurements of single batches go away; null: never.",
+    )
+
+    def settings(self) -> EventLogSettings:
+        """The same as plain data."""
+        return EventLogSettings(
+            keep_days=self.keep_days, keep_progress_days=self.keep_progress_days
+        )
 
 
 class MetricsSpec(_Part):

@@ -15,6 +15,7 @@ from penstock._model.paths import PathMap
 from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
 from penstock._project.documents import Node, read_document
 from penstock._project.export_spec import (
+    EventsSpec,
     Lineage,
     LineageSpec,
     MetricsSpec,
@@ -176,6 +177,7 @@ class PipelineSpec(_Part):
     )
     metrics: MetricsSpec | None = Field(default=None, description="An endpoint for Prometheus.")
     lineage: Lineage = Field(default=None, description="OpenLineage events; true or a mapping.")
+    events: EventsSpec | None = Field(default=None, description="What the event log keeps.")
     opentelemetry: Telemetry = Field(
         default=None, description="Metrics and traces over OTLP; true or a mapping."
     )
@@ -299,6 +301,8 @@ def _suggestion(path: KeyPath) -> str:
             model = MetricsSpec
         case ("lineage", _, *_):
             model = LineageSpec
+        case ("events", _, *_):
+            model = EventsSpec
         case ("opentelemetry", _, *_):
             model = TelemetrySpec
     known = keys_of(model)
