@@ -351,6 +351,17 @@ def test_a_name_is_only_text_when_it_looks_like_something_else(
         served.stop()
 
 
+def test_two_updates_stand_beside_each_other_when_compared(open_page, problems, recorded) -> None:
+    page = open_page(recorded + "#/shop/updates")
+    page.click("text=Compare two updates")
+    page.wait_for_selector('[data-change=changed]:has-text("silver"):has-text("3 → 0")')
+    page.wait_for_selector('del:has-text("drop: amount > 0")')
+    page.wait_for_selector('ins:has-text("fail: amount > 0")')
+    page.select_option('.choose label:has-text("Before") select', index=0)
+    page.wait_for_selector('[role=status]:has-text("Both have the same definitions")')
+    assert problems == []
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The shop with its tables: silver has rows, and more than a page of others in quarantine."""
@@ -506,7 +517,13 @@ def test_every_text_is_legible_and_nothing_overflows(
     open_page, problems, recorded: str, stored: str, width: int, dark: bool
 ) -> None:
     page = open_page(recorded, width=width, dark=dark)
-    places = ["#/", "#/shop", "#/shop/updates", "#/demo/dataset/spark_catalog.default.orders"]
+    places = [
+        "#/",
+        "#/shop",
+        "#/shop/updates",
+        "#/shop/compare",
+        "#/demo/dataset/spark_catalog.default.orders",
+    ]
     _check_places(page, recorded, places)
     page = open_page(stored, width=width, dark=dark)
     quarantine = "#/shop/quarantine"

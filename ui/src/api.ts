@@ -243,6 +243,34 @@ export interface RefusedPage {
   problem?: undefined;
 }
 
+/** Something that was one thing and is another; empty where it is not there. */
+export interface Change {
+  name: string;
+  before: string;
+  after: string;
+}
+
+export interface Difference {
+  id: string;
+  name: string;
+  change: "added" | "removed" | "changed" | "same";
+  numbers: Record<string, [number | null, number | null]>;
+  states: [string | null, string | null];
+  facts?: Change[];
+  columns?: Change[];
+  rules?: Change[];
+  lineage?: string[];
+}
+
+export interface Differences {
+  before: Head;
+  after: Head;
+  properties: Change[];
+  datasets: Difference[];
+  flows: Difference[];
+  read_percent?: undefined;
+}
+
 const at = (key: string) => `api/pipelines/${encodeURIComponent(key)}`;
 const named = (update: string) => `update=${encodeURIComponent(update)}`;
 
@@ -286,6 +314,9 @@ export async function act(key: string, what: "start" | "stop" | "replay", body: 
   const text = await answer.text();
   throw new Error(answer.status === 409 ? (JSON.parse(text) as { refused: string }).refused : text || `status ${answer.status}`);
 }
+
+export const getDifferences = (key: string, before: string, after: string, signal?: AbortSignal) =>
+  get<Differences | { read_percent: number }>(`${at(key)}/differences?before=${encodeURIComponent(before)}&after=${encodeURIComponent(after)}`, signal);
 
 export const getRows = (key: string, name: string, signal?: AbortSignal) =>
   get<Rows | { problem: Problem }>(`${at(key)}/rows?name=${encodeURIComponent(name)}`, signal);

@@ -2,6 +2,7 @@
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getPipelines, useUpdate, type Link, type Pipeline } from "./api";
+import { ComparePage } from "./compare";
 import { DatasetPage } from "./dataset";
 import { PipelinePage } from "./pipeline";
 import { Pipelines } from "./pipelines";
@@ -28,7 +29,7 @@ function App() {
 
   const shown = useRef("");
   useEffect(() => {
-    const about = [place.dataset.split(".").pop(), place.page === "updates" && "updates", place.page === "quarantine" && "quarantine", place.pipeline, "Penstock"];
+    const about = [place.dataset.split(".").pop(), place.page === "updates" && "updates", place.page === "quarantine" && "quarantine", place.page === "compare" && "differences", place.pipeline, "Penstock"];
     document.title = about.filter(Boolean).join(" · ");
     // After a change of page the focus starts at its beginning, as with a page load.
     const now = `${place.page} ${place.pipeline} ${place.dataset}`;
@@ -57,6 +58,8 @@ function App() {
           <Bar place={place} pipelines={pipelines} link={null} />
           {place.page === "updates" ? (
             <UpdatesPage pipeline={pipeline} pipelineKey={place.pipeline} />
+          ) : place.page === "compare" ? (
+            <ComparePage key={place.pipeline} pipeline={pipeline} place={place} />
           ) : place.page === "quarantine" ? (
             <QuarantinePage key={`${place.pipeline} ${place.dataset}`} pipeline={pipeline} place={place} />
           ) : (
@@ -117,7 +120,7 @@ function Bar({ place, pipelines, link }: { place: Place; pipelines: Pipeline[] |
           <a href={to.pipeline(place.pipeline)} aria-current={place.page === "pipeline" ? "page" : undefined}>
             Pipeline
           </a>
-          <a href={to.updates(place.pipeline)} aria-current={place.page === "updates" ? "page" : undefined}>
+          <a href={to.updates(place.pipeline)} aria-current={place.page === "updates" || place.page === "compare" ? "page" : undefined}>
             Updates
           </a>
           <a href={to.quarantine(place.pipeline)} aria-current={place.page === "quarantine" ? "page" : undefined}>

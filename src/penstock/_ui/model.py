@@ -261,6 +261,30 @@ class UpdateModel:
             "batches": self._series[name].recent() if name in self._series else [],
         }
 
+    def outline(self) -> dict[str, Any]:
+        """All of the update for a comparison: its head, datasets and sinks, and flows."""
+        view = self.view()
+        views = {dataset.name: dataset for dataset in view.datasets}
+        datasets = []
+        for card in self.cards(view):
+            name = card["id"]
+            if card["kind"] == "source":
+                continue
+            declared = self._declared.get(name) or _Declared(name=name, kind=card["kind"])
+            series = self._series.get(name)
+            datasets.append(
+                {
+                    **card,
+                    "format": declared.format,
+                    "declared_at": declared.declared_at,
+                    "columns": _columns(declared.schema_json),
+                    "rules": _rules(declared, views.get(name)),
+                    "lineage": self._lineage(name),
+                    "busy_seconds": series.busy_seconds() if series is not None else None,
+                }
+            )
+        return {"head": self.head(view), "datasets": datasets, "flows": self.flows(view)}
+
     def _lineage(self, name: str) -> dict[str, Any] | None:
         lives = (
             self._lives[flow]

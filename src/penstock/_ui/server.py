@@ -9,6 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from penstock._observe.log import encode
 from penstock._ui.acting import add_acting
 from penstock._ui.assets import Asset, load_assets
+from penstock._ui.difference import differences
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
 from penstock._ui.recording import LATEST, Recording
@@ -93,6 +94,29 @@ def build_app(
                 "updates": [asdict(summary) for summary in found],
             }
         )
+
+    @app.get("/api/pipelines/{key}/differences")
+    def show_differences(
+        key: str,
+        before: Annotated[str, Query(max_length=100)],
+        after: Annotated[str, Query(max_length=100)] = LATEST,
+    ) -> Response:
+        recording = recording_of(key)
+        outlines = []
+        read_percent = None
+        for update in (before, after):
+            recorded = recording.recorded(update)
+            if recorded is None:
+                raise HTTPException(404, "no such update")
+            if recorded.read_percent is not None:
+                read_percent = min(recorded.read_percent, read_percent or 100)
+            with recording.lock:
+                outlines.append(recorded.model.outline())
+        if read_percent is not None:
+            # What is not read yet would look like a difference: the page asks again.
+            return _json({"read_percent": read_percent})
+        heads = {"before": outlines[0]["head"], "after": outlines[1]["head"]}
+        return _json({**heads, **differences(*outlines)})
 
     @app.get("/api/pipelines/{key}/stream")
     async def stream(key: str, update: Update = LATEST) -> Response:
