@@ -53,11 +53,14 @@ function Partitions({ partitions }: { partitions: Partition[] }) {
         <thead>
           <tr>
             <th scope="col">Topic</th>
-            {["Partition", "Read to", "Lag", "Behind", "Until retention takes unread rows"].map((name) => (
+            {["Partition", "Read to", "Lag", "Behind"].map((name) => (
               <th scope="col" class="number">
                 {name}
               </th>
             ))}
+            <th scope="col" class="number" title="How long until retention removes rows that are not read yet">
+              Until loss
+            </th>
           </tr>
         </thead>
         <tbody>

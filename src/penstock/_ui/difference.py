@@ -74,9 +74,9 @@ def _paired(
 
 def _dataset(before: Outline, after: Outline) -> dict[str, Any]:
     # Without the line: it moves whenever something above it does.
-    files = [{**one, "file": one["declared_at"].rpartition(":")[0]} for one in (before, after)]
+    old, new = ({**one, "file": one["declared_at"].rpartition(":")[0]} for one in (before, after))
     return {
-        "facts": _facts(*files, _DATASET_FACTS),
+        "facts": _facts(old, new, _DATASET_FACTS),
         "columns": _items(_column_texts(before), _column_texts(after)),
         "rules": _items(_rule_texts(before), _rule_texts(after)),
         "lineage": _other_lineage(before["lineage"], after["lineage"]),
