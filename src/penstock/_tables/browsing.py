@@ -251,7 +251,7 @@ class TableBrowser:
         with self._lock:
             table = self._tables.get(place)
             if table is None:
-                table = self._tables[place] = StoredTable(place)
+                table = self._tables[place] = StoredTable(place, monotonic=self._monotonic)
             self._tables.move_to_end(place)
             while len(self._tables) > _MAX_TABLES:
                 self._tables.popitem(last=False)
@@ -260,7 +260,7 @@ class TableBrowser:
     # -- what is counted -------------------------------------------------------------------------
 
     def _summary(self, folder: Path, until: float) -> dict[str, Any]:
-        found = self._table(folder).snapshot()
+        found = self._table(folder).snapshot(rests=True)
         rules: Counter[str] = Counter()
         counted = 0
         for file in found.files:

@@ -7,7 +7,8 @@ vectors and column mapping by name are applied; what cannot be read right is ref
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,6 +28,7 @@ _KNOWN_FEATURES = frozenset(
 # Deletion vectors come as one flag per row, of all files that have some.
 _MOST_ROWS_WITH_VECTORS = 200_000_000
 _BUFFER = 1 << 20
+_REST = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,16 +191,23 @@ class StoredTable:
 
     Args:
         path: Its folder.
+        monotonic: The clock of its rests.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._table: Any = None
         self._snapshot: Snapshot | None = None
+        self._rests_until = 0.0
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, rests: bool = False) -> Snapshot:
         """Its newest version.
+
+        Args:
+            rests: It may be one of some moments ago: who asks again and again gives a large table
+                a pause of ten times what its log took to read.
 
         Raises:
             SpecError: `TABLE_NOT_FOUND`, or `TABLE_NOT_READABLE` with the reason.
@@ -207,6 +216,9 @@ class StoredTable:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         with self._lock:
+            began = self._monotonic()
+            if rests and self._snapshot is not None and began < self._rests_until:
+                return self._snapshot
             try:
                 if self._table is None:
                     self._table = DeltaTable(str(self.path))
@@ -227,6 +239,8 @@ class StoredTable:
                 if not (self.path / "_delta_log").is_dir():
                     raise SpecError("TABLE_NOT_FOUND", "the table is not written yet") from error
                 raise _refused(f"delta-rs cannot read it ({type(error).__name__})") from error
+            now = self._monotonic()
+            self._rests_until = now + _REST * (now - began)
             return known
 
     def _read(self) -> Snapshot:

@@ -109,6 +109,24 @@ def test_a_search_goes_on_where_it_ended_when_it_takes_long(store):
     assert found == [0] and asked > 1
 
 
+def test_a_large_table_rests_when_somebody_asks_again_and_again(store):
+    store.quarantine((["r"], {"id": 1}))
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.25
+        return clock[0]
+
+    browser = TableBrowser(str(store.root), monotonic=tick)
+    assert browser.quarantines({})[0]["rows"] == 1
+    store.quarantine((["r"], {"id": 2}))
+    assert browser.quarantines({})[0]["rows"] == 1
+    clock[0] += 10
+    assert browser.quarantines({})[0]["rows"] == 2
+    store.quarantine((["r"], {"id": 3}))
+    assert _ids(browser.quarantine(NAME, None, limit=1)) == [3]
+
+
 def test_no_secret_is_shown_or_found_when_rows_hold_some(store, browser):
     texts, secrets = planted()
     rows = [(["r"], {"id": n, "note": text}) for n, text in enumerate(texts)]
