@@ -17,6 +17,12 @@ from penstock._cli.main import main
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._tables.checkpoint_files import flow_records
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.fenced import last_number
+from penstock._tables.layout import TableRef
+from penstock._tables.prepare import table_state
+from penstock._tables.swapping import restore_rows, swap_rows
+from penstock.errors import PlanError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -193,3 +199,48 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     assert "MIGRATION_WOULD_LOSE_HISTORY" in refused
     assert "(DELETE)" in refused
     assert _found(project, 10) == _expected(4, 10)
+
+
+def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
+    tmp_path: Path, spark: Any
+):
+    old, new = (TableRef(str(tmp_path / name), name) for name in ("old", "new"))
+    spark.sql(
+        f"CREATE TABLE delta.`{old.path}` (id BIGINT NOT NULL, at DATE, gone STRING) USING delta "
+        "PARTITIONED BY (at) COMMENT 'kept' TBLPROPERTIES ('delta.columnMapping.mode' = 'name', "
+        "'delta.enableChangeDataFeed' = 'true', 'own' = 'kept')"
+    )
+    spark.sql(f"INSERT INTO delta.`{old.path}` VALUES (1, DATE'2026-01-01', 'x')")
+    before = table_state(spark, old.path)
+    spark.sql(
+        f"CREATE TABLE delta.`{new.path}` (id STRING COMMENT 'other', day DATE, n INT) USING delta "
+        "PARTITIONED BY (day) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+    spark.sql(f"INSERT INTO delta.`{new.path}` VALUES ('a', DATE'2026-01-02', 7), ('b', NULL, 8)")
+
+    def rows() -> list[tuple[Any, ...]]:
+        found = spark.read.format("delta").load(old.path).collect()
+        return sorted((tuple(row) for row in found), key=str)
+
+    swapped = [
+        swap_rows(spark, target=old, made=new, flow="f", app_id="p/f/writer/e", last=4)
+        for _ in range(2)
+    ]
+    assert [one.replayed for one in swapped] == [False, True]
+    assert swapped[0].version == swapped[1].version
+    assert rows() == [("a", datetime(2026, 1, 2, tzinfo=UTC).date(), 7), ("b", None, 8)]
+    after = table_state(spark, old.path)
+    assert before is not None
+    assert after is not None
+    assert (after.id, after.comment, after.properties["own"]) == (before.id, "kept", "kept")
+    assert after.partition_columns == ("day",)
+    assert (after.schema["id"].metadata or {}).get("comment") == "other"
+    assert last_number(DeltaJvm(spark), old.path, "p/f/writer/e") == 4
+
+    restore_rows(spark, old, before.version)
+    again = table_state(spark, old.path)
+    assert again is not None
+    assert (again.schema, again.partition_columns) == (before.schema, ("at",))
+    assert rows() == [(1, datetime(2026, 1, 1, tzinfo=UTC).date(), "x")]
+    with pytest.raises(PlanError, match="cannot go back to version 99"):
+        restore_rows(spark, old, 99)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock._engine.rereading.sources import Place
     from penstock._graph.dataflow import DatasetNode, FlowNode
 
-PLANNED, BATCH, BUILT = "planned", "batch", "built"
+PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
 """Steps after which a migration may die; given to `reached`, and kill points by `migration_`."""
 
