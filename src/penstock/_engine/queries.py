@@ -181,9 +181,10 @@ class SparkEngine:
             state = replace(state, starts=starts.chosen, topics=topics)
             state = self._flow_state(node, df, step, state)
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
+            has_batches = step.trigger is None
             writer = (
-                self._sinks.writer(self._graph.sinks[node.target], node, df, state.epoch, running)
-                if step.target in self._graph.sinks
+                self._sinks.writer(sink, node, df, state.epoch, running, in_batches=has_batches)
+                if sink is not None
                 else self._table_writer(node, df, state, step, running)
             )
             if files:
@@ -197,7 +198,7 @@ class SparkEngine:
             running.measures_lag(self._lag.watch(self._origin(node), kafka))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
-            running.has_batches = step.trigger is None
+            running.has_batches = has_batches
             query = self._start(writer, node)
             running.attach(query)
             self._running.append(running)
