@@ -16,6 +16,7 @@ from update_project import Project
 from penstock._cli.main import main
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._repair.migrate import QUARANTINED, MigrationOptions, migrate_flow
 from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import last_number
@@ -198,6 +199,22 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     refused = _says(capsys, "windows", "--yes", code=2)
     assert "MIGRATION_WOULD_LOSE_HISTORY" in refused
     assert "(DELETE)" in refused
+    # Not wanted any more right before the table would be replaced: all is as it was.
+    state = project.root / ".penstock" / "state" / "flows" / "windows.json"
+    before = state.read_text()
+    quarantined = project.table("windows_quarantine").count()
+
+    def dies(step: str) -> None:
+        if step == QUARANTINED:
+            raise KeyboardInterrupt
+
+    accepted = MigrationOptions(accept_less=True, act=True)
+    with pytest.raises(KeyboardInterrupt):
+        migrate_flow(load_settings(project.root), "windows", accepted, reached=dies)
+    assert state.read_text() != before
+    assert _says(capsys, "windows", "--abandon")["state"] == "abandoned"
+    assert state.read_text() == before
+    assert project.table("windows_quarantine").count() == quarantined
     assert _found(project, 10) == _expected(4, 10)
 
 
@@ -208,7 +225,7 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
     spark.sql(
         f"CREATE TABLE delta.`{old.path}` (id BIGINT NOT NULL, at DATE, gone STRING) USING delta "
         "PARTITIONED BY (at) COMMENT 'kept' TBLPROPERTIES ('delta.columnMapping.mode' = 'name', "
-        "'delta.enableChangeDataFeed' = 'true', 'own' = 'kept')"
+        "'own' = 'kept')"
     )
     spark.sql(f"INSERT INTO delta.`{old.path}` VALUES (1, DATE'2026-01-01', 'x')")
     before = table_state(spark, old.path)

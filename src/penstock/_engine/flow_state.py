@@ -69,6 +69,13 @@ class ViewState:
     table_version: int | None
 
 
+def state_of(body: Mapping[str, Any]) -> FlowState:
+    """The state of a flow from its JSON form."""
+    operators = body.get("stateful_operators")
+    known = None if operators is None else tuple(operators)
+    return FlowState(**{**body, "stateful_operators": known})
+
+
 class StateStore:
     """Reads and writes the state files below `<storage>/state`.
 
@@ -97,11 +104,7 @@ class StateStore:
     def flow(self, name: str) -> FlowState | None:
         """The state of a flow; `None` before its first start."""
         body = self._load("flows", name)
-        if body is None:
-            return None
-        operators = body.get("stateful_operators")
-        body["stateful_operators"] = None if operators is None else tuple(operators)
-        return FlowState(**body)
+        return None if body is None else state_of(body)
 
     def save_flow(self, name: str, state: FlowState) -> None:
         """Replace the state of a flow."""

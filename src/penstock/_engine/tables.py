@@ -563,7 +563,7 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
 
 
 def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """Id, version, rows, size in bytes and columns of a table; `None` where there is none."""
+    """Id, version, rows, bytes, columns and properties of a table; `None` where there is none."""
     state = table_state(spark, path)
     if state is None:
         return None
@@ -573,4 +573,5 @@ def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
         "rows": spark.read.format("delta").load(path).count(),
         "size": int(DeltaJvm(spark).snapshot(path).sizeInBytes()),
         "columns": {one.name: one.dataType.simpleString() for one in state.schema},
+        "properties": dict(state.properties),
     }

@@ -18,6 +18,7 @@ from penstock._observe.events import Event, migration_progress
 from penstock._repair.migration_facts import MigrationFacts, changed_operators
 from penstock._repair.migration_plan import (
     MigrationReport,
+    check_columns,
     check_flow,
     steps_back,
     steps_forth,
@@ -204,6 +205,8 @@ class _Run:
             raise self._not_now("its reset was begun and is not done")
         df, kafka = pipeline.query(node)
         query = self._facts.query(df)
+        columns = self._facts.columns(table["columns"], query["columns"])
+        check_columns(self.dataset, table["properties"], columns)
         sources: tuple[SourceHistory, ...] = ()
         if self.is_open:
             assert self.known is not None
@@ -245,7 +248,7 @@ class _Run:
             new_version=None,
             rows=table["rows"],
             size=table["size"],
-            columns=self._facts.columns(table["columns"], query["columns"]),
+            columns=columns,
             operators=changed_operators(old, query),
             sources=sources,
             readers=readers,
@@ -405,7 +408,7 @@ class _Run:
 
     def go_back(self, record: Record, report: MigrationReport) -> MigrationReport:
         """Restore the table, its quarantine and the flow's state."""
-        from penstock._engine.flow_state import FlowState
+        from penstock._engine.flow_state import state_of
 
         known, name = self.known, self._node.flow.name
         assert known is not None
@@ -417,10 +420,7 @@ class _Run:
             state.save_flow(name, replace(now, migration=known.migration_id))
             self._reached(MARKED)
             self._restore(known, now)
-            old = dict(known.old)
-            operators = old["stateful_operators"]
-            old["stateful_operators"] = None if operators is None else tuple(operators)
-            state.save_flow(name, FlowState(**old))
+            state.save_flow(name, state_of(known.old))
             self._reached(SWITCHED)
         self._files.write(f"{self._folder}/migration.json", "")
         body = {"migration_id": known.migration_id, "step": "undone"}
@@ -452,7 +452,7 @@ class _Run:
         if known is None or known.stage == _DONE:
             raise _not_begun(node, "was begun and is not done")
         if known.stage != _BUILDING:
-            raise _unfinished(node)
+            self._unmark(known)
         self._forget(known)
         layout = self._pipeline.tables.layout
         self._files.delete_tree(layout.checkpoint_path(node.flow.name, known.migration_id))
@@ -471,6 +471,29 @@ class _Run:
             size=None,
             steps=("the table and its checkpoint are as they were; the new ones are deleted",),
         )
+
+    def _unmark(self, known: Migration) -> None:
+        """Let updates run again whose table was not replaced, because Delta refused it, say."""
+        from penstock._engine.flow_state import state_of
+        from penstock._tables.layout import TableRef
+        from penstock._tables.swapping import restore_rows
+
+        table, state = self._facts.table(), self._pipeline.state.flow(known.flow)
+        if (
+            known.stage != _CUTTING
+            or table is None
+            or table["version"] != known.old_version
+            or state is None
+            or state.epoch == known.migration_id
+        ):
+            raise _unfinished(self._node)
+        self._pipeline.lease(self.dataset)
+        version = self._facts.quarantine_version()
+        if version >= 0 and version != known.old_quarantine:
+            place = self._pipeline.tables.quarantine_path(self.dataset)
+            named = TableRef(place, f"{self.dataset.display}_quarantine")
+            restore_rows(self._pipeline.spark, named, known.old_quarantine)
+        self._pipeline.state.save_flow(known.flow, state_of(known.old))
 
     # -- parts ---------------------------------------------------------------------------------
 

@@ -142,6 +142,31 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
     return dataset
 
 
+def check_columns(
+    dataset: DatasetNode, properties: Mapping[str, str], changes: Sequence[str]
+) -> None:
+    """Refuse other columns where Delta cannot replace them together with the rows.
+
+    Args:
+        dataset: The table.
+        properties: That it has now.
+        changes: What changes about its columns.
+
+    Raises:
+        PlanError: `MIGRATION_NOT_POSSIBLE`.
+    """
+    has_feed = properties.get("delta.enableChangeDataFeed", "false").lower() == "true"
+    is_mapped = properties.get("delta.columnMapping.mode", "none").lower() != "none"
+    if has_feed and is_mapped and changes:
+        raise PlanError(
+            "MIGRATION_NOT_POSSIBLE",
+            f"{dataset.display} has a change feed and column mapping: Delta does not replace its "
+            f"columns and its rows in one commit ({'; '.join(changes)})",
+            origin=dataset.declared.origin,
+            hint=f"switch delta.enableChangeDataFeed off; or --full-refresh {dataset.display}",
+        )
+
+
 def _is_on(dataset: DatasetNode, name: str) -> bool:
     known = {key.lower(): value for key, value in dataset.declared.table_properties.items()}
     return str(known.get(name.lower(), "false")).lower() == "true"

@@ -8,6 +8,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._repair.migration_facts import changed_columns, changed_operators
 from penstock._repair.migration_plan import (
     Reader,
+    check_columns,
     check_flow,
     steps_back,
     steps_forth,
@@ -104,3 +105,14 @@ def test_what_changed_is_told_by_operator_mode_and_column():
         "d date is new",
         "b was int and is bigint",
     )  # fmt: skip
+
+
+def test_columns_that_delta_cannot_replace_with_the_rows_are_refused(draft):
+    draft.table("a")
+    (dataset,) = draft.graph().datasets.values()
+    both = {"delta.enableChangeDataFeed": "true", "delta.columnMapping.mode": "name"}
+    check_columns(dataset, both, ())
+    check_columns(dataset, {"delta.enableChangeDataFeed": "true"}, ("n is gone",))
+    with pytest.raises(PlanError, match="n is gone") as error:
+        check_columns(dataset, both, ("n is gone",))
+    assert error.value.condition == "MIGRATION_NOT_POSSIBLE"
