@@ -32,6 +32,7 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
 from penstock._tables.schema import merged, with_types
+from penstock.connectors.autoloader import Evolution
 from penstock.connectors.sinks import check_sink
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
@@ -402,6 +403,9 @@ class _Analysis:
             lineage=column_lineage(df, self._source.dataset_at),
             taken_for=tuple(evaluation.taken_for.items()),
             is_lenient=evaluation.is_lenient,
+            widens_types=any(
+                source.options.evolution is Evolution.WIDEN for source in evaluation.files
+            ),
         )
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

@@ -86,6 +86,7 @@ class FlowAnalysis:
         lineage: What its columns are made of; `None` if the plan does not tell.
         taken_for: Incomplete names that it reads, with the datasets that they were taken for.
         is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
+        widens_types: Whether a source of it lets types become wider; its table follows.
     """
 
     inputs: frozenset[str]
@@ -101,3 +102,4 @@ class FlowAnalysis:
     lineage: FlowLineage | None = None
     taken_for: tuple[tuple[str, str], ...] = ()
     is_lenient: bool = False
+    widens_types: bool = False
