@@ -112,14 +112,14 @@ class PostgresServer:
         """SIGKILL for the postmaster and, at once, for all its processes."""
         process = self._process
         assert process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
-        for backend in _session_members(process.pid):
+        data = (self.root / "data").resolve()
+        for backend in _processes_in(data):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(backend, signal.SIGKILL)
         deadline = time.monotonic() + 20
-        while _session_members(process.pid):
+        while _processes_in(data):
             assert time.monotonic() < deadline, "a backend survived"
             threading.Event().wait(0.02)
 
@@ -133,16 +133,14 @@ class PostgresServer:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def _session_members(session: int) -> list[int]:
-    """Processes of a session: each backend has a process group of its own."""
+def _processes_in(data: Path) -> list[int]:
+    """Processes of a server: each backend is a session of its own, and all are in its folder."""
     found = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "cwd").readlink() == data:
+                    found.append(int(entry.name))
     return found
 
 

@@ -162,6 +162,16 @@ def test_the_error_says_what_to_do_when_there_is_nothing_to_infer_from(project):
     assert "schemaHints" in str(caught.value)
 
 
+def test_a_warning_names_the_folder_when_it_is_not_there(project):
+    project.source(PIPELINE.replace('.load("landing")', '.schema("id INT").load("land")'))
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    (warning,) = [event.message for event in project.events if "does not exist" in event.message]
+    assert f"{project.root}/land" in warning
+    assert "bronze has nothing to read" in warning
+    assert "`paths`" in warning
+
+
 def test_parquet_columns_are_added_before_the_batch_is_written_when_a_file_has_more(project, spark):
     project.source(PIPELINE.replace('"json"', '"parquet"'))
     spark.range(3).write.parquet(str(project.root / "landing" / "one"))

@@ -75,6 +75,7 @@ def test_what_files_read_while_they_are_loaded_is_learnt(
     missing = {source.name: dict(source.columns) for source in found.missing}
     assert sorted(missing["table main.quality.rules"]) == ["is_active", "tag"]
     landed = missing["files /Volumes/x"]
+    assert missing["files /penstock/assumed/events"] == {"id": "int"}  # would be read as empty
     assert {"price", "amount", "at", "net", "tax"} <= set(landed)
     assert landed["net"] == "double"
     # Places are those of the project's folder, also before it was entered.

@@ -402,11 +402,19 @@ class _Analysis:
             growing_state=growing,
             lineage=column_lineage(df, self._source.dataset_at),
             taken_for=tuple(evaluation.taken_for.items()),
+            missing_folders=self._missing_folders(evaluation),
             is_lenient=evaluation.is_lenient,
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files
             ),
         )
+
+    def _missing_folders(self, evaluation: Evaluation) -> tuple[str, ...]:
+        found = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
+        for path, opened in found.items():
+            if self._assumptions is not None:
+                self._assumptions.note(f"files {path}", "the folder does not exist", opened.schema)
+        return tuple(found)
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:
         keys = set()

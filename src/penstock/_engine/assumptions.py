@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     MapType,
     NullType,
     StringType,
+    StructType,
     TimestampType,
 )
 
@@ -125,6 +126,17 @@ class Assumptions:
         columns = [F.lit(None).cast(kind).alias(column) for column, kind in source.columns.items()]
         result: DataFrame = empty.select(*columns)
         return result
+
+    def note(self, name: str, reason: str, schema: StructType) -> None:
+        """A source that is not here and can be read all the same: as empty.
+
+        Args:
+            name: As for `frame`, which may have made a relation of it already.
+            reason: Likewise.
+            schema: Its columns.
+        """
+        columns = {column.name: column.dataType for column in schema}
+        self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
 
     def setting(self, key: str) -> str:
         """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""

@@ -255,6 +255,13 @@ _ROWS = (
         "`from_json` and its like give NULL for what they cannot read: a table full of NULLs.",
         "Add an expectation on a column that every payload has: `order_id IS NOT NULL`.",
     ),
+    (
+        *("PSL507", "rule-of-view-not-counted", _WARNING),
+        "a rule on a temporary view: what breaks it is not counted, and not kept if it is dropped",
+        "A view is computed wherever it is read. Rows that it drops are in no table, no quarantine "
+        "and no event.",
+        "Put the rule on the table that reads the view, or make the view a table.",
+    ),
     # -- secrets
     (
         *("PSL601", "secret-in-code", _ERROR),

@@ -64,7 +64,12 @@ def findings_of_dataset(
         if rule.on_violation is OnViolation.FAIL and is_streaming:
             yield found("PSL505", f"a row that breaks {rule.name!r} stops the flow", rule.origin)
         kept = quarantine if dataset.quarantine is None else dataset.quarantine
-        if rule.on_violation is OnViolation.DROP and not kept:
+        if dataset.kind is DatasetKind.TEMPORARY_VIEW:
+            if rule.on_violation is not OnViolation.FAIL:
+                lost = "dropped, neither counted nor kept"
+                told = lost if rule.on_violation.removes else "not counted"
+                yield found("PSL507", f"rows that break {rule.name!r} are {told}", rule.origin)
+        elif rule.on_violation is OnViolation.DROP and not kept:
             yield found("PSL504", f"rows that break {rule.name!r} are not kept", rule.origin)
     if dataset.kind is DatasetKind.TEMPORARY_VIEW or dataset.expectations:
         return

@@ -85,6 +85,7 @@ class FlowAnalysis:
             plain stream: it ends at the first change.
         lineage: What its columns are made of; `None` if the plan does not tell.
         taken_for: Incomplete names that it reads, with the datasets that they were taken for.
+        missing_folders: Of files that it reads; nothing is there yet, and it waits.
         is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
         widens_types: Whether a source of it lets types become wider; its table follows.
     """
@@ -101,5 +102,6 @@ class FlowAnalysis:
     changing_inputs: tuple[str, ...] = ()
     lineage: FlowLineage | None = None
     taken_for: tuple[tuple[str, str], ...] = ()
+    missing_folders: tuple[str, ...] = ()
     is_lenient: bool = False
     widens_types: bool = False

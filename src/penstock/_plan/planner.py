@@ -126,6 +126,7 @@ def make_plan(
         warnings=(
             *_taken_names(graph),
             *_lenient_queries(graph),
+            *_missing_folders(graph),
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
         ),
@@ -230,6 +231,15 @@ def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
                 f"the query of {node.flow.name} calculates with texts, which ANSI mode refuses: it "
                 "is run without, so that what is no number becomes NULL instead of an error; casts "
                 "in the query, or `spark.sql.ansi.enabled` in the settings, decide otherwise"
+            )
+
+
+def _missing_folders(graph: DataflowGraph) -> Iterator[str]:
+    for node in graph.flows.values():
+        for folder in node.analysis.missing_folders:
+            yield (
+                f"the folder {folder} does not exist: {node.flow.name} has nothing to read until "
+                "it does; if it is elsewhere, map its beginning below `paths` in the settings"
             )
 
 

@@ -67,6 +67,11 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
     if isinstance(error, ModuleNotFoundError):
         if error.name in ("IPython", "dbruntime"):
             return _NO_NOTEBOOK
+        if str(error.name).startswith("dlt."):
+            return (
+                "in a pipeline `dlt` is the pipeline API, which has no modules; code for the other "
+                "`dlt` (the loading tool on PyPI) runs on its own, outside the pipeline's sources"
+            )
         if missing_packages:
             return (
                 "a `%pip` cell asks for packages that are not installed: "

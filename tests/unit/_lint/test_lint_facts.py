@@ -121,7 +121,8 @@ def of_dataset(
     quarantine: bool = True,
     **more: Any,
 ) -> list[str]:
-    dataset = Dataset(name="t", kind=DatasetKind.STREAMING_TABLE, origin=AT, **more)
+    more.setdefault("kind", DatasetKind.STREAMING_TABLE)
+    dataset = Dataset(name="t", origin=AT, **more)
     queries = {"t": query or QueryFacts(is_streaming=True)}
     found = findings_of_dataset(dataset, queries, rules or {}, quarantine=quarantine)
     return sorted(one.rule.id for one in found)
@@ -167,6 +168,10 @@ def test_where_bad_rows_go():
     assert of_dataset(**rule(OnViolation.QUARANTINE), quarantine=False) == []
     assert of_dataset(**rule(OnViolation.FAIL)) == ["PSL505"]
     assert of_dataset(QueryFacts(), **rule(OnViolation.FAIL)) == []
+    view = {"kind": DatasetKind.TEMPORARY_VIEW}
+    assert of_dataset(**rule(OnViolation.DROP), **view) == ["PSL507"]
+    assert of_dataset(**rule(OnViolation.WARN), **view, quarantine=False) == ["PSL507"]
+    assert of_dataset(QueryFacts(), **rule(OnViolation.FAIL), **view) == []
 
 
 def test_what_null_does():

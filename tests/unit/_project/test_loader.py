@@ -233,6 +233,7 @@ def test_one_error_is_reported_when_a_broken_module_is_imported_by_all(project):
         ("dbutils.widgets.text('a')", "from databricks.sdk.runtime import dbutils"),
         ("get_ipython().user_ns['dbutils']", "no IPython runs here"),
         ("from dbruntime import x", "no IPython runs here"),
+        ("from dlt.sources import x", "outside the pipeline's sources"),
         ("from databricks.sdk import WorkspaceClient", "are there without a package"),
         ("raise ValueError('x' * 5000)", "..."),
     ],

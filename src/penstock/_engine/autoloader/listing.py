@@ -55,6 +55,11 @@ class FileRoots:
         """The roots that are there; one with wildcards counts."""
         return [path for path in self.paths if _GLOB.search(path) or self._exists(path)]
 
+    def missing(self) -> list[str]:
+        """The roots that are not there yet."""
+        present = set(self.existing())
+        return [path for path in self.paths if path not in present]
+
     def stream_path(self) -> str:
         """One path for Spark's file source, which takes no list and no missing folder.
 
