@@ -148,6 +148,7 @@ class PipelineTables:
         graph: The pipeline.
         layout: Where everything lies.
         settings: For the pipeline's name and defaults.
+        places: Where datasets (keys) lie instead of where they are declared to.
     """
 
     def __init__(
@@ -156,11 +157,13 @@ class PipelineTables:
         graph: DataflowGraph,
         layout: StorageLayout,
         settings: PipelineSettings,
+        places: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
         self._spark = spark
         self._settings = settings
         self._graph = graph
+        self._places = places
         self.paths: Mapping[str, str] = MappingProxyType(
             {node.key: self._ref(node).path for node in graph.stored()}
         )
@@ -509,10 +512,12 @@ class PipelineTables:
     # -- parts ---------------------------------------------------------------------------------
 
     def _ref(self, node: DatasetNode) -> TableRef:
-        return TableRef(self.layout.table_path(node.name, node.declared.path), node.display)
+        place = self._places.get(node.key, node.declared.path)
+        return TableRef(self.layout.table_path(node.name, place), node.display)
 
     def _quarantine(self, node: DatasetNode) -> TableRef:
-        path = self.layout.quarantine_path(node.name, node.declared.path)
+        place = self._places.get(node.key, node.declared.path)
+        path = self.layout.quarantine_path(node.name, place)
         return TableRef(path, f"{node.display}_quarantine")
 
     def _wants_quarantine(self, node: DatasetNode) -> bool:
@@ -576,3 +581,18 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
             origin=node.declared.origin,
             hint=hint,
         )
+
+
+def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
+    """Id, version, rows, bytes, columns and properties of a table; `None` where there is none."""
+    state = table_state(spark, path)
+    if state is None:
+        return None
+    return {
+        "id": state.id,
+        "version": state.version,
+        "rows": spark.read.format("delta").load(path).count(),
+        "size": int(DeltaJvm(spark).snapshot(path).sizeInBytes()),
+        "columns": {one.name: one.dataType.simpleString() for one in state.schema},
+        "properties": dict(state.properties),
+    }

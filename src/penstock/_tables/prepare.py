@@ -53,9 +53,9 @@ class TableSpec:
         properties: `delta.*` and free keys. Keys that are no longer declared stay.
         replace_schema: The contents will be replaced with the next write, so a schema that does not
             fit is left to it.
-        widen: Whether columns that are too narrow for the schema become wider in place. What the
-            property `delta.enableTypeWidening` says, declared or of the table, counts before it;
-            `None` forbids it all the same.
+        widen: Whether columns that are too narrow for the schema become wider in place. The
+            property `delta.enableTypeWidening`, declared or of the table, counts before it; `None`
+            forbids it all the same.
         cast: Whether rows will be cast to the types of the table where no value changes by that, so
             that narrower columns fit.
         origin: Where the dataset was declared.

@@ -35,6 +35,7 @@ class Recorded:
         self.version = 0
         self._offset = 0
         self._size = 0
+        self._inode: int | None = None
 
     @property
     def read_percent(self) -> int | None:
@@ -49,9 +50,13 @@ class Recorded:
         Of a long log only a part is read at a time, so that others are served in between.
         """
         try:
-            size = self.file.path.stat().st_size
+            status = self.file.path.stat()
         except OSError:
             return False
+        size = status.st_size
+        if self._inode not in (None, status.st_ino):
+            self._begin_again()
+        self._inode = status.st_ino
         if size <= self._offset:
             return False
         self._size = size
@@ -76,6 +81,13 @@ class Recorded:
                 lines.seek(self._offset)
         self.version += self.model.folded != folded
         return self.model.folded != folded
+
+    def _begin_again(self) -> None:
+        """The log was cleaned up: its lines are in other places now."""
+        structure = self.model.structure
+        self.model = UpdateModel()
+        self.model.structure = structure + 1
+        self._offset = 0
 
     def _fold(self, block: bytes, *, skips_metrics: bool) -> None:
         for line in block.split(b"\n"):
