@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock._engine.rereading.sources import parse_place
 from penstock._launch import UpdateOptions, run_update
@@ -13,6 +14,7 @@ from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.backfill import BackfillOptions, BackfillReport, backfill_flow
+from penstock._repair.migrate import MigrationOptions, migrate_flow
 from penstock._repair.reset import reset_flow
 from penstock.errors import PenstockError
 
@@ -96,3 +98,19 @@ def test_a_place_and_a_range_of_topics(
     reset_flow(settings, "bronze", parse_place("latest"), act=True)
     run()
     assert rows()[-2:] == [13, 14]
+
+    # A table that is computed anew would lack what retention has taken, whichever of the flow's
+    # checkpoints had read it.
+    admin = AdminClient({"bootstrap.servers": servers})
+    (gone,) = admin.delete_records([TopicPartition(TOPIC, 0, 4)]).values()
+    gone.result(30)
+    with pytest.raises(PenstockError) as error:
+        migrate_flow(settings, "bronze", MigrationOptions(act=True))
+    assert error.value.condition == "MIGRATION_WOULD_LOSE_HISTORY"
+    assert f"{TOPIC}-0 0 to 3 are not read" in error.value.message
+    accepted = MigrationOptions(act=True, accept_less=True)
+    assert migrate_flow(settings, "bronze", accepted).state == "done"
+    assert (rows(), rows(1)) == (list(range(4, 15)), [0, 1, 2])
+    produce(kafka_broker, 15, 16)
+    run()
+    assert rows() == list(range(4, 16))

@@ -66,7 +66,8 @@ def update_flow(
 ) -> Callable[[F], F]:
     """Define a flow that writes the rows that changed to a sink, in update mode.
 
-    Databricks runs it with its real-time trigger; here it runs in micro-batches.
+    It runs in micro-batches, unless `pipelines.trigger` in `spark_conf` says otherwise, such as
+    `realTime=5 minutes`.
 
     Args:
         target: Name of the sink.

@@ -19,6 +19,7 @@ from penstock._cli import (
     lint,
     machine,
     metrics,
+    migrate,
     scaffold,
     state,
     status,
@@ -72,6 +73,7 @@ status.register(app)
 metrics.register(app)
 checkpoint.register(app)
 backfill.register(app)
+migrate.register(app)
 state.register(app)
 machine.register(app)
 dashboard.register(app)

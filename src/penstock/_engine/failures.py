@@ -46,6 +46,7 @@ _KINESIS_HINTS = {
     "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
     "rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
+_REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
 
 
@@ -100,6 +101,12 @@ def flow_error(
         condition, message = kinesis[1], f"it failed{batch}: {redact(kinesis[2])}"
         hint = _KINESIS_HINTS.get(condition, kinesis[3] and redact(kinesis[3]))
         hint = hint and hint.replace("TABLE", flow.target)
+    elif _REAL_TIME.search(text):
+        condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
+        hint = (
+            'Spark has no such query in this mode; "processingTime=0 seconds" begins a batch as '
+            "soon as the last one is done"
+        )
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
         message = f"it cannot continue from its checkpoint: {_reason(text)}"

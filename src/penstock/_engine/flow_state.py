@@ -4,16 +4,17 @@ An *epoch* is born with a checkpoint and dies with it. It is part of the writer'
 new checkpoint, whose batch ids start at 0 again, is never mistaken for a replay of the old one.
 """
 
+import contextlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
 from penstock._model.flow import Flow
 from penstock._tables.files import StorageFiles
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PlanError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class FlowState:
             `_engine.position`.
         next_position: The same for the checkpoint that a pending reset will make.
         topics: Kafka's ids of the topics that the checkpoint has read, by name.
+        migration: A migration that replaces the table and this state, and has not been seen to end.
     """
 
     epoch: str
@@ -49,6 +51,7 @@ class FlowState:
     topics: Mapping[str, str] = field(default_factory=dict)
     position: Mapping[str, Any] = field(default_factory=dict)
     next_position: Mapping[str, Any] = field(default_factory=dict)
+    migration: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,13 @@ class ViewState:
     table_version: int | None
 
 
+def state_of(body: Mapping[str, Any]) -> FlowState:
+    """The state of a flow from its JSON form."""
+    operators = body.get("stateful_operators")
+    known = None if operators is None else tuple(operators)
+    return FlowState(**{**body, "stateful_operators": known})
+
+
 class StateStore:
     """Reads and writes the state files below `<storage>/state`.
 
@@ -75,19 +85,30 @@ class StateStore:
     def __init__(self, files: StorageFiles, state_root: str) -> None:
         self._files = files
         self._root = state_root.rstrip("/")
+        self._apart: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def apart(self, flow: str, place: str) -> Iterator[None]:
+        """Let the state of a flow be another one inside: that of a checkpoint in the making.
+
+        Args:
+            flow: Name of the flow.
+            place: The file that has it.
+        """
+        self._apart[self._path("flows", flow)] = place
+        try:
+            yield
+        finally:
+            self._apart.clear()
 
     def flow(self, name: str) -> FlowState | None:
         """The state of a flow; `None` before its first start."""
         body = self._load("flows", name)
-        if body is None:
-            return None
-        operators = body.get("stateful_operators")
-        body["stateful_operators"] = None if operators is None else tuple(operators)
-        return FlowState(**body)
+        return None if body is None else state_of(body)
 
     def save_flow(self, name: str, state: FlowState) -> None:
         """Replace the state of a flow."""
-        self._files.write(self._path("flows", name), json.dumps(asdict(state), indent=1))
+        self._files.write(self._place("flows", name), json.dumps(asdict(state), indent=1))
 
     def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
         """Give a flow a new epoch; called for its first start and by a full refresh.
@@ -112,7 +133,9 @@ class StateStore:
             position: Where its streams shall begin after that.
         """
         state = self.flow(name) or FlowState(epoch=uuid.uuid4().hex)
-        self.save_flow(name, replace(state, reset_pending=True, next_position=position or {}))
+        position = position or {}
+        marked = replace(state, reset_pending=True, next_position=position, migration=None)
+        self.save_flow(name, marked)
 
     def view(self, key: str) -> ViewState | None:
         """What a view's last refresh was made of; `None` if that is not known."""
@@ -124,11 +147,15 @@ class StateStore:
         body = {**asdict(state), "sources": dict(state.sources)}
         self._files.write(self._path("views", key), json.dumps(body, indent=1))
 
+    def _place(self, folder: str, name: str) -> str:
+        path = self._path(folder, name)
+        return self._apart.get(path, path)
+
     def _path(self, folder: str, name: str) -> str:
         return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
 
     def _load(self, folder: str, name: str) -> dict[str, Any] | None:
-        text = self._files.read(self._path(folder, name))
+        text = self._files.read(self._place(folder, name))
         if not text:
             return None
         body: dict[str, Any] = json.loads(text)
@@ -161,7 +188,23 @@ def check_state(
         f"the checkpoint of flow {flow.name!r} holds the state of another query: {change}",
         flow=flow.name,
         origin=flow.origin,
-        hint=f"--full-refresh {display} rebuilds the table from its sources; or keep the table and "
+        hint=f"`penstock migrate {flow.name}` computes the table anew beside it and replaces it in "
+        f"one step; --full-refresh {display} empties it first; or keep the table and "
         "declare the changed query as a flow with a new name, plus an append_flow(once=True) for "
         "what has to be filled in",
     )
+
+
+def check_migration(flow: Flow, state: FlowState | None) -> None:
+    """Refuse a flow between whose table and checkpoint a migration stands half-way.
+
+    Raises:
+        PlanError: `MIGRATION_UNFINISHED`.
+    """
+    if state is not None and state.migration is not None:
+        raise PlanError(
+            "MIGRATION_UNFINISHED",
+            f"the migration of flow {flow.name!r} was interrupted while its table was replaced",
+            origin=flow.origin,
+            hint=f"`penstock migrate {flow.name} --resume` ends it",
+        )

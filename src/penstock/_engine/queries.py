@@ -21,7 +21,13 @@ from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_conf import FlowConfs
-from penstock._engine.flow_state import FlowState, StateStore, ViewState, check_state
+from penstock._engine.flow_state import (
+    FlowState,
+    StateStore,
+    ViewState,
+    check_migration,
+    check_state,
+)
 from penstock._engine.kafka_source import LossWatch, check_topics
 from penstock._engine.lag.probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
@@ -145,12 +151,10 @@ class SparkEngine:
         node = self._graph.datasets[step.dataset]
         first = self._graph.flows[node.flows[0]]
         with self._translated(first):
-            pending = [
-                flow
-                for flow in node.flows
-                if (state := self._state.flow(flow)) is not None and state.reset_pending
-            ]
-            if pending:
+            states = {flow: self._state.flow(flow) for flow in node.flows}
+            for flow, state in states.items():
+                check_migration(self._graph.flows[flow].flow, state)
+            if any(state is not None and state.reset_pending for state in states.values()):
                 self._tables.reset(node)
                 for flow in node.flows:
                     self._state.new_flow(flow)
@@ -177,9 +181,10 @@ class SparkEngine:
             state = replace(state, starts=starts.chosen, topics=topics)
             state = self._flow_state(node, df, step, state)
             running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
+            has_batches = step.trigger is None
             writer = (
-                self._sinks.writer(self._graph.sinks[node.target], node, df, state.epoch, running)
-                if step.target in self._graph.sinks
+                self._sinks.writer(sink, node, df, state.epoch, running, in_batches=has_batches)
+                if sink is not None
                 else self._table_writer(node, df, state, step, running)
             )
             if files:
@@ -193,7 +198,7 @@ class SparkEngine:
             running.measures_lag(self._lag.watch(self._origin(node), kafka))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
-            running.has_batches = step.trigger is None
+            running.has_batches = has_batches
             query = self._start(writer, node)
             running.attach(query)
             self._running.append(running)

@@ -53,6 +53,7 @@ from penstock.errors import CheckpointError, PlanError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
+_WIDENING = "pipelines.enableTypeWidening"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class PipelineTables:
         graph: The pipeline.
         layout: Where everything lies.
         settings: For the pipeline's name and defaults.
+        places: Where datasets (keys) lie instead of where they are declared to.
     """
 
     def __init__(
@@ -155,11 +157,13 @@ class PipelineTables:
         graph: DataflowGraph,
         layout: StorageLayout,
         settings: PipelineSettings,
+        places: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
         self._spark = spark
         self._settings = settings
         self._graph = graph
+        self._places = places
         self.paths: Mapping[str, str] = MappingProxyType(
             {node.key: self._ref(node).path for node in graph.stored()}
         )
@@ -176,6 +180,7 @@ class PipelineTables:
                 StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
             )
         )
+        has_events = any(is_cdc(flow.flow) for flow in flows)
         spec = TableSpec(
             schema=schema,
             declared=declared.schema is not None,
@@ -184,6 +189,9 @@ class PipelineTables:
             comment=declared.comment,
             properties=self._properties(node, flows),
             replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
+            # What auto CDC remembers of events has their types, and their hashes.
+            widen=None if has_events else self._widens(node),
+            cast=declared.schema is None and not has_events,
             origin=declared.origin,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
@@ -475,6 +483,22 @@ class PipelineTables:
             return declared
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
 
+    def _widens(self, node: DatasetNode) -> bool:
+        """Whether the settings or a source, be it further up, let columns become wider."""
+        said = self._settings.configuration.get(_WIDENING, "").strip().lower()
+        if said in ("true", "false"):
+            return said == "true"
+        seen: set[str] = set()
+        pending = list(node.flows)
+        while pending:
+            flow = self._graph.flows[pending.pop()]
+            if flow.analysis.widens_types:
+                return True
+            for key in flow.upstream - seen:
+                seen.add(key)
+                pending.extend(self._graph.datasets[key].flows)
+        return False
+
     def _is_streamed(self, node: DatasetNode) -> bool:
         """Whether a flow of the pipeline reads the dataset, maybe as a stream."""
         return any(
@@ -488,10 +512,12 @@ class PipelineTables:
     # -- parts ---------------------------------------------------------------------------------
 
     def _ref(self, node: DatasetNode) -> TableRef:
-        return TableRef(self.layout.table_path(node.name, node.declared.path), node.display)
+        place = self._places.get(node.key, node.declared.path)
+        return TableRef(self.layout.table_path(node.name, place), node.display)
 
     def _quarantine(self, node: DatasetNode) -> TableRef:
-        path = self.layout.quarantine_path(node.name, node.declared.path)
+        place = self._places.get(node.key, node.declared.path)
+        path = self.layout.quarantine_path(node.name, place)
         return TableRef(path, f"{node.display}_quarantine")
 
     def _wants_quarantine(self, node: DatasetNode) -> bool:
@@ -555,3 +581,18 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
             origin=node.declared.origin,
             hint=hint,
         )
+
+
+def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
+    """Id, version, rows, bytes, columns and properties of a table; `None` where there is none."""
+    state = table_state(spark, path)
+    if state is None:
+        return None
+    return {
+        "id": state.id,
+        "version": state.version,
+        "rows": spark.read.format("delta").load(path).count(),
+        "size": int(DeltaJvm(spark).snapshot(path).sizeInBytes()),
+        "columns": {one.name: one.dataType.simpleString() for one in state.schema},
+        "properties": dict(state.properties),
+    }

@@ -341,6 +341,23 @@ def backfill_progress(origin: EventOrigin, message: str, body: Details) -> Event
     )
 
 
+def migration_progress(origin: EventOrigin, message: str, body: Details) -> Event:
+    """A step of a migration.
+
+    Args:
+        origin: Of the flow; the update is the migration.
+        message: One line.
+        body: `migration_id`, `step` (`planned`, `resumed`, `batch`, `built`, `done`, `undone`) and
+            its figures.
+    """
+    return Event(
+        event_type="migration_progress",
+        message=message,
+        origin=origin,
+        details={"migration_progress": dict(body)},
+    )
+
+
 def planning_information(origin: EventOrigin, technique: str, reason: str) -> Event:
     """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
     return Event(

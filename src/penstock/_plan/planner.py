@@ -18,7 +18,7 @@ from penstock._plan.steps import (
     RunStep,
     StartFlow,
 )
-from penstock._plan.triggers import check_trigger, declared_trigger, flow_setting
+from penstock._plan.triggers import check_trigger, declared_trigger, flow_setting, row_ids
 from penstock.errors import PlanError, SpecError
 
 STREAM_INTERVAL_SECONDS = 1.0
@@ -129,6 +129,7 @@ def make_plan(
             *_missing_folders(graph),
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
+            *_messages_without_ids(graph, runs),
         ),
     )
 
@@ -383,6 +384,20 @@ def _triggers_of_a_triggered_update(
             f"{', '.join(special)}: a triggered update takes everything that is available; the "
             "trigger counts with --continuous"
         )
+
+
+def _messages_without_ids(graph: DataflowGraph, runs: Iterable[RunStep]) -> Iterator[str]:
+    """Kafka sinks whose messages readers cannot tell from those that are sent again."""
+    for step in runs:
+        if not isinstance(step, StartFlow) or step.trigger is None:
+            continue
+        sink = graph.sinks.get(step.target)
+        if sink is not None and sink.format.lower() == "kafka" and not row_ids(sink):
+            yield (
+                f"{step.flow}: with the trigger {step.trigger} messages have no header "
+                "`penstock-id`, because there are no batches; after a crash some are sent again, "
+                'and nothing tells which ("rowIds": "false" in the sink says that this is known)'
+            )
 
 
 def _looks(flow: Flow) -> bool:

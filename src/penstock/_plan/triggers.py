@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock._graph.dataflow import DataflowGraph, FlowNode
+from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import TRIGGER_FORMS, Trigger, TriggerKind, parse_trigger
 from penstock.errors import PlanError, SpecError
@@ -71,6 +72,12 @@ def declared_trigger(
     return trigger
 
 
+def row_ids(sink: Sink) -> str:
+    """What a Kafka sink says about the ids of its messages; empty if it says nothing."""
+    given = {key.lower(): value for key, value in sink.options.items()}
+    return str(given.get("rowids", "")).strip().lower()
+
+
 def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> None:
     """Refuse a trigger that a flow of a continuous update cannot have.
 
@@ -101,6 +108,9 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
         )
     elif sink.format.lower() not in _SINKS[trigger.kind]:
         reason = f"its sink has the format {sink.format}, not {' or '.join(_SINKS[trigger.kind])}"
+    elif sink.format.lower() == "kafka" and row_ids(sink) == "true":
+        reason = "the ids of its messages are made per batch (`rowIds`), and it has no batches"
+        hint = f"leave `rowIds` out; or {hint}"
     elif flow.upstream or not sources or any(source not in known for source in sources):
         reason = f"it reads something else than {' or '.join(known)}"
     elif any(not line.startswith("source") for line in flow.analysis.stateful_operators):

@@ -15,22 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._graph.cdc import is_cdc
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.bus import EventBus
-from penstock._observe.events import (
-    Event,
-    EventOrigin,
-    FlowStatus,
-    UpdateState,
-    backfill_progress,
-    definition,
-    flow_progress,
-    update_progress,
-)
-from penstock._observe.log import EventLog, event_directory
-from penstock._observe.status_file import StatusFile, status_path
+from penstock._observe.events import Event, backfill_progress
 from penstock._repair.opened import OpenedPipeline, opened
-from penstock._runtime.boundary import as_penstock_error
-from penstock._runtime.reporter import error_info
+from penstock._repair.recording import recording
 from penstock._tables.checkpoint_files import Checkpoint, checkpoints
 from penstock.errors import PlanError
 
@@ -130,6 +117,7 @@ def backfill_flow(
     update_id = str(uuid.uuid4())
     with opened(settings, "backfill", update_id=update_id) as pipeline:
         node = pipeline.flow(flow)
+        pipeline.check_migration(node)
         store = _Store(pipeline, node.flow.name)
         pending = store.pending()
         if asked.abandon or asked.resume:
@@ -412,46 +400,29 @@ def _recording(
     told: Callable[[Event], None],
 ) -> "Iterator[Callable[[str, str, Mapping[str, Any]], None]]":
     """Record events as an update does: the backfill shows in status, history and event log."""
-    bus = EventBus()
-    log, status = EventLog(event_directory(settings)), StatusFile(status_path(settings))
-    for subscriber in (log, status, told):
-        bus.subscribe(subscriber)
-    origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
-    # Without batch ids: those of a backfill are not the flow's.
-    flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
     body = {"backfill_id": decision.backfill_id, "way": decision.way, "range": decision.range}
+    with recording(
+        settings,
+        update_id,
+        node,
+        command="backfill",
+        about={"backfill": decision.backfill_id},
+        text=decision.range,
+        told=told,
+    ) as record:
 
-    def emit(step: str, message: str, figures: Mapping[str, Any]) -> None:
-        if step == "commit":
-            bus.emit(figures["commit"].event(flow, "backfill"))
-        else:
-            bus.emit(backfill_progress(flow, message, {**body, "step": step, **figures}))
+        def emit(step: str, message: str, figures: Mapping[str, Any]) -> None:
+            if step == "commit":
+                # Without batch ids: those of a backfill are not the flow's.
+                record.emit(figures["commit"].event(record.flow, "backfill"))
+            else:
+                record.emit(
+                    backfill_progress(record.flow, message, {**body, "step": step, **figures})
+                )
 
-    try:
-        about = {"storage": settings.storage, "root": settings.root, "continuous": False}
-        bus.emit(
-            definition(
-                "create_update",
-                origin,
-                f"backfill of flow {node.flow.name!r}",
-                {**about, "backfill": decision.backfill_id, "event_log": str(log.directory)},
-            )
-        )
-        bus.emit(update_progress(origin, UpdateState.RUNNING, f"backfill: {decision.range}"))
-        bus.emit(flow_progress(flow, FlowStatus.RUNNING, "backfill"))
         emit("resumed" if resumed else "planned", decision.range, {})
         yield emit
         emit("done", "the backfill is done", {})
-        bus.emit(flow_progress(flow, FlowStatus.COMPLETED, "backfill done"))
-        bus.emit(update_progress(origin, UpdateState.COMPLETED, "backfill done"))
-    except Exception as error:
-        info = error_info(as_penstock_error(error, "the backfill"))
-        bus.emit(flow_progress(flow, FlowStatus.FAILED, info.message, error=info))
-        bus.emit(update_progress(origin, UpdateState.FAILED, info.message, error=info))
-        raise
-    finally:
-        log.close()
-        status.close()
 
 
 def _report(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock._engine.evaluation import Evaluator
     from penstock._engine.flow_state import StateStore
     from penstock._engine.kafka_source import KafkaRead
+    from penstock._engine.table_sources import DeltaSource
     from penstock._engine.tables import PipelineTables
     from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 
@@ -35,7 +36,8 @@ class OpenedPipeline:
         settings: As given.
         spark: Its session.
         graph: What it declares.
-        evaluator: Over its real tables.
+        evaluator: Over `source`.
+        source: The real tables.
         tables: Delta side of it.
         state: Epochs of its flows.
         leases: Held until the command ends.
@@ -46,6 +48,7 @@ class OpenedPipeline:
     spark: "SparkSession"
     graph: "DataflowGraph"
     evaluator: "Evaluator"
+    source: "DeltaSource"
     tables: "PipelineTables"
     state: "StateStore"
     leases: contextlib.ExitStack
@@ -70,6 +73,16 @@ class OpenedPipeline:
         """The query of a flow over its real sources, and its streams from Kafka."""
         df, evaluation = self.evaluator.evaluate(node.flow)
         return df, evaluation.kafka
+
+    def check_migration(self, node: "FlowNode") -> None:
+        """Refuse a flow whose table is being replaced.
+
+        Raises:
+            PlanError: `MIGRATION_UNFINISHED`.
+        """
+        from penstock._engine.flow_state import check_migration
+
+        check_migration(node.flow, self.state.flow(node.flow.name))
 
     def target_name(self, node: "FlowNode") -> str:
         """How messages call the table or sink of a flow."""
@@ -145,6 +158,7 @@ def _opened(
         spark=spark,
         graph=graph,
         evaluator=Evaluator(spark, index, source, around),
+        source=source,
         tables=tables,
         state=state,
         leases=leases,

@@ -38,5 +38,7 @@ def replay_quarantine(
                 f"the pipeline has no table {table!r}",
                 hint="tables: " + ", ".join(one.display for one in pipeline.graph.stored()),
             )
+        for name in node.flows:
+            pipeline.check_migration(pipeline.graph.flows[name])
         pipeline.lease(node)
         return pipeline.tables.replay(node, reached)

@@ -88,6 +88,7 @@ def reset_flow(
     checkpoints(settings)  # the storage must be on this machine: before Spark is started
     with opened(settings, "checkpoint reset") as pipeline:
         node = pipeline.flow(flow)
+        pipeline.check_migration(node)
         _check_flow(pipeline, node, truncate=truncate)
         one = _current(settings, node.flow.name)
         from penstock._engine.rereading.sources import FlowStreams, progress_of

@@ -88,6 +88,10 @@ class StorageLayout:
         """Where a backfill of a flow keeps what it has decided, and the rows of a window."""
         return f"{self.state_dir}/backfill/{path_segment(flow)}"
 
+    def migration_folder(self, flow: str) -> str:
+        """Where a migration of a flow keeps what it has decided, and the table in the making."""
+        return f"{self.state_dir}/migrate/{path_segment(flow)}"
+
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         """The checkpoint of one flow in one epoch."""
         return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"

@@ -7,6 +7,7 @@ up; the caller then asks Delta.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from penstock._tables.delta_log import DeltaJvm
@@ -53,7 +54,9 @@ def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]]
     return list(live.values())
 
 
-def append_only_start(delta: DeltaJvm, path: str, version: int) -> int | None:
+def append_only_start(
+    delta: DeltaJvm, path: str, version: int, *, most: int = _WHOLE
+) -> int | None:
     """The version from which a stream sees every row of the table by reading appends alone.
 
     0, or the one after the last reset. `None` when files were removed since, be it by a compaction
@@ -64,8 +67,9 @@ def append_only_start(delta: DeltaJvm, path: str, version: int) -> int | None:
         delta: The bridge.
         path: The table.
         version: Its newest version.
+        most: Give up where the log is longer.
     """
-    if version > _WHOLE:
+    if version > most:
         return None
     start: int | None = 0
     shape: tuple[str, ...] | None = None
@@ -88,6 +92,73 @@ def append_only_start(delta: DeltaJvm, path: str, version: int) -> int | None:
         elif removed:
             start = None if live else at + 1
     return start if start is not None and start <= version else None
+
+
+@dataclass(frozen=True)
+class LoggedRemovals:
+    """Commits that took rows away, or changed them.
+
+    Attributes:
+        first: The oldest version that the log still has.
+        versions: Version to its operation and its time in milliseconds; a compaction is none.
+    """
+
+    first: int
+    versions: Mapping[int, tuple[str, int]]
+
+
+def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
+    """The commits of a table, as far back as its log goes, that did more than add rows.
+
+    Args:
+        delta: The bridge.
+        path: The table.
+        version: Its newest version.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    at = version
+    while at >= 0:
+        lines = delta.commit_lines(path, at)
+        if lines is None:
+            break
+        if any(line.startswith('{"remove"') and _changes_rows(line) for line in lines):
+            info = delta.commit_info(path, at) or {}
+            found[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
+        at -= 1
+    return LoggedRemovals(at + 1, dict(sorted(found.items())))
+
+
+def replaced_at(delta: DeltaJvm, path: str, version: int) -> int:
+    """When all rows of a table were removed or replaced the last time, in milliseconds.
+
+    0 if the log, as far as it goes, does not say. A table that was restored is what it was at the
+    version that it went back to.
+
+    Args:
+        delta: The bridge.
+        path: The table.
+        version: Its newest version.
+    """
+    at = version
+    while at >= 0:
+        info = delta.commit_info(path, at)
+        if info is None:
+            break
+        kind, parameters = info.get("operation"), info.get("operationParameters", {})
+        if kind == "RESTORE" and str(parameters.get("version", "")).isdecimal():
+            at = int(parameters["version"])
+            continue
+        is_whole = kind == "WRITE" and parameters.get("mode") == "Overwrite"
+        if (is_whole and "predicate" not in parameters) or (
+            kind == "STREAMING UPDATE" and parameters.get("outputMode") == "Complete"
+        ):
+            return int(info.get("timestamp", 0))
+        at -= 1
+    return 0
+
+
+def _changes_rows(line: str) -> bool:
+    return bool(json.loads(line)["remove"].get("dataChange", True))
 
 
 def _identity(file: Mapping[str, Any]) -> tuple[str, str]:

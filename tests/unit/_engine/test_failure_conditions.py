@@ -36,3 +36,16 @@ def test_wrong_password_of_a_broker_is_not_tried_again():
     error = flow_error(text, FLOW)
     assert isinstance(error, FlowError)
     assert not error.retryable
+
+
+def test_what_real_time_mode_does_not_have_is_not_tried_again():
+    text = (
+        "org.apache.spark.SparkIllegalArgumentException: [STREAMING_REAL_TIME_MODE."
+        "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST] Streaming real-time mode has the following limitation: "
+        "The operator(s): BatchEvalPythonExec not in the operator allowlist for Real-Time Mode."
+    )
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("REAL_TIME_NOT_SUPPORTED", False)
+    assert "BatchEvalPythonExec" in error.message
+    assert "processingTime=0" in (error.hint or "")

@@ -442,6 +442,28 @@ def test_continuous_and_real_time_are_planned_where_spark_has_them(
     assert "the trigger counts with --continuous" in warning
 
 
+@pytest.mark.parametrize(
+    ("row_ids", "refused", "warned"),
+    [(None, False, True), ("false", False, False), ("TRUE", True, False)],
+)
+def test_messages_have_no_ids_where_there_are_no_batches(draft, row_ids, refused, warned):
+    draft.sink("out", "kafka", **({} if row_ids is None else {"rowIds": row_ids}))
+    draft.append_flow(
+        "send",
+        "out",
+        external=("kafka: orders",),
+        spark_conf={"pipelines.trigger": "realTime=5 minutes"},
+    )
+    if refused:
+        with pytest.raises(PlanError, match="made per batch") as caught:
+            plan_of(draft, continuous=True)
+        assert caught.value.condition == "TRIGGER_NOT_SUPPORTED"
+        return
+    plan = plan_of(draft, continuous=True)
+    assert any("penstock-id" in text for text in plan.warnings) is warned
+    assert not any("penstock-id" in text for text in plan_of(draft).warnings)
+
+
 def test_once_is_mapped_to_available_now_and_told_when_the_update_is_triggered(draft):
     draft.table("a", spark_conf={"pipelines.trigger": "once"})
     draft.table("b")

@@ -37,11 +37,13 @@ class StreamSource:
         kind: What it reads.
         name: For people.
         path: Of a Delta table or a folder.
+        options: Of its reader, names in lower case; those of Kafka and the like are not told.
     """
 
     kind: SourceKind
     name: str
     path: str = ""
+    options: tuple[tuple[str, str], ...] = ()
 
 
 def stream_sources(df: DataFrame) -> tuple[StreamSource, ...]:
@@ -60,7 +62,12 @@ def _source(leaf: Any) -> StreamSource:
         options = {str(pair._1()).lower(): str(pair._2()) for pair in iterate(made_of.options())}
         path = options.get("path") or next(map(str, iterate(made_of.paths())), "")
         if name.endswith("delta") or "delta.sources" in name:
-            return StreamSource(kind=SourceKind.DELTA, name=f"table {path}", path=table_key(path))
+            return StreamSource(
+                kind=SourceKind.DELTA,
+                name=f"table {path}",
+                path=table_key(path),
+                options=tuple(sorted(options.items())),
+            )
         if name in FILE_FORMATS or path:
             return StreamSource(kind=SourceKind.FILES, name=f"files {path}", path=path)
         return StreamSource(kind=SourceKind.OTHER, name=name)
@@ -87,6 +94,8 @@ class Progress:
     files: Mapping[str, int] = field(default_factory=dict)
     is_known: bool = True
     whole_versions: Mapping[str, int] = field(default_factory=dict)
+    first_offsets: Offsets = field(default_factory=dict)
+    born_ms: int = 0
 
 
 def progress_of(checkpoint: Checkpoint | None) -> Progress:
@@ -114,7 +123,47 @@ def progress_of(checkpoint: Checkpoint | None) -> Progress:
         versions=versions,
         files=_taken_files(checkpoint.path),
         whole_versions=whole,
+        first_offsets=_first_offsets(checkpoint.path),
+        born_ms=_born_ms(checkpoint.path),
     )
+
+
+def progress_since(found: Sequence[Checkpoint], moment_ms: int) -> Progress:
+    """All that the checkpoints of a flow have read, of which a table may have rows.
+
+    Args:
+        found: Its checkpoints, the one that it goes on with and those before.
+        moment_ms: When all rows of the table were replaced: those that ended before do not count.
+    """
+    counted = [progress_of(one) for one in found if one.is_current or _ended_ms(one) > moment_ms]
+    if not counted:
+        return Progress()
+    ends: dict[str, dict[str, int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    versions: dict[str, int] = {}
+    for one in counted:
+        for topic, parts in one.offsets.items():
+            for number, end in parts.items():
+                first = one.first_offsets.get(topic, {}).get(number, 0)
+                known = ends.setdefault(topic, {}), starts.setdefault(topic, {})
+                known[0][number] = max(known[0].get(number, 0), end)
+                known[1][number] = min(known[1].get(number, first), first)
+        for table, version in one.versions.items():
+            versions[table] = max(versions.get(table, 0), version)
+    return Progress(
+        offsets=ends,
+        versions=versions,
+        files={path: at for one in counted for path, at in one.files.items()},
+        is_known=all(one.is_known for one in counted),
+        first_offsets=starts,
+        born_ms=min(one.born_ms for one in counted),
+    )
+
+
+def _ended_ms(checkpoint: Checkpoint) -> int:
+    """When its last batch was finished; 0 if it has none."""
+    times = [file.stat().st_mtime for file in (checkpoint.path / "commits").glob("[0-9]*")]
+    return round(max(times, default=0) * 1000)
 
 
 def _is_kafkas(offset: Mapping[str, Any]) -> bool:
@@ -122,6 +171,27 @@ def _is_kafkas(offset: Mapping[str, Any]) -> bool:
         isinstance(parts, dict) and all(isinstance(end, int) for end in parts.values())
         for parts in offset.values()
     )
+
+
+def _born_ms(place: Path) -> int:
+    """When Spark gave the query its id: written once, before the first batch."""
+    try:
+        return round((place / "metadata").stat().st_mtime * 1000)
+    except OSError:
+        return 0
+
+
+def _first_offsets(place: Path) -> dict[str, dict[str, int]]:
+    """What Spark noted of Kafka before the first batch; a zero byte stands before it."""
+    found: dict[str, dict[str, int]] = {}
+    for log in (place / "sources").glob("*/0"):
+        try:
+            offset = json.loads(log.read_text(encoding="utf-8").rpartition("\n")[2])
+        except (OSError, ValueError):
+            continue
+        if isinstance(offset, dict) and offset and _is_kafkas(offset):
+            found |= offset
+    return found
 
 
 def _taken_files(place: Path) -> dict[str, int]:

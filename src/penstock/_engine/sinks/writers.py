@@ -56,7 +56,14 @@ class SinkWriters:
         self._resolve_secrets = resolve_secrets
 
     def writer(
-        self, sink: Sink, node: FlowNode, df: DataFrame, epoch: str, running: RunningQuery
+        self,
+        sink: Sink,
+        node: FlowNode,
+        df: DataFrame,
+        epoch: str,
+        running: RunningQuery,
+        *,
+        in_batches: bool = True,
     ) -> Any:
         """A stream writer for a flow, without name, checkpoint and trigger.
 
@@ -66,6 +73,7 @@ class SinkWriters:
             df: Its query.
             epoch: Of its checkpoint.
             running: Takes the batches of sinks that Penstock writes itself.
+            in_batches: Off for continuous processing and real-time mode, where Spark writes.
 
         Raises:
             ConnectorError: The sink cannot be written like this.
@@ -77,7 +85,7 @@ class SinkWriters:
             running.writes_batches(function.write, sink.name)
             return stream.foreachBatch(running.on_batch)
         try:
-            return self._system_writer(sink, node, df, epoch, running, stream)
+            return self._system_writer(sink, node, df, epoch, running, stream, in_batches)
         except ConnectorError as error:
             if error.origin is None:
                 error.origin = sink.origin
@@ -105,6 +113,7 @@ class SinkWriters:
         epoch: str,
         running: RunningQuery,
         stream: Any,
+        in_batches: bool,
     ) -> Any:
         kind = sink.format.lower()
         given = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
@@ -121,7 +130,7 @@ class SinkWriters:
         prepared = prepare_writer_options(sink.format, given)
         if kind == "kafka":
             has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
-            if "false" not in [text.strip().lower() for text in has_ids]:
+            if in_batches and "false" not in [text.strip().lower() for text in has_ids]:
                 sender = KafkaSinkWriter(prepared, flow=node.flow.name, epoch=epoch)
                 running.writes_batches(sender.write, sink.name)
                 return stream.foreachBatch(running.on_batch)

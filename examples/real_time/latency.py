@@ -1,0 +1,41 @@
+"""How long messages took from one topic to the other: `python latency.py localhost:9092 verdicts`.
+
+Each message has the time of the record that it was made of in its header `sent-at`, and its own
+time is that at which it was sent on. Both are of the clock of this machine.
+"""
+
+import sys
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer, TopicPartition
+
+
+def latencies(servers: str, topic: str) -> Iterator[int]:
+    """Milliseconds of each message that the topic has."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "latency"})
+    try:
+        for number in consumer.list_topics(topic, 30).topics[topic].partitions:
+            place = TopicPartition(topic, number, 0)
+            first, end = consumer.get_watermark_offsets(place, timeout=30)
+            consumer.assign([TopicPartition(topic, number, first)])
+            at = first
+            while at < end:
+                message = consumer.poll(30)
+                if message is None:
+                    raise TimeoutError(topic)
+                at = message.offset() + 1
+                headers = dict(message.headers() or [])
+                yield message.timestamp()[1] - int(headers["sent-at"])
+    finally:
+        consumer.close()
+
+
+def summary(found: list[int]) -> str:
+    """Median, the slowest of a hundred, and the slowest."""
+    ordered = sorted(found)
+    half, most = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+    return f"{len(ordered)} messages: median {half} ms, 99% {most} ms, slowest {ordered[-1]} ms"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(summary(list(latencies(*sys.argv[1:3]))) + "\n")

@@ -1,0 +1,137 @@
+"""`migrate`: a changed flow on a new checkpoint, its table computed anew and replaced at once."""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock._cli import options
+from penstock._cli.options import OutputFormat
+
+if TYPE_CHECKING:
+    from penstock._repair.migration_plan import MigrationReport
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(
+        "migrate",
+        epilog="Examples: penstock migrate per_hour | penstock migrate per_hour --yes | "
+        "penstock migrate per_hour --from 2026-03-01 --accept-less --yes | "
+        "penstock migrate per_hour --resume | penstock migrate per_hour --undo --yes",
+    )(migrate)
+
+
+def migrate(
+    flow: Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")],
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Where its sources are read from: `earliest` (the default), a moment, "
+            "`version=4`, or offsets as JSON.",
+            metavar="PLACE",
+        ),
+    ] = None,
+    accept_less: Annotated[
+        bool,
+        typer.Option(
+            "--accept-less", help="Though its sources have less than its table was made of."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with one that was interrupted.")
+    ] = False,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Forget one that was interrupted.")
+    ] = False,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Go back to the table and the checkpoint before the last one."),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
+    ] = False,
+    project: options.Project = None,
+    spec: options.Spec = None,
+    storage: options.Storage = None,
+    conf: options.Conf = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Give a flow whose query changed a new checkpoint, and compute its table anew.
+
+    Prints the plan first. The new table is filled beside the old one, and takes its place in one
+    commit; the next update goes on from there. Killed half-way, it goes on with --resume. Refused
+    while the pipeline runs, and where the sources have less than the table was made of.
+    """
+    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    if resume + abandon + undo > 1:
+        raise typer.BadParameter("only one of them", param_hint="--resume, --abandon, --undo")
+    from penstock._engine.rereading.sources import parse_place
+    from penstock._repair.migrate import MigrationOptions, migrate_flow
+
+    asked = MigrationOptions(
+        begin=None if begin is None else parse_place(begin),
+        accept_less=accept_less,
+        resume=resume,
+        abandon=abandon,
+        undo=undo,
+        act=yes,
+    )
+    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+        report = migrate_flow(settings, flow, asked)
+    if output is OutputFormat.JSON:
+        print(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+        return
+    print(f"migration of flow {report.flow}, table {report.target}, from {report.start}:")
+    for line in (*report.operators, *report.columns):
+        print(f"  {line}")
+    for step in report.steps:
+        print(f"  - {step}")
+    if report.state != "planned":
+        print(f"resumed and {report.state}" if report.resumed else report.state)
+        return
+    if report.refused is not None:
+        print(f"refused: {report.refused}")
+        print("  --accept-less does it nevertheless")
+    print("nothing was changed: --yes does it")
+
+
+def _as_json(report: "MigrationReport") -> dict[str, object]:
+    return {
+        "flow": report.flow,
+        "target": report.target,
+        "state": report.state,
+        "migration_id": report.migration_id,
+        "resumed": report.resumed,
+        "from": report.start,
+        "old_epoch": report.old_epoch,
+        "new_epoch": report.new_epoch,
+        "old_version": report.old_version,
+        "new_version": report.new_version,
+        "rows": report.rows,
+        "bytes": report.size,
+        "operators": list(report.operators),
+        "columns": list(report.columns),
+        "sources": [
+            {
+                "source": one.source,
+                "unit": one.unit,
+                "again": one.again,
+                "bytes": one.size,
+                "missing": one.missing or None,
+                "note": one.note or None,
+            }
+            for one in report.sources
+        ],
+        "readers": [
+            {"flow": one.flow, "target": one.target, "effect": one.effect, "text": one.text}
+            for one in report.readers
+        ],
+        "refused": report.refused,
+        "steps": list(report.steps),
+    }

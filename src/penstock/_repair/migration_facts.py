@@ -1,0 +1,107 @@
+"""What there is before a migration: the table, the query, and who reads the table."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock._repair.migration_plan import Reader
+from penstock._repair.opened import OpenedPipeline
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock._engine.flow_state import FlowState
+    from penstock._graph.dataflow import DatasetNode, FlowNode
+
+
+class MigrationFacts:
+    """Looks at the table of a flow and at the flows around it; changes nothing."""
+
+    def __init__(self, pipeline: OpenedPipeline, node: "FlowNode", dataset: "DatasetNode") -> None:
+        self._pipeline = pipeline
+        self._node = node
+        self._dataset = dataset
+
+    def table(self) -> dict[str, Any] | None:
+        """See `table_facts`."""
+        from penstock._engine.tables import table_facts
+
+        return table_facts(self._pipeline.spark, self._pipeline.tables.paths[self._dataset.key])
+
+    def replaced_at(self) -> int:
+        """When all rows of the table were replaced the last time; see `log_scan.replaced_at`."""
+        from penstock._tables.delta_log import DeltaJvm
+        from penstock._tables.log_scan import replaced_at
+
+        delta, path = DeltaJvm(self._pipeline.spark), self._pipeline.tables.paths[self._dataset.key]
+        return replaced_at(delta, path, int(delta.snapshot(path).version()))
+
+    def quarantine_version(self) -> int:
+        """Newest version of the quarantine; -1 if there is none."""
+        from penstock._tables.prepare import read_version
+
+        path = self._pipeline.tables.quarantine_path(self._dataset)
+        version = read_version(self._pipeline.spark, path)
+        return -1 if version is None else version
+
+    def query(self, df: Any) -> dict[str, Any]:
+        """What a checkpoint is bound to, and what the table will look like."""
+        from penstock._engine.plans import stateful_operators
+
+        mode = self._node.analysis.output_mode
+        return {
+            "operators": list(stateful_operators(df)),
+            "output_mode": None if mode is None else mode.value,
+            "columns": {one.name: one.dataType.simpleString() for one in df.schema},
+        }
+
+    def columns(self, before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+        """What changes about the columns of the table."""
+        if self._dataset.declared.schema is not None:
+            return ()
+        return changed_columns(before, now)
+
+    def readers(self) -> tuple[Reader, ...]:
+        """The flows of the pipeline that read the table, and what they make of its replacement."""
+        from penstock._engine.rereading.history import sees_replacement
+
+        pipeline, key = self._pipeline, self._dataset.key
+        found = []
+        for name, node in pipeline.graph.flows.items():
+            if key not in node.upstream or name == self._node.flow.name:
+                continue
+            effect = "recomputes"
+            if node.analysis.is_streaming:
+                try:
+                    effect = sees_replacement(pipeline.query(node)[0], pipeline.tables.paths[key])
+                except PenstockError:
+                    effect = "stops"  # its other sources do not answer: expect the worst
+            found.append(Reader(flow=name, target=pipeline.target_name(node), effect=effect))
+        return tuple(found)
+
+
+def changed_columns(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Columns that go, come, or change their type; in this order.
+
+    Args:
+        before: Name to type of the table.
+        now: The same of the query.
+    """
+    old = {name.lower(): kind for name, kind in before.items()}
+    new = {name.lower() for name in now}
+    gone = [f"{name} is gone" for name in before if name.lower() not in new]
+    come = [f"{name} {kind} is new" for name, kind in now.items() if name.lower() not in old]
+    other = [
+        f"{name} was {old[name.lower()]} and is {kind}"
+        for name, kind in now.items()
+        if old.get(name.lower(), kind) != kind
+    ]
+    return (*gone, *come, *other)
+
+
+def changed_operators(old: "FlowState", query: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a query computes otherwise than the one that made the checkpoint."""
+    before, now = list(old.stateful_operators or ()), list(query["operators"])
+    found = [f"gone: {line}" for line in before if line not in now]
+    found += [f"new: {line}" for line in now if line not in before]
+    if old.output_mode is not None and old.output_mode != query["output_mode"]:
+        found.append(f"output mode: {old.output_mode}, now {query['output_mode']}")
+    return tuple(found)

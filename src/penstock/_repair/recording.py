@@ -1,0 +1,96 @@
+"""Events of a command that changes one flow's table: it shows in status, history and event log."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.bus import EventBus
+from penstock._observe.events import (
+    Event,
+    EventOrigin,
+    FlowStatus,
+    UpdateState,
+    definition,
+    flow_progress,
+    update_progress,
+)
+from penstock._observe.log import EventLog, event_directory
+from penstock._observe.status_file import StatusFile, status_path
+from penstock._runtime.boundary import as_penstock_error
+from penstock._runtime.reporter import error_info
+
+if TYPE_CHECKING:
+    from penstock._graph.dataflow import FlowNode
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where a command tells what it does.
+
+    Attributes:
+        emit: Takes events; any thread.
+        flow: Origin of the flow's events, without a batch.
+    """
+
+    emit: Callable[[Event], None]
+    flow: EventOrigin
+
+
+@contextmanager
+def recording(
+    settings: PipelineSettings,
+    update_id: str,
+    node: "FlowNode",
+    *,
+    command: str,
+    about: Mapping[str, Any],
+    text: str,
+    told: Callable[[Event], None],
+) -> Iterator[Record]:
+    """Record what is done inside as an update of one flow.
+
+    Args:
+        settings: The pipeline.
+        update_id: Of the command.
+        node: The flow.
+        command: Its name.
+        about: For the first event.
+        text: What is done, one line.
+        told: Gets the events, too.
+    """
+    bus = EventBus()
+    log, status = EventLog(event_directory(settings)), StatusFile(status_path(settings))
+    for subscriber in (log, status, told):
+        bus.subscribe(subscriber)
+    origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
+    flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
+    try:
+        bus.emit(
+            definition(
+                "create_update",
+                origin,
+                f"{command} of flow {node.flow.name!r}",
+                {
+                    "storage": settings.storage,
+                    "root": settings.root,
+                    "continuous": False,
+                    **about,
+                    "event_log": str(log.directory),
+                },
+            )
+        )
+        bus.emit(update_progress(origin, UpdateState.RUNNING, f"{command}: {text}"))
+        bus.emit(flow_progress(flow, FlowStatus.RUNNING, command))
+        yield Record(bus.emit, flow)
+        bus.emit(flow_progress(flow, FlowStatus.COMPLETED, f"{command} done"))
+        bus.emit(update_progress(origin, UpdateState.COMPLETED, f"{command} done"))
+    except Exception as error:
+        info = error_info(as_penstock_error(error, f"the {command}"))
+        bus.emit(flow_progress(flow, FlowStatus.FAILED, info.message, error=info))
+        bus.emit(update_progress(origin, UpdateState.FAILED, info.message, error=info))
+        raise
+    finally:
+        log.close()
+        status.close()

@@ -1,0 +1,263 @@
+"""A changed query gets a table and a checkpoint that fit it, killed wherever it may be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock._cli.main import main
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._repair.migrate import QUARANTINED, MigrationOptions, migrate_flow
+from penstock._tables.checkpoint_files import flow_records
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.fenced import last_number
+from penstock._tables.layout import TableRef
+from penstock._tables.prepare import table_state
+from penstock._tables.swapping import restore_rows, swap_rows
+from penstock.errors import PlanError
+
+pytestmark = pytest.mark.timeout(600)
+
+SOURCE = """
+from penstock.timing import window_columns
+
+
+@dp.table
+def bronze():
+    files = spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1)
+    return files.json("data")
+
+
+@dp.table(output_mode="update", partition_cols=["window_start"])
+@dp.expect_or_drop("known", "id IS NOT NULL")
+def windows():
+    rows = spark.readStream.option("maxFilesPerTrigger", 1).table("bronze")
+    return (
+        rows.withWatermark("ts", "1 hour").groupBy(F.window("ts", "10 minutes"), "id")
+        .agg(F.count("*").alias("n"))
+        .transform(window_columns)
+    )
+
+
+@dp.materialized_view
+def view():
+    return spark.read.table("windows").groupBy("id").agg(F.sum("n").alias("n"))
+
+
+@dp.table
+def strict():
+    return spark.readStream.table("windows")
+
+
+@dp.table
+def lenient():
+    return spark.readStream.option("skipChangeCommits", "true").table("windows")
+
+"""
+CHANGED = SOURCE.replace('"10 minutes"), "id"', '"5 minutes"), "id"').replace(
+    '.agg(F.count("*").alias("n"))', '.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))'
+)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _rows(seed: int) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "id": None if number % 11 == 5 else number % 3,
+            "amount": number,
+            "ts": (START + timedelta(seconds=(number * 137 + seed * 61) % 2400)).isoformat(),
+        }
+        for number in range(40)
+    ]
+    return [*rows, rows[0]]
+
+
+def _expected(batches: int, minutes: int) -> Counter[Any]:
+    """What a batch query makes of all rows, with Python's own arithmetic."""
+    count: Counter[Any] = Counter()
+    total: Counter[Any] = Counter()
+    for row in (row for seed in range(batches) for row in _rows(seed) if row["id"] is not None):
+        seconds = int((datetime.fromisoformat(row["ts"]) - START).total_seconds())
+        key = (seconds // (60 * minutes), row["id"])
+        count[key] += 1
+        total[key] += row["amount"]
+    return Counter((*key, n, total[key] if minutes == 5 else None) for key, n in count.items())
+
+
+def _found(project: Project, minutes: int) -> Counter[Any]:
+    df = project.table("windows")
+    found: Counter[Any] = Counter()
+    for row in df.collect():
+        at = row["window_start"].replace(tzinfo=UTC) - START
+        total = row["total"] if "total" in df.columns else None
+        found[int(at.total_seconds()) // (60 * minutes), row["id"], row["n"], total] += 1
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    made = Project(tmp_path, spark).source(SOURCE)
+    for number in range(3):
+        made.add(f"{number}.json", _rows(number))
+    return made
+
+
+def _dies(project: Project, at: str, *command: str) -> None:
+    """Run the command in a process of its own, which kills itself for good."""
+    environment = {
+        **os.environ,
+        "PENSTOCK_KILL_AT": at,
+        "PYTHONPATH": str(Path(sys.modules["penstock"].__file__ or "").parents[1]),
+    }
+    killed = subprocess.run(
+        [sys.executable, "-m", "penstock", "migrate", "windows", *command],
+        cwd=project.root,
+        env=environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
+
+
+def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert main(["migrate", *command, "--output", "json"]) == code
+    shown = capsys.readouterr()
+    return json.loads(shown.out) if code == 0 else shown.err
+
+
+def _update(project: Project) -> UpdateState:
+    return project.run(refresh=("bronze", "windows", "view")).state
+
+
+def test_a_changed_window_replaces_the_table_once_and_goes_on(
+    project: Project, capsys: pytest.CaptureFixture[str]
+):
+    assert _update(project) is UpdateState.COMPLETED
+    assert _found(project, 10) == _expected(3, 10)
+    quarantined = project.table("windows_quarantine").count()
+
+    project.source(CHANGED)
+    plan = _says(capsys, "windows")
+    assert (plan["state"], plan["refused"], plan["new_epoch"]) == ("planned", None, None)
+    (source,) = plan["sources"]
+    assert (source["unit"], source["missing"], source["bytes"] > 0) == ("versions", None, True)
+    assert plan["rows"] == len(_expected(3, 10))
+    assert "total bigint is new" in plan["columns"]
+    assert [line.split(":")[0] for line in plan["operators"]] == ["gone", "new"]
+    effects = {one["flow"]: one["effect"] for one in plan["readers"]}
+    assert effects == {"view": "recomputes", "strict": "stops", "lenient": "skips"}
+    old = project.version("windows")
+
+    # Killed while the new table is built: readers have the old one.
+    _dies(project, "after_target_commit:windows:1", "--yes")
+    assert (project.version("windows"), _found(project, 10)) == (old, _expected(3, 10))
+    assert "MIGRATION_UNFINISHED" in _says(capsys, "windows", "--yes", code=2)
+    # Killed between the table and the state of the flow: readers have the new one, no update runs.
+    _dies(project, "migration_replaced:windows:None", "--resume")
+    assert (project.version("windows"), _found(project, 5)) == (old + 1, _expected(3, 5))
+    result = project.run(refresh=("windows",))
+    assert {error.condition for error in result.failures} == {"MIGRATION_UNFINISHED"}
+    done = _says(capsys, "windows", "--resume")
+    assert (done["state"], done["resumed"], done["new_version"]) == ("done", True, old + 1)
+    assert flow_records(load_settings(project.root))["windows"].epoch == done["new_epoch"]
+    assert not list((project.root / ".penstock" / "state" / "migrate" / "windows").glob("*/table"))
+
+    # The next update goes on where the new checkpoint is, in all that it writes.
+    project.add("3.json", _rows(3))
+    assert _update(project) is UpdateState.COMPLETED
+    assert _found(project, 5) == _expected(4, 5)
+    assert project.table("windows").schema["total"].dataType.simpleString() == "bigint"
+    sums = Counter(row["id"] for n in range(4) for row in _rows(n) if row["id"] is not None)
+    assert dict(project.rows("view")) == sums
+    steps = [e["details"]["migration_progress"]["step"] for e in project.log("migration_progress")]
+    assert steps[0] == "planned"
+    assert {"batch", "resumed", "built", "done"} <= set(steps)
+
+    # And back, to the table and the checkpoint before; what came since is read once more.
+    project.source(SOURCE)
+    assert _says(capsys, "windows", "--undo", "--yes")["state"] == "undone"
+    assert _found(project, 10) == _expected(3, 10)
+    assert project.table("windows_quarantine").count() == quarantined
+    assert _update(project) is UpdateState.COMPLETED
+    assert _found(project, 10) == _expected(4, 10)
+
+    # What the source has lost since would be missing.
+    project.spark.sql(f"DELETE FROM delta.`{project.path('bronze')}` WHERE id = 1")
+    project.source(CHANGED)
+    refused = _says(capsys, "windows", "--yes", code=2)
+    assert "MIGRATION_WOULD_LOSE_HISTORY" in refused
+    assert "(DELETE)" in refused
+    # Not wanted any more right before the table would be replaced: all is as it was.
+    state = project.root / ".penstock" / "state" / "flows" / "windows.json"
+    before = state.read_text()
+    quarantined = project.table("windows_quarantine").count()
+
+    def dies(step: str) -> None:
+        if step == QUARANTINED:
+            raise KeyboardInterrupt
+
+    accepted = MigrationOptions(accept_less=True, act=True)
+    with pytest.raises(KeyboardInterrupt):
+        migrate_flow(load_settings(project.root), "windows", accepted, reached=dies)
+    assert state.read_text() != before
+    assert _says(capsys, "windows", "--abandon")["state"] == "abandoned"
+    assert state.read_text() == before
+    assert project.table("windows_quarantine").count() == quarantined
+    assert _found(project, 10) == _expected(4, 10)
+
+
+def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
+    tmp_path: Path, spark: Any
+):
+    old, new = (TableRef(str(tmp_path / name), name) for name in ("old", "new"))
+    spark.sql(
+        f"CREATE TABLE delta.`{old.path}` (id BIGINT NOT NULL, at DATE, gone STRING) USING delta "
+        "PARTITIONED BY (at) COMMENT 'kept' TBLPROPERTIES ('delta.columnMapping.mode' = 'name', "
+        "'own' = 'kept')"
+    )
+    spark.sql(f"INSERT INTO delta.`{old.path}` VALUES (1, DATE'2026-01-01', 'x')")
+    before = table_state(spark, old.path)
+    spark.sql(
+        f"CREATE TABLE delta.`{new.path}` (id STRING COMMENT 'other', day DATE, n INT) USING delta "
+        "PARTITIONED BY (day) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+    spark.sql(f"INSERT INTO delta.`{new.path}` VALUES ('a', DATE'2026-01-02', 7), ('b', NULL, 8)")
+
+    def rows() -> list[tuple[Any, ...]]:
+        found = spark.read.format("delta").load(old.path).collect()
+        return sorted((tuple(row) for row in found), key=str)
+
+    swapped = [
+        swap_rows(spark, target=old, made=new, flow="f", app_id="p/f/writer/e", last=4)
+        for _ in range(2)
+    ]
+    assert [one.replayed for one in swapped] == [False, True]
+    assert swapped[0].version == swapped[1].version
+    assert rows() == [("a", datetime(2026, 1, 2, tzinfo=UTC).date(), 7), ("b", None, 8)]
+    after = table_state(spark, old.path)
+    assert before is not None
+    assert after is not None
+    assert (after.id, after.comment, after.properties["own"]) == (before.id, "kept", "kept")
+    assert after.partition_columns == ("day",)
+    assert (after.schema["id"].metadata or {}).get("comment") == "other"
+    assert last_number(DeltaJvm(spark), old.path, "p/f/writer/e") == 4
+
+    restore_rows(spark, old, before.version)
+    again = table_state(spark, old.path)
+    assert again is not None
+    assert (again.schema, again.partition_columns) == (before.schema, ("at",))
+    assert rows() == [(1, datetime(2026, 1, 1, tzinfo=UTC).date(), "x")]
+    with pytest.raises(PlanError, match="cannot go back to version 99"):
+        restore_rows(spark, old, 99)

@@ -1,0 +1,118 @@
+"""Which flows can be migrated, what the plan says, and when it refuses."""
+
+import pytest
+
+from penstock._engine.flow_state import FlowState
+from penstock._engine.rereading.history import SourceHistory
+from penstock._model.pipeline import PipelineSettings
+from penstock._repair.migration_facts import changed_columns, changed_operators
+from penstock._repair.migration_plan import (
+    Reader,
+    check_columns,
+    check_flow,
+    steps_back,
+    steps_forth,
+    why_refused,
+)
+from penstock.errors import PlanError
+
+SETTINGS = PipelineSettings(name="p", storage="/s", root="/r")
+TABLE = {"id": "t", "version": 7, "rows": 1200, "size": 34_567, "columns": {}}
+
+
+def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
+    draft.table("bronze", external=("kafka: orders",))
+    draft.table("windows", "bronze")
+    draft.materialized_view("view", "windows")
+    draft.sink("out")
+    draft.append_flow("away", "out", "windows")
+    draft.empty_table("shared")
+    draft.append_flow("one", "shared", "bronze")
+    draft.append_flow("two", "shared", "bronze")
+    draft.empty_table("filled")
+    draft.append_flow("once", "filled", "bronze", once=True)
+    draft.empty_table("newest")
+    draft.cdc_flow("changes", "newest", "bronze")
+    draft.table("kept", "bronze", table_properties={"pipelines.reset.allowed": "false"})
+    draft.table("grows", "bronze", table_properties={"delta.appendOnly": "true"})
+    draft.table("numbered", "bronze", schema="n BIGINT GENERATED ALWAYS AS IDENTITY, id BIGINT")
+    graph = draft.graph()
+    assert check_flow(graph, SETTINGS, graph.flows["windows"]).display == "windows"
+    for flow, words in {
+        "view": "no checkpoint",
+        "away": "writes to a sink",
+        "one": "rows of other flows (two)",
+        "once": "no checkpoint",
+        "changes": "change events",
+        "kept": "pipelines.reset.allowed",
+        "grows": "appendOnly",
+        "numbered": "identity",
+    }.items():
+        with pytest.raises(PlanError) as error:
+            check_flow(graph, SETTINGS, graph.flows[flow])
+        assert error.value.condition == "MIGRATION_NOT_POSSIBLE"
+        assert words in error.value.message, flow
+        assert error.value.hint
+        assert error.value.origin is not None
+
+
+def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
+    sources = [
+        SourceHistory(source="table /b", unit="versions", again=4, size=1000),
+        SourceHistory(source="kafka", unit="offsets", again=None, missing="offsets 0 to 3"),
+        SourceHistory(source="table /c", unit="versions", again=1, note="its log begins at 5"),
+    ]
+    readers = [Reader(flow=f"f_{name}", target=f"t_{name}", effect=name) for name in _EFFECTS]
+    text = "\n".join(
+        steps_forth("w", "windows", sources, readers, TABLE, start="earliest", old_epoch="abc")
+    )
+    for words in (
+        "table /b: 4 versions (1,000 bytes) are read again, from earliest",
+        "kafka: an unknown number of offsets",
+        "kafka: offsets 0 to 3",
+        "table /c: its log begins at 5",
+        "1,200 rows (34,567 bytes)",
+        "that of epoch abc and version 7 of the table stay",
+        *_EFFECTS.values(),
+    ):
+        assert words in text, words
+    assert why_refused(sources[:1]) is None
+    assert "kafka: offsets 0 to 3" in (why_refused(sources) or "")
+    back = list(steps_back("windows", readers[:1], version=7, epoch="abc", is_old_query=False))
+    assert any("take the change back" in step for step in back)
+    assert any("to version 7" in step for step in back)
+
+
+_EFFECTS = {
+    "stops": "stops at the replacement: afterwards `penstock migrate f_stops`",
+    "skips": "f_skips streams it with skipChangeCommits",
+    "changes": "all old rows come as deleted",
+    "recomputes": "t_recomputes is computed of it by each update",
+}
+
+
+def test_what_changed_is_told_by_operator_mode_and_column():
+    old = FlowState(epoch="e", stateful_operators=("aggregate a", "source S"), output_mode="append")
+    query = {"operators": ["aggregate b", "source S"], "output_mode": "update"}
+    assert changed_operators(old, query) == (
+        "gone: aggregate a",
+        "new: aggregate b",
+        "output mode: append, now update",
+    )
+    assert changed_columns({"A": "int", "b": "int", "c": "int"}, {"a": "int", "b": "bigint",
+                           "d": "date"}) == (
+        "c is gone",
+        "d date is new",
+        "b was int and is bigint",
+    )  # fmt: skip
+
+
+def test_columns_that_delta_cannot_replace_with_the_rows_are_refused(draft):
+    draft.table("a")
+    (dataset,) = draft.graph().datasets.values()
+    both = {"delta.enableChangeDataFeed": "true", "delta.columnMapping.mode": "name"}
+    check_columns(dataset, both, ())
+    check_columns(dataset, {"delta.enableChangeDataFeed": "true"}, ("n is gone",))
+    with pytest.raises(PlanError, match="n is gone") as error:
+        check_columns(dataset, both, ("n is gone",))
+    assert error.value.condition == "MIGRATION_NOT_POSSIBLE"
