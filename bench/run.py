@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-QUICK = {"writer.py": ["--blocks", "3", "--rounds", "3"], "update.py": ["--rounds", "1"]}
+QUICK = {
+    "writer.py": ["--blocks", "3", "--rounds", "3"],
+    "update.py": ["--rounds", "1"],
+    "watching.py": ["--seconds", "60"],
+}
 
 
 def main() -> None:

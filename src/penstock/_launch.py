@@ -21,6 +21,7 @@ from penstock._graph.windows import with_windows
 from penstock._local.cds import is_training, java_options
 from penstock._local.jars import class_path
 from penstock._local.java import require_java
+from penstock._model.alert import AlertKind
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
 from penstock._model.redaction import remember_named
@@ -36,6 +37,8 @@ from penstock._observe.events import (
 from penstock._observe.exports import Exports
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.retention import Retention
+from penstock._observe.schemas import recorded_schemas
 from penstock._observe.status_file import StatusFile, status_path
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
@@ -172,6 +175,7 @@ def run_update(
         )
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
+        retention = Retention(log.directory, settings.events, update_id)
         status = StatusFile(status_path(settings))
         bus.subscribe(status)
         alerts = _alerts(settings, bus, origin)
@@ -202,6 +206,7 @@ def run_update(
             if alerts is not None:
                 alerts.close()
             exports.close()
+            retention.close()
             log.close()
             status.close()
 
@@ -301,11 +306,13 @@ def _analyse(
 def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
     if not settings.alerts.rules:
         return None
+    wants_schemas = any(r.kind is AlertKind.SCHEMA_CHANGE for r in settings.alerts.rules)
     alerts = Alerts(
         bus,
         origin,
         settings.alerts,
         resolve_secrets=lambda text: resolve_secrets(text, root=settings.root),
+        schemas=recorded_schemas(event_directory(settings)) if wants_schemas else None,
     )
     bus.subscribe(alerts)
     return alerts

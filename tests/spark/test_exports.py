@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from lineage_receiver import Receiver, check, shapes
+from otlp_receiver import OtlpReceiver, points
 from planted_secrets import planted
 from prometheus_client.parser import text_string_to_metric_families as families
 from update_project import Project
@@ -31,6 +32,8 @@ lineage:
   transport:
     type: http
     url: {url}
+opentelemetry:
+  endpoint: {otlp}
 """
 
 PIPELINE = """
@@ -57,8 +60,8 @@ def test_an_update_is_scraped_explained_and_its_lineage_is_received(
     tmp_path: Path, spark, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    receiver = Receiver()
-    (tmp_path / "pipeline.yaml").write_text(SETTINGS.format(url=receiver.url))
+    receiver, otlp = Receiver(), OtlpReceiver()
+    (tmp_path / "pipeline.yaml").write_text(SETTINGS.format(url=receiver.url, otlp=otlp.url))
     project = Project(tmp_path, spark).source(PIPELINE)
     project.add("a.json", [{"id": at, "amount": at} for at in range(10)])
     scraped = []
@@ -73,6 +76,7 @@ def test_an_update_is_scraped_explained_and_its_lineage_is_received(
         assert project.run(on_running=scrape).state is UpdateState.COMPLETED
     finally:
         receiver.close()
+        otlp.close()
     (text,) = scraped
     found = {family.name: family for family in families(text)}
     states = {s.labels["state"]: s.value for s in found["penstock_update_state"].samples}
@@ -89,6 +93,26 @@ def test_an_update_is_scraped_explained_and_its_lineage_is_received(
     assert figures["penstock_flow_quarantined_rows_total"][silver] == 1
     rule = ("shop", "spark_catalog.default.silver", "positive")
     assert figures["penstock_expectation_failed_rows_total"][rule] == 1
+
+    report = {name: points(metric) for name, metric in otlp.metrics.items()}
+    assert report["penstock_flow_output_rows"][silver].as_double == 9
+    assert report["penstock_update_state"]["shop", "COMPLETED"].as_double == 1
+    spans = {span.name: span for span in otlp.spans}
+    assert set(spans) == {
+        *("update shop", "flow bronze", "batch bronze", "flow silver", "batch silver"),
+        *("flow totals", "refresh totals"),
+    }
+    whole = spans["update shop"]
+    assert {span.trace for span in spans.values()} == {whole.trace}
+    for name in ("bronze", "silver", "totals"):
+        assert spans[f"flow {name}"].parent == whole.span
+        assert whole.began <= spans[f"flow {name}"].began
+        assert spans[f"flow {name}"].ended <= whole.ended
+    batch = spans["batch silver"]
+    assert batch.parent == spans["flow silver"].span
+    assert batch.attributes["penstock.rows.output"] == 9
+    assert batch.attributes["penstock.rows.quarantined"] == 1
+    assert batch.attributes["penstock.phase.addBatch_seconds"] > 0
 
     events = receiver.events
     for event in events:
@@ -176,8 +200,8 @@ def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spa
     texts, secrets = planted()
     secrets += ["env-secret-Zq1", "conf-secret-Zq2", "option-secret-Zq3"]
     (tmp_path / "planted.txt").write_text("\n".join(texts))
-    receiver = Receiver()
-    text = SETTINGS.format(url=receiver.url)
+    receiver, otlp = Receiver(), OtlpReceiver()
+    text = SETTINGS.format(url=receiver.url, otlp=otlp.url)
     text += "configuration:\n  shop.api.secret: conf-secret-Zq2\n"
     (tmp_path / "pipeline.yaml").write_text(text)
     project = Project(tmp_path, spark).source(BROKEN)
@@ -186,11 +210,13 @@ def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spa
         assert project.run().state is UpdateState.FAILED
     finally:
         receiver.close()
+        otlp.close()
         forget_secrets()
     storage = tmp_path / ".penstock"
     files = [*storage.glob("events/*"), *storage.glob("state/status.json")]
     told = [file.read_text() for file in files]
     told += [body.decode() for body in receiver.bodies]
+    told += [body.decode("utf-8", "replace") for _, body in otlp.bodies]
     snapshot, metrics = Snapshot(), MetricsFold()
     for event in project.events:
         snapshot(event)
@@ -199,3 +225,4 @@ def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spa
     assert [secret for secret in secrets for one in told if secret in one.replace("\\", "")] == []
     assert any("[redacted]" in one for one in told)
     assert ("FAIL", "shop.broken") in shapes(receiver.events)
+    assert {span.status for span in otlp.spans if span.name == "flow broken"} == {2}

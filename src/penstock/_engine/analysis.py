@@ -32,6 +32,7 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._tables.prepare import parse_schema
 from penstock._tables.schema import merged, with_types
+from penstock.connectors.autoloader import Evolution
 from penstock.connectors.sinks import check_sink
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
@@ -403,6 +404,9 @@ class _Analysis:
             taken_for=tuple(evaluation.taken_for.items()),
             missing_folders=self._missing_folders(evaluation),
             is_lenient=evaluation.is_lenient,
+            widens_types=any(
+                source.options.evolution is Evolution.WIDEN for source in evaluation.files
+            ),
         )
 
     def _missing_folders(self, evaluation: Evaluation) -> tuple[str, ...]:

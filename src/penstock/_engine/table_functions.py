@@ -142,6 +142,8 @@ def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
         return spark.createDataFrame([], _EVENT_COLUMNS)
     reader = spark.read.schema(_EVENT_COLUMNS).option("recursiveFileLookup", "true")
+    # Old updates may go away while it is read.
+    reader = reader.option("ignoreMissingFiles", "true")
     return reader.json(folder.as_uri())
 
 

@@ -53,6 +53,7 @@ from penstock.errors import CheckpointError, PlanError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
+_WIDENING = "pipelines.enableTypeWidening"
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class PipelineTables:
                 StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
             )
         )
+        has_events = any(is_cdc(flow.flow) for flow in flows)
         spec = TableSpec(
             schema=schema,
             declared=declared.schema is not None,
@@ -187,6 +189,9 @@ class PipelineTables:
             comment=declared.comment,
             properties=self._properties(node, flows),
             replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
+            # What auto CDC remembers of events has their types, and their hashes.
+            widen=None if has_events else self._widens(node),
+            cast=declared.schema is None and not has_events,
             origin=declared.origin,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
@@ -477,6 +482,22 @@ class PipelineTables:
         if _CHANGE_FEED.lower() in known or not changes:
             return declared
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
+
+    def _widens(self, node: DatasetNode) -> bool:
+        """Whether the settings or a source, be it further up, let columns become wider."""
+        said = self._settings.configuration.get(_WIDENING, "").strip().lower()
+        if said in ("true", "false"):
+            return said == "true"
+        seen: set[str] = set()
+        pending = list(node.flows)
+        while pending:
+            flow = self._graph.flows[pending.pop()]
+            if flow.analysis.widens_types:
+                return True
+            for key in flow.upstream - seen:
+                seen.add(key)
+                pending.extend(self._graph.datasets[key].flows)
+        return False
 
     def _is_streamed(self, node: DatasetNode) -> bool:
         """Whether a flow of the pipeline reads the dataset, maybe as a stream."""

@@ -18,6 +18,10 @@ class AlertKind(StrEnum):
     """Age of the oldest unread record of a flow."""
     RETENTION = "retention_seconds"
     """Seconds until a source removes rows that a flow has not read."""
+    WATERMARK = "watermark_seconds"
+    """Seconds that a watermark has stood still while rows came in."""
+    SCHEMA_CHANGE = "schema_change"
+    """A dataset has other columns than in the last update, or a source brought new ones."""
     FAILED = "failed"
     """A flow or the update failed."""
 
@@ -31,7 +35,7 @@ class AlertRule:
         kind: What it looks at.
         threshold: It fires above this; for retention, below.
         flow: Only this flow; empty = each.
-        dataset: Only rules of this dataset; empty = each.
+        dataset: Only this dataset, or the rules of it; empty = each.
         rule: Only this expectation; empty = each.
         batches: Of a failure rate: over so many batches.
         min_rows: Of a failure rate: not with fewer rows.

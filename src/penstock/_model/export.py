@@ -1,4 +1,4 @@
-"""What a pipeline tells other systems while it runs: metrics and lineage."""
+"""What a pipeline tells other systems while it runs: metrics, lineage and traces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,3 +31,24 @@ class LineageSettings:
     is_wanted: bool | None = None
     namespace: str = ""
     transport: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetrySettings:
+    """Metrics and traces over OpenTelemetry's protocol.
+
+    Attributes:
+        is_wanted: Whether the settings say so; otherwise the `OTEL_*` variables decide.
+        endpoint: Base URL of the receiver; empty = as those variables say.
+        headers: Of each request; may hold references to secrets.
+        metrics: Whether metrics are sent.
+        traces: Whether traces are sent.
+        interval_seconds: Between two reports of metrics; `None` = as those variables say.
+    """
+
+    is_wanted: bool | None = None
+    endpoint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    metrics: bool = True
+    traces: bool = True
+    interval_seconds: float | None = None

@@ -87,6 +87,7 @@ class FlowAnalysis:
         taken_for: Incomplete names that it reads, with the datasets that they were taken for.
         missing_folders: Of files that it reads; nothing is there yet, and it waits.
         is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
+        widens_types: Whether a source of it lets types become wider; its table follows.
     """
 
     inputs: frozenset[str]
@@ -103,3 +104,4 @@ class FlowAnalysis:
     taken_for: tuple[tuple[str, str], ...] = ()
     missing_folders: tuple[str, ...] = ()
     is_lenient: bool = False
+    widens_types: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock._model.alert import AlertSettings
 from penstock._model.dataset import Dataset, Sink
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 
@@ -40,6 +40,20 @@ _NO_TABLES: Mapping[str, ExternalTable] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventLogSettings:
+    """What the event log keeps of updates that are over.
+
+    Attributes:
+        keep_days: After so many days an update goes away; `None` = never.
+        keep_progress_days: After so many days Spark's measurements of single batches go away;
+            `None` = never.
+    """
+
+    keep_days: float | None = None
+    keep_progress_days: float | None = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
     """What the settings files, the environment and the command line say.
 
@@ -66,6 +80,8 @@ class PipelineSettings:
         alerts: What to look out for while it runs, and whom to tell.
         metrics: The endpoint for Prometheus.
         lineage: OpenLineage events.
+        events: What the event log keeps.
+        telemetry: Metrics and traces over OpenTelemetry's protocol.
     """
 
     name: str
@@ -89,6 +105,8 @@ class PipelineSettings:
     alerts: AlertSettings = field(default_factory=AlertSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     lineage: LineageSettings = field(default_factory=LineageSettings)
+    events: EventLogSettings = field(default_factory=EventLogSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,14 @@ import smtplib
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
 
 from penstock._model.alert import AlertSettings, AlertTarget
 from penstock._model.redaction import redact
-from penstock._observe.alerts import AlertBook, Notice
+from penstock._observe.alerts import HEARD, AlertBook, Notice
 from penstock._observe.bus import EventBus
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, alert_progress
 
@@ -38,6 +38,7 @@ class Alerts:
         settings: What to look out for, and whom to tell.
         resolve_secrets: Fills `${secret:...}` in, when something is told.
         pauses_seconds: Before each further try.
+        schemas: See `AlertBook`.
     """
 
     def __init__(
@@ -48,13 +49,16 @@ class Alerts:
         *,
         resolve_secrets: Callable[[str], str] = str,
         pauses_seconds: tuple[float, ...] = _PAUSES_SECONDS,
+        schemas: Mapping[str, str] | None = None,
     ) -> None:
         self._bus = bus
         self._origin = origin
         self._settings = settings
         self._resolve = resolve_secrets
         self._pauses_seconds = pauses_seconds
-        self._book = AlertBook(settings.rules, repeat_seconds=settings.repeat_seconds)
+        self._book = AlertBook(
+            settings.rules, repeat_seconds=settings.repeat_seconds, schemas=schemas
+        )
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="alerts", daemon=True)
@@ -62,7 +66,7 @@ class Alerts:
 
     def __call__(self, event: Event) -> None:
         """Take an event; any thread, never blocks."""
-        if event.event_type in ("flow_progress", "update_progress"):
+        if event.event_type in HEARD:
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 
 from penstock._model.alert import AlertKind, AlertRule
 from penstock._observe.events import Event, FlowStatus, UpdateState
+from penstock._observe.schemas import differences
 
+HEARD = frozenset(
+    {"update_progress", "flow_progress", "stream_progress", "lag_progress", "dataset_definition"}
+)
+"""Types of the events that an `AlertBook` takes anything from."""
+
+_EVOLVED = "SCHEMA_EVOLVED"
 _ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
 
 
@@ -83,17 +90,35 @@ class _Counts:
     batches: deque[tuple[int, int]] = field(default_factory=deque)
 
 
+@dataclass
+class _Watermark:
+    """A watermark, and the first and last batch with rows that it stood still at."""
+
+    value: str
+    first: datetime | None = None
+    last: datetime | None = None
+
+
 class AlertBook:
     """The states of all alerts of one update. Not thread-safe.
 
     Args:
         rules: What to look out for.
         repeat_seconds: See `AlertSettings`.
+        schemas: What datasets looked like in the last update, as Spark's JSON.
     """
 
-    def __init__(self, rules: tuple[AlertRule, ...], *, repeat_seconds: float) -> None:
+    def __init__(
+        self,
+        rules: tuple[AlertRule, ...],
+        *,
+        repeat_seconds: float,
+        schemas: Mapping[str, str] | None = None,
+    ) -> None:
         self._rules = rules
         self._repeat_seconds = repeat_seconds
+        self._schemas = dict(schemas or {})
+        self._watermarks: dict[str, _Watermark] = {}
         self._states: dict[tuple[str, str], _State] = {}
         self._counts: dict[tuple[str, str, str], _Counts] = {}
         self._running: dict[str, datetime] = {}
@@ -104,15 +129,20 @@ class AlertBook:
         """Take in an event; what has to be told because of it."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
-        if event.event_type == "update_progress":
-            state = UpdateState(event.details["update_progress"]["state"])
-            if state is UpdateState.FAILED:
+        flow, body = event.origin.flow_name, event.details.get(event.event_type, {})
+        match event.event_type:
+            case "update_progress" if UpdateState(body["state"]) is UpdateState.FAILED:
                 self._failed("update", event)
-        elif event.event_type == "flow_progress" and event.origin.flow_name:
-            self._flow(event, event.details["flow_progress"])
-        elif event.event_type == "lag_progress" and event.origin.flow_name:
-            self._lag(event.origin.flow_name, event.details["lag_progress"])
-        return list(self._notices(event.timestamp))
+            case "flow_progress" if flow:
+                self._flow(event, body)
+            case "stream_progress" if flow:
+                self._watermark(flow, body.get("progress_json") or {}, event.timestamp)
+            case "lag_progress" if flow:
+                self._lag(flow, body)
+            case "dataset_definition":
+                self._schema(event.origin.dataset_name, str(body.get("schema_json") or ""))
+        # Where other flows are busy, no time passes without events.
+        return self.tick(event.timestamp)
 
     def tick(self, now: datetime) -> list[Notice]:
         """Let time pass; what has to be told because of that."""
@@ -121,6 +151,8 @@ class AlertBook:
                 if rule.flow and rule.flow.lower() != flow.lower():
                     continue
                 waited = (now - since).total_seconds()
+                if waited <= rule.threshold:
+                    continue  # a batch ends it, not the clock
                 text = f"flow {flow} has finished no batch for {waited:,.0f} seconds"
                 self._set(rule, f"flow {flow}", waited, text)
         return list(self._notices(now))
@@ -130,6 +162,8 @@ class AlertBook:
     def _flow(self, event: Event, body: dict[str, Any]) -> None:
         flow, status = event.origin.flow_name, FlowStatus(body["status"])
         metrics = body.get("metrics")
+        if event.error is not None and event.error.condition == _EVOLVED:
+            self._changed(f"flow {flow}", f"flow {flow}: {event.error.message}", flow=flow)
         if metrics is None:
             if status is FlowStatus.FAILED:
                 self._failed(f"flow {flow}", event)
@@ -137,11 +171,16 @@ class AlertBook:
                 self._running[flow] = event.timestamp
             elif status in _ENDED:
                 self._running.pop(flow, None)
+                self._watermarks.pop(flow, None)
+                self._resolve(AlertKind.WATERMARK, f"flow {flow}", f"flow {flow} has ended")
                 self._resolve(AlertKind.NO_PROGRESS, f"flow {flow}", f"flow {flow} has ended")
             return
         if flow in self._running:
             self._running[flow] = event.timestamp
             self._resolve(AlertKind.NO_PROGRESS, f"flow {flow}", f"flow {flow} goes on")
+        for about in (f"flow {flow}", event.origin.dataset_name):
+            text = f"{about} has rows with the new columns"
+            self._resolve(AlertKind.SCHEMA_CHANGE, about, text)
         waiting = metrics.get("backlog_records")
         for rule in self._of(AlertKind.BACKLOG) if waiting is not None else ():
             if not rule.flow or rule.flow.lower() == flow.lower():
@@ -169,6 +208,44 @@ class AlertBook:
                 else f"the source of flow {flow} may remove unread rows in {left:,.0f} seconds"
             )
             self._set(rule, about, float(left), text, fires=left < rule.threshold)
+
+    def _watermark(self, flow: str, progress: Mapping[str, Any], at: datetime) -> None:
+        """One that stands still while no rows come is right to do so."""
+        value, about = (progress.get("eventTime") or {}).get("watermark"), f"flow {flow}"
+        if value is None:
+            return
+        known = self._watermarks.get(flow)
+        if known is None or known.value != value:
+            known = self._watermarks[flow] = _Watermark(value)
+            self._resolve(AlertKind.WATERMARK, about, f"the watermark of flow {flow} moves on")
+        elif known.first is not None and known.last is not None:
+            # A batch moves it for the next one: what this batch did is not known yet.
+            stood = (known.last - known.first).total_seconds()
+            for rule in self._of(AlertKind.WATERMARK, flow):
+                text = (
+                    f"the watermark of flow {flow} has stood at {value} for {stood:,.0f} seconds "
+                    "while rows came in"
+                )
+                self._set(rule, about, stood, text)
+        if any(source.get("numInputRows") for source in progress.get("sources") or ()):
+            known.first, known.last = known.first or at, at
+
+    def _schema(self, dataset: str, schema: str) -> None:
+        before = self._schemas.get(dataset)
+        if before and schema and (found := differences(before, schema)):
+            text = f"{dataset} has other columns than in the last update: {', '.join(found)}"
+            self._changed(dataset, text, dataset=dataset)
+        self._schemas[dataset] = schema or before or ""
+
+    def _changed(self, about: str, message: str, *, flow: str = "", dataset: str = "") -> None:
+        for rule in self._of(AlertKind.SCHEMA_CHANGE):
+            is_wanted = (not rule.flow or rule.flow.lower() == flow.lower()) and (
+                not rule.dataset or f".{dataset.lower()}".endswith(f".{rule.dataset.lower()}")
+            )
+            if is_wanted:
+                state = self._states.setdefault((rule.name, about), _State())
+                state.suppressed += not state.is_firing
+                state.is_firing, state.message = True, message
 
     def _quality(self, counts: dict[str, Any]) -> None:
         dataset, name = counts["dataset"], counts["name"]

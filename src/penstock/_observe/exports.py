@@ -1,6 +1,7 @@
 """What goes from the events of an update to other systems while it runs."""
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,11 @@ from penstock._observe.lineage_delivery import (
 )
 from penstock._observe.metrics import MetricsFold
 from penstock._observe.metrics_endpoint import MetricsEndpoint
+from penstock._observe.telemetry import Telemetry
+from penstock._observe.telemetry import has_extra as has_telemetry
+from penstock._observe.telemetry import is_wanted as wants_telemetry
+from penstock._observe.telemetry import missing_extra as missing_telemetry
+from penstock.errors import MissingExtraError, SpecError
 
 
 class Exports:
@@ -31,7 +37,7 @@ class Exports:
     Raises:
         SetupError: `CANNOT_LISTEN`.
         MissingExtraError: `MISSING_EXTRA`.
-        SpecError: `LINEAGE_NOT_CONFIGURED`.
+        SpecError: `LINEAGE_NOT_CONFIGURED`, `TELEMETRY_NOT_CONFIGURED`.
     """
 
     def __init__(
@@ -49,10 +55,13 @@ class Exports:
         if is_wanted(settings.lineage, settings.root, os.environ):
             self._open_lineage(settings, resolve_secrets)
         self._endpoint: MetricsEndpoint | None = None
-        wanted = settings.metrics
+        self._telemetry: Telemetry | None = None
+        fold, wanted = MetricsFold(), settings.metrics
+        if wants_telemetry(settings.telemetry, os.environ):
+            self._open_telemetry(settings, fold, resolve_secrets)
         if wanted.port is not None:
-            fold = MetricsFold()
             self._endpoint = MetricsEndpoint(fold, address=wanted.address, port=wanted.port)
+        if self._endpoint is not None or self._telemetry is not None:
             bus.subscribe(fold)
 
     @property
@@ -72,11 +81,40 @@ class Exports:
 
     def close(self) -> None:
         """Send what is waiting, within bounds, and stop serving."""
+        telemetry = threading.Thread(target=self._close_telemetry, name="traces close")
+        telemetry.start()
         if self._lineage is not None:
             self._lineage.close()
             close_client(self._client)
+        telemetry.join()
         if self._endpoint is not None:
             self._endpoint.close()
+
+    def _close_telemetry(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
+
+    def _open_telemetry(
+        self,
+        settings: PipelineSettings,
+        fold: MetricsFold,
+        resolve_secrets: Callable[[str], str],
+    ) -> None:
+        asked = settings.telemetry.is_wanted
+        try:
+            if not has_telemetry():
+                raise missing_telemetry()
+            self._telemetry = Telemetry(
+                settings.telemetry, self._bus, self._origin, fold, resolve_secrets=resolve_secrets
+            )
+        except (MissingExtraError, SpecError) as error:
+            if asked:
+                raise
+            # Somebody configured OpenTelemetry for everything on this machine.
+            text = f"{error.message}: no telemetry is sent; {error.hint}"
+            self._warnings.append(text)
+        else:
+            self._bus.subscribe(self._telemetry)
 
     def _open_lineage(
         self, settings: PipelineSettings, resolve_secrets: Callable[[str], str]

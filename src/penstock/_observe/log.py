@@ -4,6 +4,7 @@ Only the local file system is touched. Where the tables live in an object store,
 the machine that runs the driver; `event_directory` decides.
 """
 
+import contextlib
 import json
 import threading
 import uuid
@@ -19,6 +20,12 @@ from penstock._observe.events import Event, Level, UpdateState
 
 LATEST = "latest"
 TERMINAL_STATES = frozenset({UpdateState.COMPLETED, UpdateState.FAILED, UpdateState.CANCELED})
+
+SCHEMA_VERSION = 1
+"""Of the JSON form of an event; it changes when a field changes its meaning or goes away."""
+
+LAST_BATCHES = ".last_batches"
+"""In the folder of the log: the newest micro-batches of updates that were removed from it."""
 
 _SUFFIX = ".jsonl"
 _STARTED = "%Y%m%dT%H%M%S%fZ"
@@ -79,6 +86,7 @@ def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
         "maturity_level": event.maturity_level,
         "error": error,
         "details": event.details,
+        "schema_version": SCHEMA_VERSION,
         "event_type": event.event_type,
     }
 
@@ -263,7 +271,8 @@ def read_events(
     """
     wanted = EventFilter(event_type=event_type, dataset=dataset, level=level)
     for file in select_updates(directory, update):
-        with file.path.open("rb") as lines:
+        # One that was removed since it was listed has no events any more.
+        with contextlib.suppress(FileNotFoundError), file.path.open("rb") as lines:
             for line in lines:
                 event = _decode(line)
                 if event is not None and wanted.accepts(event):
@@ -344,17 +353,36 @@ def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
     """
     needle = f'"flow_name":{_dumps(flow)}'.encode("utf-8", "backslashreplace")
     for file in reversed(updates(directory)):
-        for line in _lines_backwards(file.path):
-            if needle not in line or b'"table_version"' not in line:
-                continue
-            event = _decode(line)
-            if event is None or event.get("event_type") != "flow_progress":
-                continue
-            origin, body = event.get("origin", {}), event["details"]["flow_progress"]
-            is_commit = "batch_id" in origin and "table_version" in body
-            if is_commit and origin.get("flow_name") == flow:
-                return RecordedBatch(origin["batch_id"], body["table_version"])
-    return None
+        # One that is removed meanwhile has left its last batches behind before.
+        with contextlib.suppress(FileNotFoundError):
+            for line in _lines_backwards(file.path):
+                if needle in line and (commit := commit_of_line(line)) is not None:
+                    name, batch = commit
+                    if name == flow:
+                        return batch
+    return kept_batches(directory).get(flow)
+
+
+def commit_of_line(line: bytes) -> tuple[str, RecordedBatch] | None:
+    """The flow and micro-batch of a line that tells of a commit; `None` for any other line."""
+    if b'"table_version"' not in line:
+        return None
+    event = _decode(line)
+    if event is None or event.get("event_type") != "flow_progress":
+        return None
+    origin, body = event.get("origin", {}), event["details"]["flow_progress"]
+    if "batch_id" not in origin or "table_version" not in body or "flow_name" not in origin:
+        return None
+    return origin["flow_name"], RecordedBatch(origin["batch_id"], body["table_version"])
+
+
+def kept_batches(directory: Path) -> dict[str, RecordedBatch]:
+    """The newest micro-batches, by flow, of updates that were removed from the log."""
+    try:
+        text = (directory / LAST_BATCHES).read_text(encoding="utf-8")
+        return {flow: RecordedBatch(*batch) for flow, batch in json.loads(text).items()}
+    except FileNotFoundError:
+        return {}
 
 
 def last_event(file: UpdateFile, event_type: str) -> dict[str, Any] | None:

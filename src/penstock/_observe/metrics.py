@@ -115,6 +115,16 @@ METRICS: Mapping[str, Metric] = {
         ),
         _gauge("penstock_flow_backlog_files", _FLOW, "Files that wait at the sources."),
         _gauge("penstock_flow_backlog_bytes", _FLOW, "Bytes that wait at the sources."),
+        _gauge(
+            "penstock_flow_lag_seconds",
+            _FLOW,
+            "Age of the oldest record (Kafka, Kinesis) that was not read yet, in seconds.",
+        ),
+        _gauge(
+            "penstock_flow_time_to_loss_seconds",
+            _FLOW,
+            "Time until Kafka may remove a record that was not read, in seconds; 0 if it has.",
+        ),
         _counter(
             "penstock_flow_errors_total",
             (*_FLOW, "condition", "fatal"),
@@ -165,6 +175,11 @@ METRICS: Mapping[str, Metric] = {
             "penstock_lineage_events_total",
             ("pipeline", "outcome"),
             "OpenLineage events that were sent, failed, or dropped because the queue was full.",
+        ),
+        _counter(
+            "penstock_telemetry_exports_total",
+            ("pipeline", "signal", "outcome"),
+            "Spans and reports of metrics over OTLP that were sent, failed, or dropped.",
         ),
         _counter(
             "penstock_metrics_left_out_total",
@@ -272,6 +287,11 @@ class MetricsFold:
                     technique = technique.removeprefix("MAINTENANCE_TYPE_")
                     labels = (event.origin.dataset_name, technique)
                     self._add("penstock_view_refreshes_total", labels)
+            case "telemetry_progress":
+                for outcome in ("sent", "failed", "dropped"):
+                    labels = (str(body.get("signal", "")), outcome)
+                    count = float(body.get(outcome, 0))
+                    self._set("penstock_telemetry_exports_total", labels, count)
             case "lineage_progress":
                 for outcome in ("sent", "failed", "dropped"):
                     # The event has sums, not what was added.
@@ -347,8 +367,10 @@ class MetricsFold:
                 self._add("penstock_flow_phase_seconds_total", labels, milliseconds / 1000)
         partitions: dict[tuple[str, str], int] = {}
         waiting: dict[str, float] = {}
+        behind: list[float] = []
         for source in progress.get("sources") or ():
             view = source_view(source)
+            behind += [shard["behind_seconds"] for shard in view["shards"]]
             for part in view["partitions"]:
                 key = (str(part["topic"]), str(part["partition"]))
                 if part["records"] is None:
@@ -362,6 +384,8 @@ class MetricsFold:
             self._set("penstock_kafka_lag_rows", (*flow, *place), records)
         for what, value in waiting.items():
             self._set(f"penstock_flow_backlog_{what}", flow, value)
+        if behind:
+            self._set("penstock_flow_lag_seconds", flow, max(behind))
         for at, operator in enumerate(progress.get("stateOperators") or ()):
             labels = (*flow, f"{at} {operator.get('operatorName', '')}".strip())
             self._set("penstock_state_rows", labels, operator.get("numRowsTotal", 0))
@@ -371,12 +395,16 @@ class MetricsFold:
         self._watermark(flow, progress)
 
     def _lag_progress(self, event: Event, body: Mapping[str, Any]) -> None:
-        """What waits in folders and tables; nothing is said of what is not known."""
+        """What waits at the sources; nothing is said of what is not known."""
+        flow, sources = _flow_of(event), body.get("sources") or ()
         for what in ("files", "bytes"):
-            sources = body.get("sources") or ()
             counts = [source.get(what) for source in sources if what in source]
             if counts and None not in counts:
-                self._set(f"penstock_flow_backlog_{what}", _flow_of(event), sum(counts))
+                self._set(f"penstock_flow_backlog_{what}", flow, sum(counts))
+        if any(source.get("partitions") for source in sources):
+            # One that is no longer known, or no longer at risk, goes away.
+            self._tell("penstock_flow_lag_seconds", flow, body.get("seconds_behind"))
+            self._tell("penstock_flow_time_to_loss_seconds", flow, body.get("seconds_to_loss"))
 
     def _watermark(self, flow: Labels, progress: Mapping[str, Any]) -> None:
         text = (progress.get("eventTime") or {}).get("watermark")
@@ -417,6 +445,13 @@ class MetricsFold:
         found, key = self._values[name], self._key(labels)
         if key in found or self._has_room(name, len(found)):
             found[key] = float(value)
+
+    def _tell(self, name: str, labels: Labels, value: float | None) -> None:
+        """The value, or that there is none."""
+        if value is None:
+            self._values[name].pop(self._key(labels), None)
+        else:
+            self._set(name, labels, value)
 
     def _observe(self, flow: Labels, value: float) -> None:
         key = self._key(flow)

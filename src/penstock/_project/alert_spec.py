@@ -16,7 +16,7 @@ def _listed(value: Any) -> Any:
 
 
 class AlertRuleSpec(_Part):
-    """One thing to look out for: exactly one of the first six."""
+    """One thing to look out for: exactly one of the first eight after its name."""
 
     name: str = Field(description="Unique name.")
     failure_rate: float | None = Field(
@@ -47,9 +47,18 @@ class AlertRuleSpec(_Part):
         gt=0,
         description="Seconds until the source removes rows that a flow has not read.",
     )
+    watermark_seconds: float | None = Field(
+        default=None,
+        strict=False,
+        gt=0,
+        description="Seconds that a watermark has stood still while rows came in.",
+    )
+    schema_change: bool | None = Field(
+        default=None, description="true: a dataset or a source has other columns than before."
+    )
     failed: bool | None = Field(default=None, description="true: a flow or the update failed.")
     flow: str = Field(default="", description="Only this flow.")
-    dataset: str = Field(default="", description="Only rules of this dataset.")
+    dataset: str = Field(default="", description="Only this dataset, or the rules of it.")
     rule: str = Field(default="", description="Only this expectation.")
     batches: int = Field(
         default=5, strict=False, ge=1, description="Batches that a failure rate is over."
@@ -60,7 +69,8 @@ class AlertRuleSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum(value is not None for value in self._kinds().values()) != 1 or self.failed is False:
+        given = [value for value in self._kinds().values() if value is not None]
+        if len(given) != 1 or False in (self.failed, self.schema_change):
             known = ", ".join(f"`{kind.value}`" for kind in AlertKind)
             raise ValueError(f"needs exactly one of {known}")
         return self
@@ -72,6 +82,8 @@ class AlertRuleSpec(_Part):
             AlertKind.NO_PROGRESS: self.no_progress_seconds,
             AlertKind.LAG: self.lag_seconds,
             AlertKind.RETENTION: self.retention_seconds,
+            AlertKind.WATERMARK: self.watermark_seconds,
+            AlertKind.SCHEMA_CHANGE: None if self.schema_change is None else 0.0,
             AlertKind.FAILED: None if self.failed is None else 0.0,
         }
 

@@ -1,14 +1,38 @@
-"""`metrics` and `lineage` of a spec file: what a pipeline tells other systems."""
+"""What a pipeline keeps and tells: `events`, `metrics`, `lineage` and `opentelemetry`."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
+from penstock._model.pipeline import EventLogSettings
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class EventsSpec(_Part):
+    """`events: {keep_days: ..., keep_progress_days: ...}`."""
+
+    keep_days: float | None = Field(
+        default=None,
+        strict=False,
+        gt=0,
+        description="After so many days an update goes away from the event log; never by default.",
+    )
+    keep_progress_days: float | None = Field(
+        default=EventLogSettings().keep_progress_days,
+        strict=False,
+        gt=0,
+        description="After so many days measurements of single batches go away; null: never.",
+    )
+
+    def settings(self) -> EventLogSettings:
+        """The same as plain data."""
+        return EventLogSettings(
+            keep_days=self.keep_days, keep_progress_days=self.keep_progress_days
+        )
 
 
 class MetricsSpec(_Part):
@@ -52,4 +76,43 @@ class LineageSpec(_Part):
 Lineage = Annotated[
     LineageSpec | None,
     BeforeValidator(_as_switch, json_schema_input_type=bool | LineageSpec | None),
+]
+
+
+class TelemetrySpec(_Part):
+    """`opentelemetry: {endpoint: ...}`, or `opentelemetry: true`."""
+
+    enabled: bool = Field(default=True, description="false: send nothing, whoever asks for it.")
+    endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="Base URL of an OTLP/HTTP receiver, such as http://localhost:4318.",
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Of each request; `${secret:...}` is filled in."
+    )
+    metrics: bool = Field(default=True, description="Send metrics.")
+    traces: bool = Field(default=True, description="Send traces.")
+    interval_seconds: float | None = Field(
+        default=None,
+        strict=False,
+        ge=1,
+        description="Between two reports of metrics; OTEL_METRIC_EXPORT_INTERVAL, or 60.",
+    )
+
+    def settings(self) -> TelemetrySettings:
+        """The same as plain data."""
+        return TelemetrySettings(
+            is_wanted=self.enabled,
+            endpoint=self.endpoint,
+            headers=self.headers,
+            metrics=self.metrics,
+            traces=self.traces,
+            interval_seconds=self.interval_seconds,
+        )
+
+
+Telemetry = Annotated[
+    TelemetrySpec | None,
+    BeforeValidator(_as_switch, json_schema_input_type=bool | TelemetrySpec | None),
 ]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock._model.alert import AlertSettings
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.name import split_name
 from penstock._model.paths import canonical_path
-from penstock._model.pipeline import ExternalTable
+from penstock._model.pipeline import EventLogSettings, ExternalTable
 from penstock._project.workspace_files import SourcePattern
 
 
@@ -38,6 +38,8 @@ class FileSettings:
         alerts: What to look out for, and whom to tell.
         metrics: The endpoint for Prometheus.
         lineage: OpenLineage events.
+        events: What the event log keeps.
+        telemetry: Metrics and traces over OpenTelemetry's protocol.
     """
 
     root: Path
@@ -61,6 +63,8 @@ class FileSettings:
     alerts: AlertSettings = field(default_factory=AlertSettings)
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
+    events: EventLogSettings | None = None
+    telemetry: TelemetrySettings | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Lay these settings over others: what they say wins, mappings are merged key by key."""
@@ -88,6 +92,8 @@ class FileSettings:
             alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
             metrics=self.metrics or base.metrics,
             lineage=self.lineage or base.lineage,
+            events=self.events or base.events,
+            telemetry=self.telemetry or base.telemetry,
             lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 

@@ -33,9 +33,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock._model.export import LineageSettings, MetricsSettings
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.paths import PathMap
-from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA, PipelineSettings
+from penstock._model.pipeline import (
+    DEFAULT_CATALOG,
+    DEFAULT_SCHEMA,
+    EventLogSettings,
+    PipelineSettings,
+)
 from penstock._project.bundle import Choice
 from penstock._project.file_settings import FileSettings, merged_paths
 from penstock._project.places import absolute_place, nearest_file, storage_uri
@@ -136,6 +141,8 @@ def load_settings(
         alerts=read.alerts,
         metrics=read.metrics or MetricsSettings(),
         lineage=read.lineage or LineageSettings(),
+        events=read.events or EventLogSettings(),
+        telemetry=read.telemetry or TelemetrySettings(),
     )
 
 

@@ -14,7 +14,14 @@ from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
 from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
 from penstock._project.documents import Node, read_document
-from penstock._project.export_spec import Lineage, LineageSpec, MetricsSpec
+from penstock._project.export_spec import (
+    EventsSpec,
+    Lineage,
+    LineageSpec,
+    MetricsSpec,
+    Telemetry,
+    TelemetrySpec,
+)
 from penstock._project.file_settings import table_key
 from penstock._project.lakeflow import FOREIGN_KEYS, refuse_ingestion
 from penstock._project.yaml_text import KeyPath
@@ -170,6 +177,10 @@ class PipelineSpec(_Part):
     )
     metrics: MetricsSpec | None = Field(default=None, description="An endpoint for Prometheus.")
     lineage: Lineage = Field(default=None, description="OpenLineage events; true or a mapping.")
+    events: EventsSpec | None = Field(default=None, description="What the event log keeps.")
+    opentelemetry: Telemetry = Field(
+        default=None, description="Metrics and traces over OTLP; true or a mapping."
+    )
     lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
 
     @field_validator("paths")
@@ -290,6 +301,10 @@ def _suggestion(path: KeyPath) -> str:
             model = MetricsSpec
         case ("lineage", _, *_):
             model = LineageSpec
+        case ("events", _, *_):
+            model = EventsSpec
+        case ("opentelemetry", _, *_):
+            model = TelemetrySpec
     known = keys_of(model)
     close = nearest(str(path[-1]), known)
     return f"; did you mean `{close}`?" if close else f"; the keys are {', '.join(known)}"

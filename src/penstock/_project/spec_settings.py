@@ -58,6 +58,8 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         alerts=spec.alerts.settings(),
         metrics=None if spec.metrics is None else spec.metrics.settings(),
         lineage=None if spec.lineage is None else spec.lineage.settings(),
+        events=None if spec.events is None else spec.events.settings(),
+        telemetry=None if spec.opentelemetry is None else spec.opentelemetry.settings(),
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),
     )
 

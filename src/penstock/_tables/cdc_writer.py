@@ -148,6 +148,9 @@ class CdcWriter(FlowWriter):
                     self._kept.unpersist()
                     self._kept = None
 
+    def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
+        return df  # events are no rows of the table
+
     def _data_schema(self, df: DataFrame) -> StructType:
         return self._events.target_schema()
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from penstock._model.origin import SourceLocation
-from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, reason
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.schema import (
@@ -24,12 +24,14 @@ from penstock._tables.schema import (
     IDENTITY_STEP,
     check_columns,
     compare,
+    conformed,
     has_identity,
     plain_schema,
     reconcile,
     schema_json,
 )
 from penstock._tables.staging import QUARANTINE_FIELDS
+from penstock._tables.widening import ENABLED, TypeChange, alter_types, widen
 from penstock.errors import DefinitionError, PlanError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -51,6 +53,11 @@ class TableSpec:
         properties: `delta.*` and free keys. Keys that are no longer declared stay.
         replace_schema: The contents will be replaced with the next write, so a schema that does not
             fit is left to it.
+        widen: Whether columns that are too narrow for the schema become wider in place. The
+            property `delta.enableTypeWidening`, declared or of the table, counts before it; `None`
+            forbids it all the same.
+        cast: Whether rows will be cast to the types of the table where no value changes by that, so
+            that narrower columns fit.
         origin: Where the dataset was declared.
     """
 
@@ -61,6 +68,8 @@ class TableSpec:
     comment: str | None = None
     properties: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     replace_schema: bool = False
+    widen: bool | None = False
+    cast: bool = False
     origin: SourceLocation | None = None
 
     def table_schema(self) -> StructType:
@@ -163,6 +172,8 @@ def prepare_quarantine(
 ) -> TableState:
     """Make or evolve the quarantine table of a target: its columns, and why a row is there.
 
+    Its columns become as wide as those of the target.
+
     Args:
         spark: Session.
         quarantine: The table.
@@ -178,6 +189,7 @@ def prepare_quarantine(
             partition_cols=target.partition_columns,
             comment="rows that broke a drop rule",
             replace_schema=replace_schema,
+            widen=True,
         ),
     )
 
@@ -313,7 +325,7 @@ def _validated(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> dict[str, s
     except Exception as error:
         raise PlanError(
             "TABLE_PROPERTY_INVALID",
-            f"a table property of {table.name} is refused by Delta: {_reason(error)}",
+            f"a table property of {table.name} is refused by Delta: {reason(error)}",
             origin=spec.origin,
         ) from error
 
@@ -329,13 +341,20 @@ def _alter(
     metadata: TableMetadata,
     state: TableState,
 ) -> bool:
-    if not _fits(table, spec, state):
+    wide, changes = _widening(spec, state)
+    spec = _as_cast(spec, wide)
+    if not _fits(table, spec, replace(state, schema=wide)):
         # Without rows there is nothing that could not be changed.
         if int(snapshot.numOfFiles()) > 0:
-            _refuse(table, spec, state)
+            _refuse(table, spec, replace(state, schema=wide))
         _replace_empty(delta, table, spec)
         return True
     changed = _set_properties(delta, table, spec, metadata)
+    if changes:
+        alter_types(delta, table, changes, origin=spec.origin)
+        metadata = delta.metadata(delta.snapshot(table.path))
+        state = replace(state, schema=metadata.schema)
+        changed = True
     if tuple(c.lower() for c in spec.cluster_by) != tuple(c.lower() for c in state.cluster_by):
         columns = ", ".join(f"`{column}`" for column in spec.cluster_by) or "NONE"
         clause = f"({columns})" if spec.cluster_by else columns
@@ -353,6 +372,29 @@ def _alter(
     operation = delta.alter_operation(metadata.jvm, transaction.metadata())
     transaction.commit(delta.seq([]), operation)
     return True
+
+
+def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
+    """The wish with the types that its rows will have when they are written to a table."""
+    if not spec.cast:
+        return spec
+    kinds = conformed(spec.schema, table)
+    columns = [
+        StructField(column.name, kind, column.nullable, column.metadata)
+        for column, kind in zip(spec.schema, kinds, strict=True)
+    ]
+    return replace(spec, schema=StructType(columns))
+
+
+def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[TypeChange, ...]]:
+    """The table's schema with the columns that are made wider, and what changes in it."""
+    declared = {key.lower(): str(value).lower() for key, value in spec.properties.items()}
+    kept = {key.lower(): value.lower() for key, value in state.properties.items()}
+    said = declared.get(ENABLED.lower(), kept.get(ENABLED.lower()))
+    wanted = spec.widen if said is None else said == "true"
+    if not wanted or spec.widen is None or spec.replace_schema:
+        return state.schema, ()
+    return widen(state.schema, spec.schema)
 
 
 def _fits(table: TableRef, spec: TableSpec, state: TableState) -> bool:
@@ -393,7 +435,13 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
             origin=spec.origin,
             hint=way_out,
         )
-    reconcile(state.schema, spec.schema, name=table.name, allow_missing=True)
+    try:
+        reconcile(state.schema, spec.schema, name=table.name, allow_missing=True)
+    except PlanError as error:
+        if spec.widen is not None and widen(state.schema, spec.schema)[1]:
+            way = f"set the table property {ENABLED} to true to make it wider in place"
+            error.hint = f"{error.hint}; or {way}"
+        raise
 
 
 def _replace_empty(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> None:
@@ -512,9 +560,3 @@ def _has_default(schema: StructType) -> bool:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _reason(error: Exception) -> str:
-    java = getattr(error, "java_exception", None)
-    text = str(java.getMessage()) if java is not None else str(error)
-    return text.strip().splitlines()[0]

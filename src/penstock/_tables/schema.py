@@ -134,13 +134,34 @@ def conform(df: DataFrame, table: StructType) -> DataFrame:
         df: The query.
         table: Schema of the table, or the declared one.
     """
-    wanted = {column.name.lower(): column.dataType for column in table}
-    casts = {}
-    for column in df.schema:
-        target = wanted.get(column.name.lower())
-        if target is not None and target != column.dataType and _lossless(column.dataType, target):
-            casts[column.name] = F.col("`" + column.name.replace("`", "``") + "`").cast(target)
+    casts = {
+        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(kind)
+        for column, kind in zip(df.schema, conformed(df.schema, table), strict=True)
+        if kind != column.dataType
+    }
     return df.withColumns(casts) if casts else df
+
+
+def conformed(query: StructType, table: StructType) -> list[DataType]:
+    """The types of a query's columns as `conform` casts them."""
+    wanted = {column.name.lower(): column.dataType for column in table}
+    return [_conformed(c.dataType, wanted.get(c.name.lower(), c.dataType)) for c in query]
+
+
+def _conformed(source: DataType, target: DataType) -> DataType:
+    """A type with the target's leaves in the place of its own where no value changes by that."""
+    if isinstance(source, StructType) and isinstance(target, StructType):
+        kinds = conformed(source, target)
+        fields = zip(source, kinds, strict=True)
+        return StructType([StructField(f.name, kind, f.nullable, f.metadata) for f, kind in fields])
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        element = _conformed(source.elementType, target.elementType)
+        return ArrayType(element, source.containsNull)
+    if isinstance(source, MapType) and isinstance(target, MapType):
+        key = _conformed(source.keyType, target.keyType)
+        value = _conformed(source.valueType, target.valueType)
+        return MapType(key, value, source.valueContainsNull)
+    return target if _lossless(source, target) else source
 
 
 def merged(schemas: Iterable[StructType]) -> StructType:

@@ -30,7 +30,7 @@ from penstock._tables.late import (
 )
 from penstock._tables.layout import TableRef
 from penstock._tables.moving import delete_files, move_files, renames_cheaply
-from penstock._tables.schema import plain_schema
+from penstock._tables.schema import conform, plain_schema
 from penstock._tables.staging import (
     QUARANTINE_FIELDS,
     StagedFiles,
@@ -150,6 +150,7 @@ class FlowWriter:
         self._schema: tuple[int, StructType] | None = None
         self._staging: Any = None
         self._staging_generation = -1
+        self._fitting_generation = -1
 
     @property
     def target(self) -> TableRef:
@@ -191,6 +192,7 @@ class FlowWriter:
         begun = self._target.begin(batch_id)
         if begun.done:
             return self._replay(df, batch_id)
+        df = self._fitting(df, begun)
         schema = self._evolve(begun, self._data_schema(df))
         written = self._write_files(self._small(df), begun, schema)
         written, late = self._add_late(df, written, schema)
@@ -234,6 +236,15 @@ class FlowWriter:
         return self._target.recorded(batch_id) or CommitResult(
             flow=self._flow, app_id=self._app_id, batch_id=batch_id, version=None, replayed=True
         )
+
+    def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
+        """The batch in the types of the table, which another flow may have made wider meanwhile."""
+        if self._replaces or self._fitting_generation == self._target.generation:
+            return df
+        fitting = conform(df, begun.metadata.schema)
+        if fitting is df:
+            self._fitting_generation = self._target.generation
+        return fitting
 
     def _data_schema(self, df: DataFrame) -> StructType:
         """The batch's own columns; fetched from the JVM only when it is not the last batch's."""

@@ -15,6 +15,7 @@ from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
 from penstock._observe.masking import masked
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel, error_view
+from penstock._ui.ports import Control, Tables
 
 _MAX_MODELS = 6
 _SETTLED_SECONDS = 1.0
@@ -35,6 +36,7 @@ class Recorded:
         self.version = 0
         self._offset = 0
         self._size = 0
+        self._inode: int | None = None
 
     @property
     def read_percent(self) -> int | None:
@@ -49,9 +51,13 @@ class Recorded:
         Of a long log only a part is read at a time, so that others are served in between.
         """
         try:
-            size = self.file.path.stat().st_size
+            status = self.file.path.stat()
         except OSError:
             return False
+        size = status.st_size
+        if self._inode not in (None, status.st_ino):
+            self._begin_again()
+        self._inode = status.st_ino
         if size <= self._offset:
             return False
         self._size = size
@@ -76,6 +82,13 @@ class Recorded:
                 lines.seek(self._offset)
         self.version += self.model.folded != folded
         return self.model.folded != folded
+
+    def _begin_again(self) -> None:
+        """The log was cleaned up: its lines are in other places now."""
+        structure = self.model.structure
+        self.model = UpdateModel()
+        self.model.structure = structure + 1
+        self._offset = 0
 
     def _fold(self, block: bytes, *, skips_metrics: bool) -> None:
         for line in block.split(b"\n"):
@@ -124,12 +137,24 @@ class Recording:
         key: Names the pipeline in addresses.
         label: What to call it before it has events.
         directory: The folder of its event log; it need not be there yet.
+        tables: Looks into its tables; `None` where their storage is not known.
+        control: Acts on it; `None` where its project is not known.
     """
 
-    def __init__(self, key: str, label: str, directory: Path) -> None:
+    def __init__(
+        self,
+        key: str,
+        label: str,
+        directory: Path,
+        *,
+        tables: Tables | None = None,
+        control: Control | None = None,
+    ) -> None:
         self.key = key
         self.label = label
         self.directory = directory
+        self.tables = tables
+        self.control = control
         self._lock = threading.RLock()
         self._files: list[UpdateFile] = []
         self._by_id: dict[str, UpdateFile] = {}

@@ -3,6 +3,8 @@ import re
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    DataType,
+    DecimalType,
     DoubleType,
     LongType,
     MapType,
@@ -116,3 +118,34 @@ def test_only_numbers_outside_of_strings_are_quoted_when_asked():
         done += f'{match.group(1)}"{match.group(2)}"'
         position = match.end()
     assert done + text[position:] == '{"a":"1.50","b":"x 7 \\" 8","c":["-1e3",7]}'
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ("123.45", True),
+        ("-0.5", True),
+        ("null", True),
+        ("1234", False),
+        ("1.234", False),
+        ("1.2e1", False),
+        ('"1.5"', False),
+        ("[1.5, 2]", True),
+        ("[1.5, 2.345]", False),
+    ],
+)
+def test_decimals_match_when_nothing_of_them_is_rounded(value: str, fits: bool) -> None:
+    kind: DataType = DecimalType(5, 2)
+    schema = StructType([StructField("d", ArrayType(kind) if "[" in value else kind)])
+    pattern = clean_line(schema, {}, rounds=False)
+    assert pattern is not None
+    assert (re.search(pattern, f'{{"d":{value}}}') is not None) is fits
+    assert re.search(clean_line(schema, {}) or "", f'{{"d":{value}}}') is not None
+
+
+def test_whole_decimals_match_without_a_fraction_when_nothing_of_them_is_rounded() -> None:
+    pattern = clean_line(StructType([StructField("d", DecimalType(3, 0))]), {}, rounds=False)
+    found = [
+        text for text in ("1", "999", "1000", "1.0") if re.search(pattern or "", f'{{"d":{text}}}')
+    ]
+    assert found == ["1", "999"]

@@ -25,10 +25,14 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
+    definition,
     flow_progress,
     lag_progress,
+    stream_progress,
     update_progress,
 )
+from penstock._observe.log import EventLog
+from penstock._observe.schemas import recorded_schemas
 from penstock._project.spec import load_settings
 from penstock.errors import SpecError
 
@@ -62,6 +66,20 @@ def counts(seconds: float, passed: int, failed: int) -> Event:
     metrics = FlowMetrics(num_output_rows=passed)
     event = flow_progress(FLOW, FlowStatus.RUNNING, "", metrics=metrics, expectations=[rule])
     return at(seconds, event)
+
+
+def stream(seconds: float, watermark: str | None, rows: int) -> Event:
+    body: dict[str, Any] = {"sources": [{"numInputRows": rows}, {}]}
+    if watermark is not None:
+        body["eventTime"] = {"watermark": watermark}
+    return at(seconds, stream_progress(FLOW, body))
+
+
+def dataset(*columns: tuple[str, Any], name: str = "c.s.silver", nullable: bool = True) -> Event:
+    fields = [{"name": key, "type": kind, "nullable": nullable} for key, kind in columns]
+    body = {"schema_json": json.dumps({"type": "struct", "fields": fields})}
+    origin = EventOrigin(pipeline_name="shop", update_id="8c1f", dataset_name=name)
+    return at(0, definition("dataset_definition", origin, "", body))
 
 
 def told(book: AlertBook, *events: Event) -> list[tuple[str, str, float | None, int]]:
@@ -152,6 +170,85 @@ def test_no_progress_is_noticed_as_time_passes():
     assert one.tick(START + timedelta(hours=9)) == []
 
 
+def test_no_progress_is_noticed_while_other_flows_are_busy():
+    one = book(AlertKind.NO_PROGRESS, 30)
+    other = EventOrigin(pipeline_name="shop", update_id="8c1f", flow_name="bronze")
+    metrics = FlowMetrics(num_input_rows=1)
+    busy = [
+        at(second, flow_progress(other, FlowStatus.RUNNING, "", metrics=metrics))
+        for second in range(1, 33)
+    ]
+    started = [at(0, flow_progress(o, FlowStatus.RUNNING, "")) for o in (FLOW, other)]
+    assert told(one, *started, *busy) == [("flow silver", "firing", 31.0, 0)]
+
+
+def test_a_watermark_that_stands_still_while_rows_come_fires_and_is_resolved():
+    def seen(*events: Event) -> list[tuple[str, float | None]]:
+        return [(one[1], one[2]) for one in told(book(AlertKind.WATERMARK, 60), *events)]
+
+    ten, eleven = "2026-03-04T10:00:00.000Z", "2026-03-04T11:00:00.000Z"
+    stuck = [stream(second, ten, 5) for second in range(0, 100, 10)]
+    assert seen(*stuck, stream(100, eleven, 5)) == [("firing", 70.0), ("resolved", None)]
+    # Nothing came for an hour; then the watermark moves on one batch after the rows, as it does.
+    assert seen(stream(0, ten, 5), stream(3600, ten, 5), stream(3601, eleven, 0)) == []
+    assert seen(stream(0, ten, 5), *(stream(second, ten, 0) for second in range(10, 900, 10))) == []
+    assert seen(*(stream(second, None, 5) for second in range(0, 900, 10))) == []
+    ended = at(100, flow_progress(FLOW, FlowStatus.COMPLETED, ""))
+    assert seen(*stuck, ended)[1:] == [("resolved", None)]
+    assert told(book(AlertKind.WATERMARK, 60, flow="gold"), *stuck) == []
+
+
+def test_a_dataset_with_other_columns_than_in_the_last_update_fires_until_it_has_rows(
+    tmp_path: Path,
+):
+    inner = {"type": "struct", "fields": [{"name": "x", "type": "integer", "nullable": True}]}
+    wider = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True}]}
+    before = (("id", "integer"), ("name", "string"), ("inner", inner))
+    log = EventLog(tmp_path)
+    log(dataset(*before))
+    log(dataset(*before, name="c.s.gold"))
+    log(flow_progress(FLOW, FlowStatus.QUEUED, ""))
+    log.close()
+    broken = EventLog(tmp_path)  # an update that could not start
+    broken(update_progress(UPDATE, UpdateState.FAILED, ""))
+    broken.close()
+    schemas = recorded_schemas(tmp_path)
+    assert set(schemas) == {"c.s.silver", "c.s.gold"}
+    rule = AlertRule(name="a", kind=AlertKind.SCHEMA_CHANGE)
+    one = AlertBook((rule,), repeat_seconds=60, schemas=schemas)
+    same = dataset(*reversed(before), nullable=False)
+    assert told(one, same, dataset(("new", "string"), name="c.s.unheard_of")) == []
+    after = dataset(("id", "long"), ("email", "string"), ("inner", wider))
+    (notice,) = one.observe(after)
+    assert notice.about == "c.s.silver"
+    assert notice.message == (
+        "c.s.silver has other columns than in the last update: email added, name removed, "
+        "id changed from integer to long, inner changed"
+    )
+    assert [state for _, state, _, _ in told(one, after, counts(1, 1, 0))] == ["resolved"]
+    few = AlertBook(
+        (AlertRule(name="a", kind=AlertKind.SCHEMA_CHANGE, dataset="gold"),),
+        repeat_seconds=60,
+        schemas=schemas,
+    )
+    assert told(few, after) == []
+    assert [about for about, *_ in told(few, dataset(("id", "long"), name="c.s.gold"))] == [
+        "c.s.gold"
+    ]
+    assert recorded_schemas(tmp_path / "nowhere") == {}
+
+
+def test_new_fields_of_a_source_are_a_change_of_schema():
+    info = ErrorInfo(condition="SCHEMA_EVOLVED", class_name="X", message="new: tip", fatal=False)
+    event = flow_progress(FLOW, FlowStatus.STARTING, "", error=info)
+    seen = told(book(AlertKind.SCHEMA_CHANGE, flow="silver"), at(0, event), backlog(1, 0))
+    assert [(about, state) for about, state, _, _ in seen] == [
+        ("flow silver", "firing"),
+        ("flow silver", "resolved"),
+    ]
+    assert told(book(AlertKind.SCHEMA_CHANGE, flow="gold"), at(0, event)) == []
+
+
 def test_a_failure_is_told_with_its_way_out():
     info = ErrorInfo(condition="PATH_NOT_FOUND", class_name="X", message="gone\n  hint: mount it")
     one = book(AlertKind.FAILED)
@@ -212,6 +309,35 @@ def deliver(targets: list[AlertTarget], **more: Any) -> list[Event]:
     # Given to it in order: when the second is answered, all of the first is done.
     alerts.close(timeout_seconds=30)
     return [event for event in seen if event.event_type == "alert_progress"]
+
+
+def test_all_that_a_book_looks_at_reaches_it():
+    bus, seen = EventBus(), list[Event]()
+    bus.subscribe(seen.append)
+    events = {
+        AlertKind.LAG: lag(0, 90, "expected", 40.0),
+        AlertKind.RETENTION: lag(0, 90, "expected", 40.0),
+        AlertKind.BACKLOG: backlog(0, 90),
+        AlertKind.FAILURE_RATE: counts(0, 0, 10),
+        AlertKind.SCHEMA_CHANGE: dataset(("id", "long")),
+        AlertKind.FAILED: at(0, update_progress(UPDATE, UpdateState.FAILED, "")),
+    }
+    rules = [AlertRule(name=k, kind=k, threshold=60 if k != "failure_rate" else 0) for k in events]
+    watermark = AlertRule(name="watermark", kind=AlertKind.WATERMARK, threshold=60)
+    earlier = dataset(("id", "integer")).details["dataset_definition"]["schema_json"]
+    alerts = Alerts(
+        bus,
+        UPDATE,
+        AlertSettings(rules=(*rules, watermark)),
+        schemas={"c.s.silver": earlier},
+    )
+    bus.subscribe(alerts)
+    still = [stream(second, "2026-03-04T10:00:00.000Z", 5) for second in (0, 90, 91)]
+    for event in (*still, *events.values()):
+        bus.emit(event)
+    alerts.close(timeout_seconds=30)
+    fired = [e.details["alert_progress"]["alert"] for e in seen if e.event_type == "alert_progress"]
+    assert sorted(fired) == sorted([*events, "watermark"])
 
 
 def test_webhooks_get_the_generic_form_and_that_of_slack(receiver: Receiver):
@@ -319,6 +445,8 @@ def test_settings_are_read(tmp_path: Path):
     - {name: bad, failure_rate: 0.05, dataset: silver, min_rows: 100}
     - {name: stuck, no_progress_seconds: 900}
     - {name: down, failed: true}
+    - {name: still, watermark_seconds: 600}
+    - {name: columns, schema_change: true, dataset: silver}
   to:
     - {webhook: "${secret:alerts/slack}", format: slack}
     - {command: [logger, -t, penstock]}
@@ -329,6 +457,8 @@ def test_settings_are_read(tmp_path: Path):
         ("bad", AlertKind.FAILURE_RATE, 0.05),
         ("stuck", AlertKind.NO_PROGRESS, 900.0),
         ("down", AlertKind.FAILED, 0.0),
+        ("still", AlertKind.WATERMARK, 600.0),
+        ("columns", AlertKind.SCHEMA_CHANGE, 0.0),
     ]
     assert [target.label for target in found.targets] == [
         *("Slack webhook", "command logger", "mail")
@@ -342,6 +472,7 @@ def test_settings_are_read(tmp_path: Path):
     [
         ("  rules: [{name: a}]\n", "exactly one of `failure_rate`"),
         ("  rules: [{name: a, backlog: 1, failed: true}]\n", "exactly one of"),
+        ("  rules: [{name: a, schema_change: false}]\n", "exactly one of"),
         ("  rules: [{name: a, failure_rate: 5}]\n", "less than 1"),
         ("  rules: [{name: a, backlog: 1}, {name: a, backlog: 2}]\n", "two rules of one name"),
         ("  rules: [{name: a, backlogs: 1}]\n", "did you mean `backlog`"),

@@ -15,6 +15,7 @@ from penstock._observe.events import (
     update_progress,
 )
 from penstock._observe.log import EventLog
+from penstock._observe.retention import compact
 from penstock._ui.hub import whole_update
 from penstock._ui.model import UpdateModel
 from penstock._ui.recording import Recording
@@ -274,3 +275,19 @@ def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
     model = demo.recorded("latest").model
     assert model.head()["state"] == "COMPLETED"
     assert model.folded == len(lines) + len(many)
+
+
+def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    measured = [line for line in lines if b'"event_type":"stream_progress"}' in line]
+    many = measured * (7_000_000 // len(b"".join(measured)))
+    path.write_bytes(b"".join(lines[:20]) + b"".join(many) + b"".join(lines[20:]))
+    assert demo.recorded("latest").read_percent is not None
+    structure = demo.recorded("latest").model.structure
+    compact(path)
+    recorded = demo.recorded("latest")
+    assert recorded.model.structure > structure
+    assert recorded.read_percent is None
+    assert recorded.model.head()["state"] == "COMPLETED"
+    assert recorded.model.folded == path.read_bytes().count(b"\n") < len(lines)

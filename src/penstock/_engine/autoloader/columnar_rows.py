@@ -44,7 +44,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     IntegerType: (ByteType, ShortType),
     LongType: (ByteType, ShortType, IntegerType),
     FloatType: (),
-    DoubleType: (FloatType,),
+    DoubleType: (FloatType, ByteType, ShortType, IntegerType),
 }
 """Types of which a type holds every value."""
 
@@ -78,19 +78,29 @@ def file_schemas(
     Raises:
         SetupError: `JARS_MISSING`: Avro without its jar.
     """
+    found = distinct_schemas(spark, options, paths)
+    return widest(found) if found else None
+
+
+def distinct_schemas(
+    spark: SparkSession, options: FileOptions, paths: Sequence[str]
+) -> list[StructType]:
+    """The schema that some files have together, or one for each file where types differ.
+
+    Raises:
+        SetupError: `JARS_MISSING`: Avro without its jar.
+    """
     if not paths:
-        return None
+        return []
     reader = spark.read.format(options.format).option("ignoreCorruptFiles", "true")
     reader = reader.options(**dict(options.parse))
     if options.format != "avro":
         try:
-            return reader.option("mergeSchema", "true").load(list(paths)).schema
+            return [reader.option("mergeSchema", "true").load(list(paths)).schema]
         except _SPARK_ERRORS:
             # Types that cannot be merged: file by file, the first one wins.
             pass
-
-    found = list(schema_by_file(spark, options, paths).values())
-    return widest(found) if found else None
+    return list(schema_by_file(spark, options, paths).values())
 
 
 def schema_by_file(

@@ -8,7 +8,7 @@ are brought into the order of the schema first. Either way the same parser makes
 import re
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DecimalType, StructType
 
 from penstock._engine.autoloader.rescue import FLAW, typed_columns
 from penstock._engine.autoloader.rows import LEFT, TYPED, Rows, decoded, left_sql
@@ -19,9 +19,11 @@ from penstock._engine.autoloader.sqltext import (
     literals,
     name,
     options_map,
+    path_part,
     text_fragment,
     with_value,
 )
+from penstock._engine.autoloader.widening import can_widen, entry, wider_for_text
 from penstock.connectors.autoloader import Evolution, FileOptions
 
 _LINE = "__files_line"
@@ -225,14 +227,31 @@ class _Csv:
             folded = literals(column.lower() for column in taken)
             test = f"NOT array_contains({folded}, lower(x)) AND NOT x RLIKE '^_c[0-9]+$'"
             new = f"coalesce(filter({_HEADER}, x -> {test}), {NO_TEXTS})"
-        whole = left_sql(fragments=fragments, new=new)
-        slow = with_value("tk", self._tokens(_LINE), with_value("tn", names, whole))
+        tokens, wide = self._tokens(_LINE), self._wider()
+        whole = left_sql(fragments=fragments, new=new, wide=wide)
+        slow = with_value("tk", tokens, with_value("tn", names, whole))
         fits = f"{_HEADER} IS NULL AND {TYPED}.{FLAW} IS NULL"
         if self._quote:
             opened = self._has_open_quote()
             slow = f"CASE WHEN {opened} THEN {broken} ELSE {slow} END"
             fits += f" AND NOT ({opened})"
+        if any(isinstance(f.dataType, DecimalType) for f in self._schema) and wide != NO_TEXTS:
+            fits += f" AND size({with_value('tk', tokens, with_value('tn', names, wide))}) = 0"
         return f"CASE WHEN NOT ({fits}) THEN {slow} END"
+
+    def _wider(self) -> str:
+        """SQL: columns that have no room for their values; uses `tk` and `tn` of `left`."""
+        found = []
+        for field in self._schema.fields:
+            if self._options.evolution is not Evolution.WIDEN or not can_widen(field.dataType):
+                continue
+            value = self._value("wt")
+            if not isinstance(field.dataType, DecimalType):  # they are rounded, not refused
+                value = f"CASE WHEN {TYPED}.{name(field.name)} IS NULL THEN {value} END"
+            told = entry(path_part(field.name), wider_for_text("wv", field.dataType))
+            lookup = _lookup(literal(field.name), "tn")
+            found.append(with_value("wt", lookup, with_value("wv", value, told)))
+        return f"filter(array({', '.join(found)}), x -> x IS NOT NULL)" if found else NO_TEXTS
 
     def _has_open_quote(self) -> str:
         """SQL: whether a quoted token has no end; the parser would swallow what follows."""

@@ -20,7 +20,7 @@ from penstock._engine.autoloader.sqltext import (
     text_fragment,
     with_value,
 )
-from penstock.connectors.autoloader import FileOptions
+from penstock.connectors.autoloader import Evolution, FileOptions
 
 _TEXT = "__files_text"
 _RANK = "__files_rank"
@@ -49,7 +49,8 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
         df = df.withColumn(_TEXT, F.expr(_respelled(schema)))
     # 0: certainly complete; 1: as well, with its numbers in quotes; 2: to be compared.
     rank, source = "2", _TEXT
-    pattern = clean_line(schema, order)
+    is_widening = options.evolution is Evolution.WIDEN
+    pattern = clean_line(schema, order, rounds=not is_widening)
     if pattern is not None:
         cases = [(f"{_TEXT} RLIKE {literal(pattern)}", "0")]
         if is_all_strings(schema):
@@ -122,8 +123,10 @@ def _slow(
     left = comparison.left_over("f", TYPED, schema)
     new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
     flawed = f"{TYPED}.{FLAW} IS NOT NULL OR {TYPED} IS NULL"
+    is_widening = options.evolution is Evolution.WIDEN
+    wide = comparison.wider_types("f", schema) if is_widening else NO_TEXTS
     broken = left_sql(fragments=corrupt, bad=flawed, broken=True)
-    whole = left_sql(fragments=left, new=new)
+    whole = left_sql(fragments=left, new=new, wide=wide)
     return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
 
 

@@ -65,12 +65,17 @@ def add_paths(known: StructType, paths: list[str]) -> tuple[StructType, list[str
     added: list[str] = []
     schema: DataType = known
     for path in paths:
-        grown = _add_path(schema, _path(path)[0])
+        grown = _add_path(schema, split_path(path))
         if grown != schema:
             schema = grown
             added.append(path)
     assert isinstance(schema, StructType)
     return schema, added
+
+
+def split_path(path: str) -> list[str]:
+    """The names in a dotted path, some of them in backticks."""
+    return _path(path)[0]
 
 
 def _add_path(base: DataType, path: list[str]) -> DataType:

@@ -33,6 +33,7 @@ from penstock._engine.autoloader.partitions import partition_schema, partition_s
 from penstock._engine.autoloader.rows import Rows, finished
 from penstock._engine.autoloader.sqltext import literal, name
 from penstock._engine.autoloader.store import SchemaStore
+from penstock._engine.autoloader.widening import keep_wider
 from penstock._engine.autoloader.xml_rows import xml_rows
 from penstock.connectors.autoloader import COLUMNAR, Evolution, FileOptions, file_options
 from penstock.errors import DefinitionError
@@ -232,6 +233,8 @@ def _learned(
         names = state.note(_PARTITIONS) or []
         known = versions[-1]
         hinted = _hinted(known, options)
+        if options.evolution is Evolution.WIDEN:
+            hinted = keep_wider(hinted, known)
         if hinted != known:
             state.save(hinted)
         return _split(hinted, names)

@@ -6,7 +6,8 @@ and the number of restarts is bounded by what there is to learn.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructField, StructType
 
-from penstock._engine.autoloader.columnar_rows import file_schemas, misfit, schema_by_file
+from penstock._engine.autoloader.columnar_rows import distinct_schemas, misfit, schema_by_file
 from penstock._engine.autoloader.inference import infer, sample
 from penstock._engine.autoloader.listing import (
     FoundFile,
@@ -26,10 +27,17 @@ from penstock._engine.autoloader.merging import (
     add_fields,
     add_paths,
     mark_rescued,
+    widest,
     without_void,
 )
 from penstock._engine.autoloader.opening import QUARANTINED, OpenedFiles
 from penstock._engine.autoloader.rows import MALFORMED, UNKNOWN_FIELD
+from penstock._engine.autoloader.widening import (
+    changed_types,
+    told_columns,
+    widen_columns,
+    widen_paths,
+)
 from penstock._engine.failures import full_text
 from penstock._model.flow import Flow
 from penstock.connectors.autoloader import COLUMNAR, Evolution
@@ -95,12 +103,17 @@ def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
     left_out = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
     names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
     names = [name for name in names if source.roots.contains(name)]
-    if options.format == "orc":
+    found = distinct_schemas(source.spark, options, [readable(name) for name in names])
+    wide = source.schema
+    if options.evolution is Evolution.WIDEN:
+        for schema in found:
+            wide = widen_columns(wide, schema, options.format)
+    if options.format == "orc" and wide == source.schema:
         _check_types(source, names)
-    seen = file_schemas(source.spark, options, [readable(name) for name in names])
-    added = _unknown_columns(source, seen) if seen is not None else []
-    if added:
-        body = {"source": source.key, "fields": added, "file": [names[0]], "files": names}
+    added = _unknown_columns(source, widest(found)) if found else []
+    if added or wide != source.schema:
+        body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
+        body |= {"files": names, "schema": wide.jsonValue()}
         raise FilesDifferError(f"{UNKNOWN_FIELD} {json.dumps(body)}")
 
 
@@ -145,10 +158,10 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
     fields = [str(field) for field in found["fields"]]
     where = file_name_of_uri(str(found["file"][0]))
     names = ", ".join(repr(field) for field in fields)
-    added: list[str] = []
+    grown = _Growth()
     if source.options.evolution is not Evolution.FAIL:
-        added = _grow(source, where, fields, [str(path) for path in found.get("files", ())])
-    if not added:
+        grown = _grow(source, where, fields, found)
+    if not grown:
         return FlowError(
             "UNKNOWN_FIELD",
             f"flow {flow.name!r}: {where} has fields that the schema does not have: {names}",
@@ -161,12 +174,34 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
     into = "the rescued data has" if not source.options.evolution.adds_columns else "has"
     return FlowError(
         "SCHEMA_EVOLVED",
-        f"flow {flow.name!r}: {UNKNOWN_FIELD}: {where} has new fields; from now on the schema "
-        f"{into} {', '.join(repr(field) for field in added)}",
+        f"flow {flow.name!r}: {UNKNOWN_FIELD}: {where} has {grown.reason}; from now on the schema "
+        f"{into} {', '.join([*(repr(field) for field in grown.added), *grown.widened])}",
         flow=flow.name,
         retryable=True,
         origin=flow.origin,
     )
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a new version of a schema has more.
+
+    Attributes:
+        added: Paths of new fields.
+        widened: Columns with their new types, as text.
+    """
+
+    added: Sequence[str] = ()
+    widened: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.widened)
+
+    @property
+    def reason(self) -> str:
+        """Why, for people."""
+        reasons = ("new fields",) if self.added else ()
+        return " and ".join((*reasons, *(("values of wider types",) if self.widened else ())))
 
 
 def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
@@ -183,10 +218,10 @@ def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
 
 
 def _grow(
-    source: OpenedFiles, where: str, fields: Sequence[str], batch: Sequence[str]
-) -> list[str]:
-    """Save a schema with the new fields; what was added, nothing if there is nothing to add."""
-    seen = _seen(source, where, batch)
+    source: OpenedFiles, where: str, fields: Sequence[str], found: Mapping[str, Any]
+) -> _Growth:
+    """Save a schema with the new fields and wider types, if there is anything to save."""
+    seen = _seen(source, where, [str(path) for path in found.get("files", ())])
     current = StructType([*source.schema.fields, *source.partitions.fields])
     taken = {name.lower() for name in source.options.reserved}
     seen = StructType([field for field in seen.fields if field.name.lower() not in taken])
@@ -196,9 +231,27 @@ def _grow(
         # What the sample does not show, as where files disagree about a field, is text.
         grown, besides = add_paths(grown, [field for field in fields if field not in taken])
         added += besides
-    if added:
+    widened: list[str] = []
+    if source.options.evolution is Evolution.WIDEN:
+        wide = _widen(source, grown, seen, found)
+        widened = changed_types(grown, wide)
+        grown = wide
+    if added or widened:
         source.state.save(grown)
-    return added
+    return _Growth(added, widened)
+
+
+def _widen(
+    source: OpenedFiles, grown: StructType, seen: StructType, found: Mapping[str, Any]
+) -> StructType:
+    """A schema with room for what a failure told of, and for what else came in these columns."""
+    if "schema" in found:
+        return widen_columns(grown, StructType.fromJson(found["schema"]), source.options.format)
+    told = [str(entry) for entry in found.get("wide", ())]
+    # Others would only become what the inference calls every number, whether it is large or not.
+    columns = told_columns(told) - {field.name.lower() for field in source.partitions.fields}
+    fields = StructType([field for field in seen.fields if field.name.lower() in columns])
+    return widen_paths(widen_columns(grown, fields, source.options.format), told)
 
 
 def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:

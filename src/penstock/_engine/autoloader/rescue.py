@@ -1,8 +1,8 @@
 """SQL that compares a JSON value with the typed columns made from it: what is left, what is new.
 
-The value is a variant, so it has every field, whatever the schema says. Two questions: which parts
-are in no typed column (fragments of the rescued data), and which field names the schema does not
-know in any case (they make it grow).
+The value is a variant, so it has every field, whatever the schema says. Three questions: which
+parts are in no typed column (fragments of the rescued data), which field names the schema does not
+know in any case (they make it grow), and which columns are too narrow (they become wider).
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from penstock._engine.autoloader.sqltext import (
     type_sql,
     with_value,
 )
+from penstock._engine.autoloader.widening import can_widen, entry, wider_for_variant
 
 FLAW = "__files_flaw"
 """Column of `from_json` and its like that holds the text of what did not fit."""
@@ -38,7 +39,7 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the two questions for one schema.
+    """Builds the three questions for one schema.
 
     Attributes:
         parse: Options of the parser that made the typed columns.
@@ -132,6 +133,40 @@ class Comparison:
         """
         return self._names(fields, schema, prefix, exact=False)
 
+    def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
+        """SQL: columns that have no room for their values, as `path TYPE`.
+
+        Args:
+            fields: As for `new_fields`.
+            schema: As for `new_fields`.
+            prefix: As for `new_fields`.
+        """
+        parts = []
+        for field in schema.fields:
+            value = self._variable("w")
+            inside = self._wider(value, field.dataType, prefix + path_part(field.name))
+            if inside:
+                source = f"try_element_at({fields}, {literal(field.name)})"
+                parts.append(with_value(value, source, f"coalesce({inside}, {NO_TEXTS})"))
+        if not parts:
+            return NO_TEXTS
+        return f"filter(concat({', '.join(parts)}), x -> x IS NOT NULL)"
+
+    def _wider(self, value: str, kind: DataType, path: str) -> str:
+        """SQL of the texts for one value, empty where nothing in it can become wider."""
+        if can_widen(kind):
+            prefers = _is_set(self.parse, "prefersdecimal")
+            return f"array({entry(path, wider_for_variant(value, kind, prefers_decimal=prefers))})"
+        if isinstance(kind, StructType):
+            inner = self._variable("m")
+            inside = self.wider_types(inner, kind, f"{path}.")
+            return "" if inside == NO_TEXTS else with_value(inner, _map(value), inside)
+        if isinstance(kind, ArrayType):
+            item = self._variable("i")
+            inside = self._wider(item, kind.elementType, path)
+            return inside and f"flatten(transform({_items(value)}, {item} -> {inside}))"
+        return ""
+
     def unplaced(self, variant: str, kind: DataType) -> str:
         """SQL: names of the fields inside of a collection that have no place in its type."""
         return self._names_inside(variant, kind, "", exact=True)
@@ -192,3 +227,7 @@ def _has_fields(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return _has_fields(kind.elementType)
     return isinstance(kind, MapType) and _has_fields(kind.valueType)
+
+
+def _is_set(options: dict[str, str], name: str) -> bool:
+    return any(k.lower() == name and v.strip().lower() == "true" for k, v in options.items())

@@ -15,20 +15,26 @@ TYPED = "__files_typed"
 
 LEFT = "__files_left"
 """NULL for a row that fits; else a struct: `malformed` (no record at all), `bad` (its typed columns
-say nothing), `fragments` (JSON of what is in no column), `new` (fields that the schema lacks)."""
+say nothing), `fragments` (JSON of what is in no column), `new` (fields that the schema lacks) and
+`wide` (columns that are too narrow, as `path TYPE`)."""
 
 UNKNOWN_FIELD = "UNKNOWN_FIELD_EXCEPTION"
 MALFORMED = "MALFORMED_RECORD_IN_FILE"
 
 
 def left_sql(
-    *, fragments: str, new: str = NO_TEXTS, bad: str = "false", broken: bool = False
+    *,
+    fragments: str,
+    new: str = NO_TEXTS,
+    wide: str = NO_TEXTS,
+    bad: str = "false",
+    broken: bool = False,
 ) -> str:
     """SQL of a value of `LEFT`."""
     malformed = "true" if broken else "false"
     return (
         f"named_struct('malformed', {malformed}, 'bad', {bad}, 'fragments', {fragments}, "
-        f"'new', {new})"
+        f"'new', {new}, 'wide', {wide})"
     )
 
 
@@ -106,11 +112,13 @@ def columns_only(options: FileOptions) -> bool:
 
 
 def failure_text(source: str) -> str:
-    """SQL: the message of the failure for new fields; `recovery` reads it."""
+    """SQL: the message of the failure for new fields and wider types; `recovery` reads it."""
     start = literal(f"{UNKNOWN_FIELD} " + json.dumps({"source": source})[:-1] + ', "fields": ')
-    return f"concat({start}, to_json({LEFT}.new), ', \"file\": ', to_json(array({PATH})), '}}')"
+    told = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
+    return f"concat({start}, {told}, ', \"file\": ', to_json(array({PATH})), '}}')"
 
 
 def _unless_new(source: str) -> str:
     raising = f"cast(raise_error({failure_text(source)}) AS boolean)"
-    return f"CASE WHEN size({LEFT}.new) > 0 THEN {raising} ELSE true END"
+    grows = f"size({LEFT}.new) > 0 OR size({LEFT}.wide) > 0"
+    return f"CASE WHEN {grows} THEN {raising} ELSE true END"

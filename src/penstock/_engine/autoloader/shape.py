@@ -14,7 +14,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructType,
+    VariantType,
+)
 
 _SPACE = r"\s*+"
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
@@ -32,17 +40,20 @@ KeyOrder = Mapping[str, Sequence[str]]
 """Keys of each object as files have them, by the object's path; the record's own path is empty."""
 
 
-def clean_line(schema: StructType, order: KeyOrder, *, exact: bool = True) -> str | None:
+def clean_line(
+    schema: StructType, order: KeyOrder, *, exact: bool = True, rounds: bool = True
+) -> str | None:
     """The expression for a schema; `None` where it would be too large to be fast.
 
     Args:
         schema: Of the typed columns.
         order: How the keys follow each other; others come behind as in the schema.
         exact: Whether string columns hold only numbers that stay as they are.
+        rounds: Whether decimal columns may have numbers with more digits than they hold.
     """
     if _count(schema) > _MOST_FIELDS:
         return None
-    builder = _Builder(order, exact)
+    builder = _Builder(order, exact, rounds)
     return f"^{_SPACE}{builder.object(schema, '')}{_SPACE}$"
 
 
@@ -100,9 +111,10 @@ def _learn(value: object, path: str, order: dict[str, list[str]]) -> None:
 
 
 class _Builder:
-    def __init__(self, order: KeyOrder, exact: bool) -> None:
+    def __init__(self, order: KeyOrder, exact: bool, rounds: bool) -> None:
         self._order = order
         self._exact = exact
+        self._rounds = rounds
 
     def object(self, schema: StructType, path: str) -> str:
         ranks = {key: rank for rank, key in enumerate(self._order.get(path, ()))}
@@ -124,12 +136,17 @@ class _Builder:
             return _NOTHING
         if isinstance(data_type, StringType) and self._exact:
             return f"(?:{_STRING}|{_EXACT})"
+        if isinstance(data_type, DecimalType) and not self._rounds:
+            whole, scale = max(data_type.precision - data_type.scale, 1), data_type.scale
+            fraction = rf"(?:\.\d{{1,{scale}}}+)?+" if scale else ""
+            return rf"(?:-?+\d{{1,{whole}}}+{fraction}(?![\d.eE])|null)"
         return f"(?:{_STRING}|{_SCALAR})"
 
     def _array(self, element: DataType, path: str) -> str:
         if isinstance(element, MapType | VariantType):
             return _NOTHING
-        if isinstance(element, StructType | ArrayType):
+        is_decimal = isinstance(element, DecimalType) and not self._rounds
+        if isinstance(element, StructType | ArrayType) or is_decimal:
             inner = f"{self._value(element, path)}{_SPACE}(?:,{_SPACE})?+"
             return rf"\[{_SPACE}(?:{inner})*+\]"
         if isinstance(element, StringType) and self._exact:

@@ -14,7 +14,7 @@ from penstock._engine.autoloader.sqltext import (
     text_fragment,
     with_value,
 )
-from penstock.connectors.autoloader import FileOptions
+from penstock.connectors.autoloader import Evolution, FileOptions
 from penstock.errors import ConnectorError
 
 _TEXT = "__files_text"
@@ -60,8 +60,10 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
     left = comparison.left_over("f", TYPED, schema)
     new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
+    is_widening = options.evolution is Evolution.WIDEN
+    wide = comparison.wider_types("f", schema) if is_widening else NO_TEXTS
     broken = left_sql(fragments=corrupt, bad="true", broken=True)
-    whole = left_sql(fragments=left, new=new)
+    whole = left_sql(fragments=left, new=new, wide=wide)
     # A text that is no complete element cannot be made a variant: Spark would fail the batch.
     slow = (
         f"CASE WHEN {_TEXT} NOT RLIKE {literal(_complete(row_tag(options)))} THEN {broken} ELSE "

@@ -1,0 +1,233 @@
+"""Delivers what is made of events to a receiver, on threads of its own: no batch waits for it."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock._model.redaction import redact
+from penstock._observe.bus import EventBus
+from penstock._observe.events import ErrorInfo, Event, EventOrigin, Level, definition
+
+QUEUE_SIZE = 2000
+"""So many things wait for the receiver; what does not fit is dropped and counted."""
+
+DRAIN_SECONDS = 10.0
+"""So long the end of an update waits for what is not sent yet."""
+
+_TELL_SECONDS = 30.0
+_LONGEST_PAUSE = 30.0
+
+_logger = logging.getLogger(__name__)
+
+Fold = Callable[[Event], Iterable[Any]]
+Send = Callable[[list[Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telling:
+    """How a delivery tells what became of it.
+
+    Attributes:
+        name: First word of messages and threads.
+        things: What is sent, in the plural.
+        event_type: Of the events; they are not delivered themselves.
+        condition: Of what was not delivered.
+        class_name: Likewise.
+        more: Stands in the events beside the sums.
+    """
+
+    name: str
+    things: str
+    event_type: str
+    condition: str
+    class_name: str
+    more: Mapping[str, str] = field(default_factory=dict)
+
+
+class Delivery:
+    """Folds the events of an update into things and sends them. Subscribe it to the bus.
+
+    One thread folds, so that the queue before it is always short; another one sends, from a queue
+    that is bounded. After a failure it pauses, longer each time. How it goes becomes events with
+    the sums of what was sent, failed and dropped: a warning at the first failure, then at most
+    twice a minute, and at the end.
+
+    Args:
+        bus: Takes those events.
+        origin: Of those events.
+        telling: Their words.
+        fold: Makes things of an event, on the folding thread.
+        send: Sends some things, on the sending thread, and raises if that fails.
+        finish: Makes the last things, when there are no more events.
+        regularly: Makes things every `every_seconds`, whatever happens.
+        every_seconds: See `regularly`.
+        batch_size: At most so many things are sent at once.
+        gather_seconds: So long is waited for more of them.
+        unheard: Types of events that are not folded.
+        queue_size: See `QUEUE_SIZE`.
+    """
+
+    def __init__(
+        self,
+        bus: EventBus,
+        origin: EventOrigin,
+        telling: Telling,
+        *,
+        fold: Fold,
+        send: Send,
+        finish: Callable[[], Iterable[Any]] = tuple,
+        regularly: Callable[[], Iterable[Any]] = tuple,
+        every_seconds: float | None = None,
+        batch_size: int = 1,
+        gather_seconds: float = 0.0,
+        unheard: tuple[str, ...] = (),
+        queue_size: int = QUEUE_SIZE,
+    ) -> None:
+        self._bus = bus
+        self._origin = origin
+        self._telling = telling
+        self._fold = fold
+        self._send = send
+        self._finish = finish
+        self._regularly = regularly
+        self._every_seconds = every_seconds
+        self._batch_size = batch_size
+        self._gather_seconds = gather_seconds
+        self._unheard = frozenset((*unheard, telling.event_type))
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._waiting: queue.Queue[Any] = queue.Queue(maxsize=queue_size)
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._sums = {"sent": 0, "failed": 0, "dropped": 0}
+        self._sending = 0
+        self._counting = threading.Lock()
+        self._told_at = -_TELL_SECONDS
+        self._told: dict[str, int] = {}
+        self._threads = [
+            threading.Thread(target=target, name=f"{telling.name} {what}", daemon=True)
+            for what, target in (("fold", self._fold_all), ("send", self._send_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; any thread, never blocks."""
+        if event.event_type not in self._unheard:
+            self._events.put(event)
+
+    def close(self, timeout_seconds: float = DRAIN_SECONDS) -> None:
+        """Send what is waiting; after the timeout the rest is dropped, and that is told."""
+        if self._closing.is_set():
+            return
+        self._deadline = time.monotonic() + timeout_seconds
+        self._events.put(None)
+        self._threads[0].join(timeout_seconds)
+        self._closing.set()
+        self._threads[1].join(max(0.5, self._deadline - time.monotonic()))
+        # One that hangs in the receiver is a daemon; whatever it still holds was not delivered.
+        held = self._sending if self._threads[1].is_alive() else 0
+        self._count("dropped", self._waiting.qsize() + held)
+        self._tell(None, at_the_end=True)
+
+    # -- threads -------------------------------------------------------------------------------
+
+    def _fold_all(self) -> None:
+        every = self._every_seconds
+        due = None if every is None else time.monotonic() + every
+        while True:
+            wait = None if due is None else due - time.monotonic()
+            if wait is not None and wait <= 0:
+                self._make(self._regularly)
+                due = None if every is None else time.monotonic() + every
+                continue
+            try:
+                event = self._events.get(timeout=wait)
+            except queue.Empty:
+                continue
+            if event is None:
+                self._make(self._finish)
+                return
+            self._make(self._fold, event)
+
+    def _make(self, make: Callable[..., Iterable[Any]], *arguments: Event) -> None:
+        try:
+            for made in make(*arguments):
+                try:
+                    self._waiting.put_nowait(made)
+                except queue.Full:
+                    self._count("dropped")
+        except Exception as error:
+            _logger.debug("an event could not be told as %s", self._telling.name, exc_info=True)
+            self._count("failed")
+            self._tell(error)
+
+    def _send_all(self) -> None:
+        failures = 0
+        while True:
+            try:
+                things = [self._waiting.get(timeout=0.2)]
+            except queue.Empty:
+                if self._closing.is_set():
+                    return
+                continue
+            if self._gather_seconds:
+                self._closing.wait(self._gather_seconds)
+            while len(things) < self._batch_size:
+                try:
+                    things.append(self._waiting.get_nowait())
+                except queue.Empty:
+                    break
+            # After a failure at the end there is no more waiting for a receiver that is down.
+            if self._closing.is_set() and (failures or time.monotonic() > self._deadline):
+                self._count("dropped", len(things))
+                continue
+            self._sending = len(things)
+            try:
+                self._send(things)
+            except Exception as error:
+                failures += 1
+                self._count("failed", len(things))
+                self._tell(error)
+                self._closing.wait(min(2.0 ** (failures - 1), _LONGEST_PAUSE))
+            else:
+                failures = 0
+                self._count("sent", len(things))
+                self._tell(None)
+
+    # -- what became of it ---------------------------------------------------------------------
+
+    def _count(self, outcome: str, number: int = 1) -> None:
+        with self._counting:
+            self._sums[outcome] += number
+
+    def _tell(self, error: Exception | None, *, at_the_end: bool = False) -> None:
+        with self._counting:
+            now, sums = time.monotonic(), dict(self._sums)
+            is_first = error is not None and not self._told.get("failed")
+            due = now - self._told_at >= _TELL_SECONDS
+            if not (at_the_end or is_first or due) or sums == self._told:
+                return
+            lost = any(sums[key] > self._told.get(key, 0) for key in ("failed", "dropped"))
+            self._told, self._told_at = sums, now
+        telling = self._telling
+        text = f"{telling.name}: {sums['sent']} {telling.things} sent"
+        if sums["failed"] or sums["dropped"]:
+            text += f", {sums['failed']} failed, {sums['dropped']} dropped"
+        info = None
+        if error is not None:
+            reason = redact(f"{type(error).__name__}: {error}")
+            text += f" ({reason[:500]})"
+        if lost:
+            info = ErrorInfo(
+                condition=telling.condition,
+                class_name=telling.class_name,
+                message=text,
+                fatal=False,
+            )
+        event = definition(telling.event_type, self._origin, text, {**telling.more, **sums})
+        level = Level.INFO if info is None else Level.WARN
+        self._bus.emit(replace(event, level=level, error=info))

@@ -1,0 +1,83 @@
+"""The columns of datasets over updates: what an earlier one recorded, and what differs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock._observe.log import updates
+
+_DEFINITION = b'"event_type":"dataset_definition"'
+_FLOWS = b'"event_type":"flow_progress"'
+_LOOKED_AT = 50
+"""So many updates are looked at: those that could not start have no definitions."""
+_SHOWN = 10
+_UNIMPORTANT = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
+
+
+def recorded_schemas(directory: Path) -> dict[str, str]:
+    """Schema per dataset, as JSON, of the newest recorded update that got as far as having them.
+
+    Reads the beginnings of event logs only; an unreadable one has none.
+    """
+    for file in reversed(updates(directory)[-_LOOKED_AT:]):
+        found: dict[str, str] = {}
+        try:
+            with file.path.open("rb") as lines:
+                for line in lines:
+                    if _FLOWS in line:
+                        break
+                    if _DEFINITION in line:
+                        found.update(_schema_of(line))
+        except OSError:
+            continue
+        if found:
+            return found
+    return {}
+
+
+def _schema_of(line: bytes) -> dict[str, str]:
+    try:
+        event = json.loads(line)
+        name, schema = event["origin"]["dataset_name"], event["details"]["dataset_definition"]
+        return {str(name): str(schema["schema_json"])} if schema.get("schema_json") else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def differences(before: str, after: str) -> list[str]:
+    """What was added, removed and changed of the columns, for people; empty if nothing was.
+
+    Order, comments and whether a column may be NULL do not count.
+
+    Args:
+        before: Spark's JSON of the earlier schema.
+        after: Of the later one.
+    """
+    if before == after:
+        return []
+    old, new = _columns(before), _columns(after)
+    if old is None or new is None:
+        return []
+    found = [f"{name} added" for name in new if name not in old]
+    found += [f"{name} removed" for name in old if name not in new]
+    for name, kind in new.items():
+        if name in old and old[name] != kind:
+            is_plain = isinstance(kind, str) and isinstance(old[name], str)
+            found.append(
+                f"{name} changed from {old[name]} to {kind}" if is_plain else f"{name} changed"
+            )
+    more = len(found) - _SHOWN
+    return [*found[:_SHOWN], f"{more} more"] if more > 0 else found
+
+
+def _columns(schema: str) -> dict[str, Any] | None:
+    try:
+        return {field["name"]: _type(field["type"]) for field in json.loads(schema)["fields"]}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _type(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _type(one) for key, one in value.items() if key not in _UNIMPORTANT}
+    return [_type(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,102 @@
+"""The metrics of an update in OpenTelemetry's form: what `docs/metrics.md` lists, one to one.
+
+A counter has no `_total` there, since whoever makes Prometheus' form of it adds that; units are
+told apart from names. So what went through a collector has the name that a scrape gives it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock._observe.lineage_facets import version_of
+from penstock._observe.metrics import BATCH_BUCKETS, Kind, Labels, Metric, Series
+from penstock._observe.telemetry_traces import SCOPE
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricsData
+    from opentelemetry.sdk.resources import Resource
+
+_UNITS = {"seconds": "s", "bytes": "By"}
+
+
+def otel_name(metric: Metric) -> str:
+    """What OpenTelemetry calls a metric."""
+    return metric.name.removesuffix("_total")
+
+
+def otel_unit(metric: Metric) -> str:
+    """Its unit in UCUM; empty for counts."""
+    return _UNITS.get(otel_name(metric).rpartition("_")[2], "")
+
+
+def metrics_data(
+    series: Sequence[Series], resource: "Resource", *, started: int, now: int
+) -> "MetricsData":
+    """All figures as one report.
+
+    Args:
+        series: The figures.
+        resource: Who tells.
+        started: When counters began, in nanoseconds of Unix time.
+        now: The moment of the figures, likewise.
+    """
+    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    scope = ScopeMetrics(
+        scope=InstrumentationScope(SCOPE, version_of("penstock")),
+        metrics=[_metric(one, started, now) for one in series],
+        schema_url="",
+    )
+    return MetricsData(
+        resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")]
+    )
+
+
+def _metric(series: Series, started: int, now: int) -> Any:
+    from opentelemetry.sdk.metrics import export
+
+    metric = series.metric
+    cumulative = export.AggregationTemporality.CUMULATIVE
+    data: export.Sum | export.Gauge | export.Histogram
+    if metric.kind is Kind.HISTOGRAM:
+        data = export.Histogram(
+            data_points=[
+                export.HistogramDataPoint(
+                    attributes=_attributes(metric, labels),
+                    start_time_unix_nano=started,
+                    time_unix_nano=now,
+                    count=sum(one.counts),
+                    sum=one.total,
+                    bucket_counts=list(one.counts),
+                    explicit_bounds=list(BATCH_BUCKETS),
+                    # Not kept; OTLP leaves out what is not given.
+                    min=None,  # type: ignore[arg-type]
+                    max=None,  # type: ignore[arg-type]
+                )
+                for labels, one in series.histograms.items()
+            ],
+            aggregation_temporality=cumulative,
+        )
+    else:
+        points = [
+            export.NumberDataPoint(
+                attributes=_attributes(metric, labels),
+                start_time_unix_nano=started,
+                time_unix_nano=now,
+                value=value,
+            )
+            for labels, value in series.values.items()
+        ]
+        if metric.kind is Kind.COUNTER:
+            data = export.Sum(
+                data_points=points, aggregation_temporality=cumulative, is_monotonic=True
+            )
+        else:
+            data = export.Gauge(data_points=points)
+    return export.Metric(
+        name=otel_name(metric), description=metric.help, unit=otel_unit(metric), data=data
+    )
+
+
+def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
+    return dict(zip(metric.labels, labels, strict=True))

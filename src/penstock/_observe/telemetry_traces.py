@@ -1,0 +1,300 @@
+"""Traces of an update, folded from its events: spans of the update, its flows and their batches.
+
+The spans are made by OpenTelemetry's own tracer, with the times of the events; how they are sampled
+and limited is its business. Batches are told within bounds: a flow with many small ones has some
+spans a minute, and counts the others.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from penstock._observe.events import ErrorInfo, Event, FlowStatus, UpdateState
+from penstock._observe.lineage_facets import version_of
+from penstock._observe.log import TERMINAL_STATES
+from penstock._observe.status import moment
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Span, Tracer
+
+SCOPE = "penstock"
+BATCHES_PER_MINUTE = 60
+"""So many batches of a flow become spans."""
+
+_ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
+_ROWS = ("input", "output", "upserted", "deleted")
+_QUALITY = ("dropped", "quarantined", "late", "duplicate")
+
+Attributes = dict[str, str | int | float]
+
+
+@dataclass
+class _Flow:
+    """A flow with a span that has not ended."""
+
+    span: "Span"
+    sums: dict[str, int] = field(default_factory=dict)
+    written: tuple[int, Attributes] = (-1, {})
+    refresh_began: datetime | None = None
+    minute: int = -1
+    in_minute: int = 0
+    left_out: int = 0
+
+
+class TraceFold:
+    """Gives the spans that an event has ended. One thread at a time.
+
+    Args:
+        resource: Who tells.
+        environ: `TRACEPARENT` and `TRACESTATE` name the span that the update is part of.
+    """
+
+    def __init__(self, resource: "Resource", environ: Mapping[str, str]) -> None:
+        self._resource = resource
+        self._parent = _parent(environ)
+        self._ended: list[ReadableSpan] = []
+        self._tracer: Tracer | None = None
+        self._update: Span | None = None
+        self._flows: dict[str, _Flow] = {}
+        self._newest: datetime | None = None
+
+    def __call__(self, event: Event) -> "Iterable[ReadableSpan]":
+        """Take in one event."""
+        body = event.details.get(event.event_type, {})
+        self._newest = event.timestamp
+        flow = event.origin.flow_name
+        match event.event_type:
+            case "create_update" | "update_progress" if self._tracer is None:
+                self._begin(event, body)
+        match event.event_type:
+            case "update_progress":
+                self._update_progress(event, UpdateState(body["state"]))
+            case "flow_progress" if flow:
+                self._flow_progress(event, body)
+            case "planning_information" if flow in self._flows:
+                self._flows[flow].refresh_began = event.timestamp
+            case "stream_progress" if flow in self._flows:
+                self._batch(event, self._flows[flow], body.get("progress_json") or {})
+        return self._taken()
+
+    def finish(self) -> "Iterable[ReadableSpan]":
+        """There are no more events: what has not ended ends now."""
+        if self._newest is not None:
+            self._end(self._newest)
+        return self._taken()
+
+    def _taken(self) -> "list[ReadableSpan]":
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- the update ----------------------------------------------------------------------------
+
+    def _begin(self, event: Event, body: Mapping[str, Any]) -> None:
+        self._tracer = _tracer(self._resource, self._ended_span, event.origin.update_id)
+        pipeline = event.origin.pipeline_name
+        attributes: Attributes = {
+            "penstock.pipeline": pipeline,
+            "penstock.update_id": event.origin.update_id,
+        }
+        if "continuous" in body:
+            attributes["penstock.mode"] = "continuous" if body["continuous"] else "triggered"
+        self._update = self._tracer.start_span(
+            f"update {pipeline}",
+            context=self._parent,
+            attributes=attributes,
+            start_time=_nanos(event.timestamp),
+        )
+
+    def _update_progress(self, event: Event, state: UpdateState) -> None:
+        if self._update is None or state not in TERMINAL_STATES:
+            return
+        self._update.set_attribute("penstock.state", state.value)
+        if event.error is not None:
+            _fail(self._update, event.error, event.timestamp)
+        self._end(event.timestamp)
+
+    def _end(self, at: datetime) -> None:
+        for flow in list(self._flows):
+            self._end_flow(flow, at)
+        if self._update is not None:
+            self._update.end(_nanos(at))
+            self._update = None
+
+    # -- flows ---------------------------------------------------------------------------------
+
+    def _flow_progress(self, event: Event, body: Mapping[str, Any]) -> None:
+        name, status = event.origin.flow_name, FlowStatus(body["status"])
+        metrics = body.get("metrics")
+        if name not in self._flows:
+            is_late = metrics is not None or status in (FlowStatus.QUEUED, FlowStatus.EXCLUDED)
+            if is_late or self._update is None:
+                return
+            about = {"penstock.flow": name, "penstock.dataset": _target(event)}
+            span = self._child(self._update, f"flow {name}", event.timestamp, about)
+            self._flows[name] = _Flow(span)
+        flow = self._flows[name]
+        if metrics is not None:
+            self._figures(event, flow, body, metrics)
+            return
+        flow.span.set_attribute("penstock.status", status.value)
+        is_end = status in _ENDED
+        if event.error is not None:
+            if is_end and event.error.fatal:
+                _fail(flow.span, event.error, event.timestamp)
+            else:
+                _record(flow.span, event.error, event.timestamp)
+        if is_end:
+            self._end_flow(name, event.timestamp)
+
+    def _end_flow(self, name: str, at: datetime) -> None:
+        flow = self._flows.pop(name)
+        for key, count in flow.sums.items():
+            flow.span.set_attribute(key, count)
+        if flow.left_out:
+            flow.span.set_attribute("penstock.batches_without_span", flow.left_out)
+        flow.span.end(_nanos(at))
+
+    def _figures(
+        self, event: Event, flow: _Flow, body: Mapping[str, Any], metrics: Mapping[str, Any]
+    ) -> None:
+        quality = body.get("data_quality") or {}
+        found: Attributes = {
+            f"penstock.rows.{key}": metrics[f"num_{key}_rows"]
+            for key in _ROWS
+            if f"num_{key}_rows" in metrics
+        }
+        found |= {
+            f"penstock.rows.{key}": quality[f"{key}_records"]
+            for key in _QUALITY
+            if f"{key}_records" in quality
+        }
+        for key, count in found.items():
+            flow.sums[key] = flow.sums.get(key, 0) + int(count)
+        if "table_version" in body:
+            found["penstock.table_version"] = body["table_version"]
+        batch = event.origin.batch_id
+        if batch is not None:
+            known, before = flow.written
+            flow.written = (batch, {**before, **found} if known == batch else found)
+        elif flow.refresh_began is not None:
+            self._told_batch(flow, "refresh", flow.refresh_began, event.timestamp, found, event)
+            flow.refresh_began = None
+
+    def _batch(self, event: Event, flow: _Flow, progress: Mapping[str, Any]) -> None:
+        durations = progress.get("durationMs") or {}
+        began, took = moment(progress.get("timestamp")), durations.get("triggerExecution")
+        batch = progress.get("batchId")
+        if began is None or took is None or not isinstance(batch, int):
+            return
+        if "addBatch" not in durations:
+            return  # only looked whether there is something new
+        known, written = flow.written
+        attributes: Attributes = {"penstock.batch_id": batch}
+        attributes |= written if known == batch else {}
+        rows = sum(int(one.get("numInputRows") or 0) for one in progress.get("sources") or ())
+        attributes["penstock.rows.input"] = rows
+        for phase, milliseconds in durations.items():
+            if phase != "triggerExecution":
+                attributes[f"penstock.phase.{phase}_seconds"] = milliseconds / 1000
+        ended = began + timedelta(milliseconds=took)
+        self._told_batch(flow, "batch", began, ended, attributes, event)
+
+    def _told_batch(
+        self,
+        flow: _Flow,
+        what: str,
+        began: datetime,
+        ended: datetime,
+        attributes: Attributes,
+        event: Event,
+    ) -> None:
+        minute = int(ended.timestamp() // 60)
+        if minute != flow.minute:
+            flow.minute, flow.in_minute = minute, 0
+        flow.in_minute += 1
+        if flow.in_minute > BATCHES_PER_MINUTE:
+            flow.left_out += 1
+            return
+        name = event.origin.flow_name
+        about: Attributes = {"penstock.flow": name, "penstock.dataset": _target(event)}
+        span = self._child(flow.span, f"{what} {name}", began, {**about, **attributes})
+        span.end(_nanos(ended))
+
+    # -- spans ---------------------------------------------------------------------------------
+
+    def _child(
+        self, parent: "Span", name: str, began: datetime, attributes: Mapping[str, Any]
+    ) -> "Span":
+        from opentelemetry.trace import set_span_in_context
+
+        assert self._tracer is not None
+        return self._tracer.start_span(
+            name,
+            context=set_span_in_context(parent),
+            attributes=dict(attributes),
+            start_time=_nanos(began),
+        )
+
+    def _ended_span(self, span: "ReadableSpan") -> None:
+        self._ended.append(span)
+
+
+def _tracer(resource: "Resource", ended: Any, update_id: str) -> "Tracer":
+    """A tracer whose new traces have the id of the update."""
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    class Ids(RandomIdGenerator):
+        def generate_trace_id(self) -> int:
+            try:
+                return UUID(update_id).int or super().generate_trace_id()
+            except ValueError:
+                return super().generate_trace_id()
+
+    class Ended(SpanProcessor):
+        def on_end(self, span: "ReadableSpan") -> None:
+            ended(span)
+
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=Ids())
+    provider.add_span_processor(Ended())
+    return provider.get_tracer(SCOPE, version_of("penstock"))
+
+
+def _parent(environ: Mapping[str, str]) -> "Context":
+    """The span that started this process, as schedulers name it in the environment."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    names = {"traceparent": "TRACEPARENT", "tracestate": "TRACESTATE"}
+    carrier = {key: environ[name] for key, name in names.items() if environ.get(name)}
+    return TraceContextTextMapPropagator().extract(carrier, context=Context())
+
+
+def _fail(span: "Span", error: ErrorInfo, at: datetime) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    _record(span, error, at)
+    span.set_status(Status(StatusCode.ERROR, f"[{error.condition}] {error.message}"))
+
+
+def _record(span: "Span", error: ErrorInfo, at: datetime) -> None:
+    attributes: Attributes = {
+        "exception.type": error.class_name,
+        "exception.message": error.message,
+        "penstock.condition": error.condition,
+        "penstock.fatal": error.fatal,
+    }
+    span.add_event("exception", attributes, timestamp=_nanos(at))
+
+
+def _target(event: Event) -> str:
+    return event.origin.dataset_name or event.origin.sink_name
+
+
+def _nanos(at: datetime) -> int:
+    return round(at.timestamp() * 1e6) * 1000

@@ -1,0 +1,154 @@
+"""What the event log keeps of updates that are over."""
+
+import os
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._model.pipeline import EventLogSettings
+from penstock._observe.events import (
+    Event,
+    EventOrigin,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    flow_progress,
+    lag_progress,
+    stream_progress,
+    update_progress,
+)
+from penstock._observe.log import EventLog, RecordedBatch, last_batch, read_events, updates
+from penstock._observe.retention import Retention, clean
+from penstock._project.spec import load_settings
+from penstock.errors import SpecError
+
+NOW = datetime(2026, 3, 31, tzinfo=UTC)
+
+
+def commit(flow: str, batch: int) -> Event:
+    origin = EventOrigin(flow_name=flow, batch_id=batch)
+    metrics = FlowMetrics(num_output_rows=1)
+    return flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics, table_version=batch + 10)
+
+
+def progress(flow: str, batch: int) -> list[Event]:
+    origin = EventOrigin(flow_name=flow, batch_id=batch)
+    text = '"event_type":"stream_progress"}\n'
+    return [
+        commit(flow, batch),
+        stream_progress(origin, {"batchId": batch, "name": text}),
+        lag_progress(origin, {"loss": "none", "sources": []}),
+    ]
+
+
+def write(folder: Path, name: str, days_ago: float, *events: Event, torn: bytes = b"") -> Path:
+    """An update that ended so many days ago."""
+    moment = NOW - timedelta(days=days_ago)
+    log = EventLog(folder)
+    for event in (*events, update_progress(EventOrigin(), UpdateState.COMPLETED, "")):
+        log(replace(event, timestamp=moment, origin=replace(event.origin, update_id=name)))
+    log.close()
+    assert log.path is not None
+    with log.path.open("ab") as file:
+        file.write(torn)
+    os.utime(log.path, (moment.timestamp(), moment.timestamp()))
+    return log.path
+
+
+def cleaned(folder: Path, **settings: float | None) -> list[str]:
+    clean(folder, EventLogSettings(**settings), own="running", now=NOW.timestamp())
+    return [file.update_id for file in updates(folder)]
+
+
+def kinds(folder: Path, update: str) -> list[tuple[str, Any]]:
+    found = read_events(folder, update=update)
+    return [(event["event_type"], event["origin"].get("batch_id")) for event in found]
+
+
+def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path: Path):
+    several = [*progress("a", 0), *progress('b "quoted"', 7), *progress("a", 1), *progress("a", 2)]
+    old = write(tmp_path, "old", 40, *several, torn=b'{"torn')
+    fresh = write(tmp_path, "fresh", 2, *several)
+    before, whole = old.stat(), fresh.read_bytes()
+    assert cleaned(tmp_path) == ["old", "fresh"]
+    assert kinds(tmp_path, "old") == [
+        ("flow_progress", 0),
+        ("flow_progress", 7),
+        ("stream_progress", 7),
+        ("lag_progress", 7),
+        ("flow_progress", 1),
+        ("flow_progress", 2),
+        ("stream_progress", 2),
+        ("lag_progress", 2),
+        ("update_progress", None),
+    ]
+    assert old.read_bytes().endswith(b'{"torn')
+    assert fresh.read_bytes() == whole
+    after = old.stat()
+    assert (after.st_mtime_ns, after.st_mode) == (before.st_mtime_ns, before.st_mode)
+    # Once is enough: it is not read again.
+    cleaned(tmp_path)
+    assert old.stat().st_ino == after.st_ino
+    assert cleaned(tmp_path, keep_progress_days=1) == ["old", "fresh"]
+    assert len(fresh.read_bytes()) < len(whole)
+    assert old.stat().st_ino == after.st_ino
+
+
+def test_old_updates_go_away_and_the_last_batches_of_flows_stay_known(tmp_path: Path):
+    write(tmp_path, "first", 90, *progress("rare", 3), *progress("often", 0))
+    write(tmp_path, "second", 80, *progress("often", 1))
+    write(tmp_path, "third", 5, commit("often", 2))
+    flows = {flow: last_batch(tmp_path, flow) for flow in ("rare", "often", "unknown")}
+    assert cleaned(tmp_path, keep_progress_days=None) == ["first", "second", "third"]
+    assert cleaned(tmp_path, keep_days=85) == ["second", "third"]
+    assert cleaned(tmp_path, keep_days=30) == ["third"]
+    assert {flow: last_batch(tmp_path, flow) for flow in flows} == flows
+    assert flows["rare"] == RecordedBatch(3, 13)
+    write(tmp_path, "fourth", 4, commit("rare", 4))
+    assert last_batch(tmp_path, "rare") == RecordedBatch(4, 14)
+    assert cleaned(tmp_path, keep_days=1) == []
+    assert last_batch(tmp_path, "rare") == RecordedBatch(4, 14)
+    assert last_batch(tmp_path, "often") == RecordedBatch(2, 12)
+
+
+def test_the_running_update_and_what_a_kill_left_are_seen_to(tmp_path: Path):
+    running = write(tmp_path, "running", 99, *progress("a", 0), *progress("a", 1))
+    whole = running.read_bytes()
+    draft = tmp_path / ".20260101T000000000000Z-x.jsonl.draft"
+    draft.write_text("half")
+    assert cleaned(tmp_path, keep_days=1) == ["running"]
+    assert running.read_bytes() == whole
+    assert not draft.exists()
+    assert cleaned(tmp_path / "nowhere") == []
+
+
+def test_it_is_done_beside_an_update(tmp_path: Path):
+    write(tmp_path, "old", 400, *progress("a", 0))
+    write(tmp_path, "new", -400, *progress("a", 1))
+    retention = Retention(tmp_path, EventLogSettings(keep_days=30), "running")
+    deadline = threading.Event()
+    for _ in range(200):
+        if len(updates(tmp_path)) == 1:
+            break
+        deadline.wait(0.05)
+    retention.close()
+    assert [file.update_id for file in updates(tmp_path)] == ["new"]
+
+
+def test_settings_are_read(tmp_path: Path):
+    def read(text: str) -> EventLogSettings:
+        (tmp_path / "pipeline.yaml").write_text(f"name: shop\n{text}", encoding="utf-8")
+        return load_settings(tmp_path, environ={}).events
+
+    assert read("") == EventLogSettings(keep_days=None, keep_progress_days=30)
+    assert read("events: {keep_days: 365}\n") == EventLogSettings(keep_days=365)
+    found = read("events: {keep_progress_days: null}\n")
+    assert found == EventLogSettings(keep_progress_days=None)
+    with pytest.raises(SpecError, match="greater than 0"):
+        read("events: {keep_days: 0}\n")
+    with pytest.raises(SpecError, match="did you mean `keep_days`"):
+        read("events: {keep_day: 1}\n")
