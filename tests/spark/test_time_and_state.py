@@ -1,9 +1,8 @@
-"""Watermarks, windows, joins, de-duplication and state in whole updates, against other engines."""
+"""Watermarks, windows, joins and state in whole updates; those killed are in test_time_kills."""
 
 import json
 import os
 import random
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from update_project import ContinuousRun, Project
 from penstock._launch import read_flow_state
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._tables import writer
 from penstock.errors import DefinitionErrors, PlanError
 
 pytestmark = pytest.mark.spark
@@ -238,185 +236,6 @@ def ticks():
     assert sorted(found) == sorted(expected)
     assert len(project.log("flow_progress")) > 6
     assert project.table("windows_quarantine").count() == 0
-
-
-STREAMS = """
-from penstock.timing import window_columns
-
-def stream(folder, schema):
-    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(folder)
-
-def impressions():
-    return stream("impressions", "ad INT, seen TIMESTAMP").withWatermark("seen", "1 hour")
-
-def clicks():
-    return (
-        stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
-        .withWatermark("clicked", "1 hour")
-    )
-
-WITHIN = F.expr(
-    "ad = clicked_ad AND clicked >= seen AND clicked <= seen + INTERVAL 5 MINUTES"
-)
-
-@dp.table
-def pairs():
-    return impressions().join(clicks(), WITHIN)
-
-@dp.table(late_rows="quarantine")
-def all_impressions():
-    return impressions().join(clicks(), WITHIN, "left")
-
-@dp.table(late_rows="quarantine")
-def sessions():
-    return (
-        clicks().groupBy(F.session_window("clicked", "10 minutes"), "clicked_ad")
-        .agg(F.count("*").alias("n")).transform(window_columns)
-    )
-
-@dp.table(deduplicate_by=["click"])
-@dp.expect_or_drop("has_ad", "clicked_ad IS NOT NULL")
-def unique_clicks():
-    return stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
-
-dp.create_streaming_table("from_both", deduplicate_by=["click"])
-
-@dp.append_flow(target="from_both")
-def one():
-    return stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
-
-@dp.append_flow(target="from_both")
-def other():
-    return stream("clicks", "click INT, clicked_ad INT, clicked TIMESTAMP")
-"""
-
-ORACLE = {
-    "pairs": """
-        SELECT ad, click FROM impressions JOIN clicks ON ad = clicked_ad
-        AND clicked >= seen AND clicked <= seen + INTERVAL 5 MINUTES
-    """,
-    "all_impressions": """
-        SELECT ad, click FROM impressions LEFT JOIN clicks ON ad = clicked_ad
-        AND clicked >= seen AND clicked <= seen + INTERVAL 5 MINUTES
-    """,
-    "sessions": """
-        WITH marked AS (
-            SELECT *, coalesce(clicked > lag(clicked) OVER w + INTERVAL 10 MINUTES, true) AS first
-            FROM clicks WINDOW w AS (PARTITION BY clicked_ad ORDER BY clicked)
-        ), numbered AS (
-            SELECT *, count(*) FILTER (first) OVER (PARTITION BY clicked_ad ORDER BY clicked
-            ROWS UNBOUNDED PRECEDING) AS session FROM marked
-        )
-        SELECT clicked_ad, count(*) FROM numbered GROUP BY clicked_ad, session
-    """,
-    "unique_clicks": "SELECT DISTINCT click FROM clicks WHERE clicked_ad IS NOT NULL",
-    "from_both": "SELECT DISTINCT click FROM clicks WHERE click IS NOT NULL",
-}
-COLUMNS = {
-    "pairs": ("ad", "click"),
-    "all_impressions": ("ad", "click"),
-    "sessions": ("clicked_ad", "n"),
-    "unique_clicks": ("click",),
-    "from_both": ("click",),
-}
-
-
-def test_joins_sessions_and_unique_rows_equal_an_oracle_after_kills(project, monkeypatch):
-    """A failure at each point of a commit, one flow each; the batch runs again every time."""
-    choose = random.Random(7)
-    far = 100_000.5
-    impressions = [
-        {"ad": choose.randint(1, 12), "seen": at(choose.uniform(0, 3000))} for _ in range(60)
-    ]
-    clicks = [
-        {"click": n, "clicked_ad": choose.randint(1, 12), "clicked": at(choose.uniform(0, 3000))}
-        for n in range(1, 81)
-    ]
-    clicks += [dict(choose.choice(clicks)) for _ in range(15)]
-    nobody = [{"click": None, "clicked_ad": 99, "clicked": at(10)} for _ in range(2)]
-    clicks += [*nobody, {"click": 500, "clicked_ad": None, "clicked": at(20)}]
-    choose.shuffle(clicks)
-    # The last one moves the watermark past all others, and is late for none of them.
-    ends = [{"ad": 0, "seen": at(far)}], [{"click": -1, "clicked_ad": 0, "clicked": at(far)}]
-    late = [[{"ad": 5, "seen": at(1)}]], [[{"click": 7, "clicked_ad": 5, "clicked": at(2)}]]
-
-    def batches(rows, size, *more):
-        return [rows[i : i + size] for i in range(0, len(rows), size)] + list(more)
-
-    project.source(STREAMS)
-    (project.root / "penstock.yaml").write_text(
-        "name: p\nconfiguration:\n  pipelines.maxFlowRetryAttempts: 0\n"
-        "libraries:\n  - file:\n      path: pipeline.py\n"
-    )
-    add_in_order(project, "impressions", batches(impressions, 30, ends[0]))
-    add_in_order(project, "clicks", batches(clicks, 50, ends[1]))
-
-    to_die = {
-        ("after_target_commit", "unique_clicks", 1),
-        ("after_quarantine_commit", "unique_clicks", 0),
-        ("after_target_commit", "pairs", 1),
-        ("after_quarantine_commit", "all_impressions", 1),
-        ("before_write", "sessions", 2),
-    }
-    died = Counter()
-
-    def dies(point, flow, batch_id):
-        if (point, flow, batch_id) in to_die:
-            to_die.discard((point, flow, batch_id))
-            died[flow] += 1
-            raise RuntimeError(f"killed {point}")
-
-    monkeypatch.setattr(writer, "kill_point", dies)
-    for _ in range(4):
-        if project.run().state is UpdateState.COMPLETED:
-            break
-    assert to_die == set(), "a point was never reached"
-
-    oracle = duckdb.connect()
-    for name, rows in (("impressions", impressions), ("clicks", clicks)):
-        times = "seen" if name == "impressions" else "clicked"
-        oracle.execute(
-            f"CREATE TABLE {name} AS SELECT * REPLACE (CAST({times} AS TIMESTAMPTZ) AS {times}) "
-            "FROM (SELECT unnest($rows, recursive := true))",
-            {"rows": rows},
-        )
-
-    def found(table):
-        rows = [tuple(row) for row in project.table(table).select(*COLUMNS[table]).collect()]
-        return Counter(row for row in rows if row[0] not in (0, -1))
-
-    for table, query in ORACLE.items():
-        expected = Counter(oracle.execute(query).fetchall())
-        if table == "unique_clicks":
-            expected[(None,)] = 2  # NULL is no key: both rows are kept
-        if table == "from_both":
-            expected[(None,)] = 4
-        assert found(table) == expected, table
-    assert project.rows("unique_clicks_quarantine", "click") == [(500,)]
-
-    # Both sides of a join refuse what is too late, and so does the session window.
-    for number, (folder, rows) in enumerate(zip(("impressions", "clicks"), late, strict=True)):
-        path = project.root / folder / f"late{number}.json"
-        path.write_text(json.dumps(rows[0][0]), encoding="utf-8")
-    before = {table: found(table) for table in ORACLE}
-    assert project.run().state is UpdateState.COMPLETED
-    assert {table: found(table) for table in ORACLE} == before
-    assert project.table("sessions_quarantine").count() == 1
-    refused = project.table("all_impressions_quarantine").collect()
-    assert sorted(json.loads(row["_row"]).get("ad", "click") is not None for row in refused) == [
-        True,
-        True,
-    ]
-    assert {tuple(row["_failed_rules"]) for row in refused} == {("late",)}
-    # Without a quarantine they are counted.
-    counted = [
-        event.details["flow_progress"]["data_quality"]["late_records"]
-        for event in project.events
-        if event.event_type == "flow_progress"
-        and event.origin.flow_name == "pairs"
-        and "late_records" in event.details["flow_progress"].get("data_quality", {})
-    ]
-    assert counted == [2]
 
 
 def test_the_next_batch_sees_the_new_version_of_a_static_table(project):
