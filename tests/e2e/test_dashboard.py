@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, write_deltalake
 
 from penstock._cli.dashboard import dashboard_beside
 from penstock._model.pipeline import PipelineSettings
@@ -24,11 +26,15 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
+    column_lineage,
     definition,
     flow_progress,
+    lag_progress,
+    stream_progress,
     update_progress,
 )
 from penstock._observe.log import EventLog
+from penstock._runtime.lease_paths import pipeline_lease_path
 
 pytestmark = pytest.mark.e2e
 
@@ -112,6 +118,28 @@ class Story:
         )
         self.batches += 1
 
+    def waits(self, name: str) -> None:
+        """Two sources: of one files wait, of the other rows that retention is about to take."""
+        origin = replace(self.origin, dataset_name=f"c.s.{name}", flow_name=name)
+        kafka = {
+            "description": "KafkaV2[Subscribe[orders]]",
+            "endOffset": {"orders": {"0": 10}},
+            "latestOffset": {"orders": {"0": 25}},
+        }
+        files = {"description": "FileStreamSource[file:/in]", "endOffset": {"logOffset": 1}}
+        self.log(stream_progress(origin, {"batchId": 1, "sources": [files, kafka]}))
+        part = {"topic": "orders", "partition": "0", "offset": 10, "earliest_offset": 2}
+        part |= {"latest_offset": 25, "records": 15, "seconds_behind": 90.0, "loss": "expected"}
+        part |= {"seconds_to_loss": 600.0, "loss_by": "time", "lost_records": None}
+        measured = [
+            {"source": files["description"], "kind": "files", "files": 7, "bytes": 1200},
+            {"source": kafka["description"], "kind": "kafka", "partitions": [part]},
+        ]
+        self.log(lag_progress(origin, {"sources": measured}))
+        columns = {"total": [[0, "amount", "AGGREGATION"]], "day": []}
+        made = {"sources": [{"dataset": "c.s.bronze"}], "columns": columns, "influences": []}
+        self.log(column_lineage(origin, made))
+
 
 def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
     served = Served(str(LOGS / "shop"))
@@ -192,7 +220,7 @@ def open_page(browser, problems: list[str]):
         page.on(
             "request",
             lambda asked: (
-                asked.url.startswith((address.partition("#")[0], "data:"))
+                asked.url.startswith((re.split("[?#]", address)[0], "data:"))
                 or problems.append(f"request to {asked.url}")
             ),
         )
@@ -268,6 +296,13 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         page.wait_for_selector('.rules >> text="10 failed"')
         story.batch("silver", rows=90, broken=33)
         page.wait_for_selector('.rules >> text="43 failed"')
+        story.waits("silver")
+        page.wait_for_selector('.waiting:has-text("7 files not read yet · 1.2 kB")')
+        page.wait_for_selector(
+            '.waiting tr:has-text("orders"):has-text("2 min"):has-text("10 min")'
+        )
+        page.wait_for_selector('tr:has-text("total"):has-text("bronze.amount aggregation")')
+        assert page.evaluate(CONTRAST) == []
         error = ErrorInfo(
             condition="SINK_GONE", class_name="FlowError", message="gone\n    hint: bring it back"
         )
@@ -316,6 +351,140 @@ def test_a_name_is_only_text_when_it_looks_like_something_else(
         served.stop()
 
 
+def test_two_updates_stand_beside_each_other_when_compared(open_page, problems, recorded) -> None:
+    page = open_page(recorded + "#/shop/updates")
+    page.click("text=Compare two updates")
+    page.wait_for_selector('[data-change=changed]:has-text("silver"):has-text("3 → 0")')
+    page.wait_for_selector('del:has-text("drop: amount > 0")')
+    page.wait_for_selector('ins:has-text("fail: amount > 0")')
+    page.select_option('.choose label:has-text("Before") select', index=0)
+    page.wait_for_selector('[role=status]:has-text("Both have the same definitions")')
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The shop with its tables: silver has rows, and more than a page of others in quarantine."""
+    root = tmp_path_factory.mktemp("stored") / "shop"
+    shutil.copytree(LOGS / "shop", root / "events")
+    table = root / "tables" / "spark_catalog" / "default" / "silver"
+    rows = {
+        "order_id": list(range(60)),
+        "customer": [None if n % 7 == 0 else f"customer {n}" for n in range(60)],
+        "amount": [n / 4 for n in range(60)],
+        "password": ["hunter2"] * 60,
+    }
+    write_deltalake(str(table), pa.table(rows))
+    for batch in range(3):
+        broken = [
+            {"order_id": 100 * batch + n, "amount": -n, "customer": None, "token": "tok-secret"}
+            for n in range(20)
+        ]
+        rules = [
+            ["positive_amount", *(["known_customer"] if n % 4 == 0 else [])] for n in range(20)
+        ]
+        body = {
+            "_failed_rules": rules,
+            "_row": [json.dumps(row) for row in broken],
+            "_source": ['{"file":"file:/srv/shop/data/orders/orders-1.json"}'] * 20,
+        }
+        record = {"penstock": 1, "flow": "silver", "app": "a", "batch": batch}
+        said = CommitProperties(custom_metadata={"userMetadata": json.dumps(record)})
+        write_deltalake(
+            f"{table}_quarantine", pa.table(body), mode="append", commit_properties=said
+        )
+    served = Served(str(root))
+    yield served.address
+    served.stop()
+
+
+def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problems, stored) -> None:
+    page = open_page(stored)
+    page.click("nav >> text=Quarantine")
+    page.wait_for_selector('.chip:has-text("positive_amount") >> text=60')
+    page.click(".refused-tables h2 a")
+    page.wait_for_selector('h1:has-text("Quarantine of silver")')
+    page.wait_for_selector('.refused-row:first-child:has-text("batch 2"):has-text("flow silver")')
+    assert page.locator(".refused-row").count() == 25
+    text = page.inner_text(".refused")
+    assert "tok-secret" not in text and "[redacted]" in text
+    page.click("text=Show older rows")
+    page.wait_for_function("document.querySelectorAll('.refused-row').length === 50")
+    page.click('.chip:has-text("known_customer")')
+    page.wait_for_selector('[role=status]:has-text("15 found in the 60 rows")')
+    page.fill('input[type="search"]', '"order_id": 104')
+    page.wait_for_selector('[role=status]:has-text("1 found in the 60 rows")')
+    assert "104" in page.inner_text(".refused")
+    page.fill('input[type="search"]', "tok-secret")
+    page.wait_for_selector('.empty:has-text("No row is like that")')
+    assert problems == []
+
+
+def test_rows_of_a_table_are_shown_when_asked_for(open_page, problems, stored) -> None:
+    page = open_page(stored + "#/shop/dataset/spark_catalog.default.silver")
+    page.click("text=Show rows")
+    page.wait_for_selector('#rows:has-text("50 of 60, version 0")')
+    text = page.inner_text(".rows")
+    assert "customer 8" in text and "NULL" in text and "hunter2" not in text
+    page.goto(stored + "#/shop/dataset/spark_catalog.default.bronze")
+    page.click("text=Show rows")
+    page.wait_for_selector('.notice:has-text("not written yet")')
+    assert problems == []
+
+
+# Holds the pipeline until it has heard two signals, as an update that is slow to stop does.
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from penstock._runtime.lease import Lease
+with Lease.acquire(Path(sys.argv[1]), holder={"command": "penstock run"}):
+    signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    print("holds", flush=True)
+    signal.pause()
+    signal.pause()
+"""
+
+
+def test_a_pipeline_is_stopped_and_started_when_the_visitor_has_the_token(
+    open_page, problems, tmp_path: Path
+) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    spec = shop / "penstock.yaml"
+    spec.write_text("name: shop\nstorage: storage\n")
+    (shop / "pipeline.py").write_text("")
+    lock = pipeline_lease_path(str(shop / "storage"))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(lock)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "holds\n"
+    served = Served(str(shop), "--control", "--token", "token-of-the-test")
+    try:
+        bare = served.address.partition("?")[0]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(bare)
+        page = open_page(served.address)
+        assert "token" not in page.url
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.wait_for_selector('.controls:has-text("held by penstock run")')
+        page.click("text='Stop'")
+        assert holder.stdout.readline() == "heard\n"
+        page.wait_for_selector('.controls:has-text("stops after the batches in flight")')
+        page.click("text=Stop now")
+        assert holder.wait(10) == 0
+        page.wait_for_selector('.controls:has-text("nothing runs")')
+        spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
+        page.click("text=Run once")
+        page.wait_for_selector('.job[open] summary:has-text("failed with exit code 2")')
+        assert "wrong" in page.inner_text(".job pre")
+        assert page.evaluate(CONTRAST) == []
+        assert problems == []
+    finally:
+        served.stop()
+        holder.kill()
+        holder.wait()
+
+
 # Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.
 CONTRAST = """() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -345,19 +514,37 @@ CONTRAST = """() => {
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_text_is_legible_and_nothing_overflows(
-    open_page, problems, recorded: str, width: int, dark: bool
+    open_page, problems, recorded: str, stored: str, width: int, dark: bool
 ) -> None:
     page = open_page(recorded, width=width, dark=dark)
-    for place in (
+    places = [
         "#/",
         "#/shop",
         "#/shop/updates",
+        "#/shop/compare",
         "#/demo/dataset/spark_catalog.default.orders",
-    ):
-        page.goto(recorded + place)
+    ]
+    _check_places(page, recorded, places)
+    page = open_page(stored, width=width, dark=dark)
+    quarantine = "#/shop/quarantine"
+    places = [quarantine, f"{quarantine}/spark_catalog.default.silver/known_customer"]
+    _check_places(page, stored, places)
+    page.goto(stored + "#/shop/dataset/spark_catalog.default.silver")
+    page.click("text=Show rows")
+    page.wait_for_selector(".rows td")
+    _check(page, "rows")
+    assert problems == []
+
+
+def _check_places(page, address: str, places: list[str]) -> None:
+    for place in places:
+        page.goto(address + place)
         page.wait_for_selector("#main h1, #main .panel")
         page.wait_for_function("() => !document.querySelector('.empty')")
-        assert page.evaluate(CONTRAST) == [], place
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0, place
-    assert problems == []
+        _check(page, place)
+
+
+def _check(page, place: str) -> None:
+    assert page.evaluate(CONTRAST) == [], place
+    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0, place

@@ -61,6 +61,30 @@ export interface Partition {
   offset: number;
   latest: number | null;
   lag: number | null;
+  seconds_behind: number | null;
+  /** Until retention removes what is not read yet. */
+  seconds_to_loss: number | null;
+  loss: "none" | "unknown" | "expected" | "happened";
+  lost_records: number | null;
+}
+
+export interface Source {
+  description: string;
+  rows: number | null;
+  files: number | null;
+  versions: number | null;
+  waiting_rows: number | null;
+  bytes: number | null;
+  partitions: Partition[];
+  shards: { stream: string; shard: string; behind_seconds: number }[];
+  metrics: Record<string, string>;
+}
+
+export interface ColumnInput {
+  dataset: string;
+  place: string;
+  column: string;
+  how: string;
 }
 
 export interface Progress {
@@ -68,7 +92,7 @@ export interface Progress {
   durations_ms: Record<string, number>;
   watermark: string | null;
   watermark_delay_seconds: number | null;
-  sources: { description: string; rows: number | null; partitions: Partition[]; metrics: Record<string, string> }[];
+  sources: Source[];
   state: {
     operator: string;
     rows: number | null;
@@ -160,6 +184,7 @@ export interface Dataset {
   declared_at: string;
   format: string;
   columns: { name: string; type: string; nullable: boolean; comment: string; depth: number }[];
+  lineage: { columns: Record<string, ColumnInput[]>; influences: ColumnInput[] } | null;
   rules: Rule[];
   flows: Flow[];
   upstream: string[];
@@ -173,6 +198,77 @@ export interface History {
   total: number;
   next: number | null;
   updates: Summary[];
+}
+
+/** Why something cannot be shown, and the way out. */
+export interface Problem {
+  message: string;
+  hint: string;
+}
+
+export interface Rows {
+  version: number;
+  total: number | null;
+  columns: { name: string; type: string }[];
+  more_columns: number;
+  rows: (string | null)[][];
+  problem?: undefined;
+}
+
+export interface Quarantined {
+  dataset: string;
+  rows: number | null;
+  counted: number;
+  rules: Record<string, number>;
+  newest: number | null;
+  problem?: Problem;
+}
+
+export interface Refused {
+  rules: string[];
+  row: string;
+  is_cut: boolean;
+  source: string | null;
+  at: number;
+  flow: string;
+  batch_id: number | null;
+  version: number | null;
+}
+
+export interface RefusedPage {
+  total: number | null;
+  searched: number;
+  next: string | null;
+  rows: Refused[];
+  problem?: undefined;
+}
+
+/** Something that was one thing and is another; empty where it is not there. */
+export interface Change {
+  name: string;
+  before: string;
+  after: string;
+}
+
+export interface Difference {
+  id: string;
+  name: string;
+  change: "added" | "removed" | "changed" | "same";
+  numbers: Record<string, [number | null, number | null]>;
+  states: [string | null, string | null];
+  facts?: Change[];
+  columns?: Change[];
+  rules?: Change[];
+  lineage?: string[];
+}
+
+export interface Differences {
+  before: Head;
+  after: Head;
+  properties: Change[];
+  datasets: Difference[];
+  flows: Difference[];
+  read_percent?: undefined;
 }
 
 const at = (key: string) => `api/pipelines/${encodeURIComponent(key)}`;
@@ -189,6 +285,45 @@ export const getDataset = (key: string, update: string, name: string, signal?: A
   get<Dataset>(`${at(key)}/dataset?${named(update)}&name=${encodeURIComponent(name)}`, signal);
 export const getHistory = (key: string, before: number | null, signal?: AbortSignal) =>
   get<History>(`${at(key)}/updates?limit=50${before === null ? "" : `&before=${before}`}`, signal);
+
+export interface Job {
+  what: string;
+  started: number;
+  ended: number | null;
+  exit_code: number | null;
+  output: string;
+}
+
+export interface Control {
+  enabled: boolean;
+  runs?: { command: string; since: string; is_here: boolean } | null;
+  is_stopping?: boolean;
+  jobs?: Job[];
+}
+
+export const getControl = (key: string, signal?: AbortSignal) => get<Control>(`${at(key)}/control`, signal);
+
+/** Starts, stops or replays; a refusal is an error with its reason. */
+export async function act(key: string, what: "start" | "stop" | "replay", body: object): Promise<Control> {
+  const answer = await fetch(`${at(key)}/${what}`, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-penstock-control": "1" },
+    body: JSON.stringify(body),
+  });
+  if (answer.ok) return answer.json() as Promise<Control>;
+  const text = await answer.text();
+  throw new Error(answer.status === 409 ? (JSON.parse(text) as { refused: string }).refused : text || `status ${answer.status}`);
+}
+
+export const getDifferences = (key: string, before: string, after: string, signal?: AbortSignal) =>
+  get<Differences | { read_percent: number }>(`${at(key)}/differences?before=${encodeURIComponent(before)}&after=${encodeURIComponent(after)}`, signal);
+
+export const getRows = (key: string, name: string, signal?: AbortSignal) =>
+  get<Rows | { problem: Problem }>(`${at(key)}/rows?name=${encodeURIComponent(name)}`, signal);
+export const getQuarantines = (key: string, signal?: AbortSignal) =>
+  get<{ tables: Quarantined[]; problem?: undefined } | { problem: Problem }>(`${at(key)}/quarantines`, signal);
+export const getQuarantine = (key: string, asked: { name: string; search: string; rule: string; before: string }, signal?: AbortSignal) =>
+  get<RefusedPage | { problem: Problem }>(`${at(key)}/quarantine?${new URLSearchParams(asked)}`, signal);
 
 /** Asks again whenever `again` changes, at most once per second, and keeps the last answer meanwhile. */
 export function useAnswer<T>(ask: (signal: AbortSignal) => Promise<T>, about: string, again: unknown) {

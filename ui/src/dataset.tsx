@@ -1,9 +1,13 @@
 /** Everything about one dataset, sink or source. */
 import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update } from "./api";
 import { Chart, RuleBars } from "./chart";
+import { RefreshButtons } from "./control";
 import { brief, bytes, clock, count, moment, percent, rate, seconds, short } from "./format";
 import { Empty, Fact, FailureBox } from "./parts";
 import { to } from "./place";
+import { Waiting } from "./lag";
+import { ColumnLineage } from "./lineage";
+import { RowsPanel } from "./rows";
 import { StateBadge } from "./state";
 
 interface Props {
@@ -13,6 +17,8 @@ interface Props {
   body: Update | null;
   link: Link;
 }
+
+const NO_TABLE = new Set(["source", "sink", "temporary view"]);
 
 export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
   const id = body?.update.update_id ?? "";
@@ -79,6 +85,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
             )}
           </p>
         </div>
+        {!NO_TABLE.has(card.kind) && <RefreshButtons pipelineKey={pipelineKey} name={name} display={card.name} />}
       </div>
       {value.error && (
         <FailureBox
@@ -96,7 +103,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
           </Fact>
           <Fact name="Watermark behind">{brief(card.watermark_delay_seconds)}</Fact>
           <Fact name="Quarantined" alarm={card.quarantined > 0}>
-            {short(card.quarantined)}
+            {card.quarantined > 0 ? <a href={to.quarantine(pipelineKey, name)}>{short(card.quarantined)}</a> : "0"}
           </Fact>
           <Fact name="Table version">{card.table_version ?? "–"}</Fact>
         </dl>
@@ -133,6 +140,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
       {value.flows.map((flow) => (
         <FlowPanel flow={flow} />
       ))}
+      {value.lineage && <ColumnLineage lineage={value.lineage} columns={value.columns} names={names} link={(id) => to.dataset(pipelineKey, id, update)} />}
       {value.columns.length > 0 && (
         <section class="panel" aria-labelledby="schema">
           <h2 id="schema">
@@ -167,6 +175,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
         </section>
       )}
       {value.batches.length > 0 && <Batches value={value} />}
+      {!NO_TABLE.has(card.kind) && <RowsPanel pipelineKey={pipelineKey} name={name} />}
     </main>
   );
 }
@@ -207,7 +216,6 @@ function Rules({ value }: { value: Dataset }) {
 
 function FlowPanel({ flow }: { flow: Flow }) {
   const progress = flow.progress;
-  const partitions = progress?.sources.flatMap((source) => source.partitions) ?? [];
   const durations = Object.entries(progress?.durations_ms ?? {}).filter(([name, ms]) => name !== "triggerExecution" && ms > 0);
   const most = Math.max(1, ...durations.map(([, ms]) => ms));
   return (
@@ -274,39 +282,9 @@ function FlowPanel({ flow }: { flow: Flow }) {
               </dl>
             </div>
           )}
-          {partitions.length > 0 && (
-            <div>
-              <h3>Kafka partitions</h3>
-              <table class="plain tight">
-                <thead>
-                  <tr>
-                    <th scope="col">Topic</th>
-                    <th scope="col" class="number">
-                      Partition
-                    </th>
-                    <th scope="col" class="number">
-                      Read to
-                    </th>
-                    <th scope="col" class="number">
-                      Lag
-                    </th>
-                  </tr>
-                </thead>
-                <tbody>
-                  {partitions.map((partition) => (
-                    <tr>
-                      <td>{partition.topic}</td>
-                      <td class="number">{partition.partition}</td>
-                      <td class="number">{count(partition.offset)}</td>
-                      <td class={partition.lag ? "number warn-text" : "number"}>{partition.lag === null ? "–" : count(partition.lag)}</td>
-                    </tr>
-                  ))}
-                </tbody>
-              </table>
-            </div>
-          )}
         </div>
       )}
+      {progress?.sources.map((source) => <Waiting source={source} />)}
     </section>
   );
 }

@@ -2,9 +2,11 @@
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getPipelines, useUpdate, type Link, type Pipeline } from "./api";
+import { ComparePage } from "./compare";
 import { DatasetPage } from "./dataset";
 import { PipelinePage } from "./pipeline";
 import { Pipelines } from "./pipelines";
+import { QuarantinePage } from "./quarantine";
 import { to, useNow, usePlace, type Place } from "./place";
 import "./style.css";
 import { toggleTheme, useTheme } from "./theme";
@@ -27,7 +29,7 @@ function App() {
 
   const shown = useRef("");
   useEffect(() => {
-    const about = [place.dataset.split(".").pop(), place.page === "updates" && "updates", place.pipeline, "Penstock"];
+    const about = [place.dataset.split(".").pop(), place.page === "updates" && "updates", place.page === "quarantine" && "quarantine", place.page === "compare" && "differences", place.pipeline, "Penstock"];
     document.title = about.filter(Boolean).join(" · ");
     // After a change of page the focus starts at its beginning, as with a page load.
     const now = `${place.page} ${place.pipeline} ${place.dataset}`;
@@ -56,6 +58,10 @@ function App() {
           <Bar place={place} pipelines={pipelines} link={null} />
           {place.page === "updates" ? (
             <UpdatesPage pipeline={pipeline} pipelineKey={place.pipeline} />
+          ) : place.page === "compare" ? (
+            <ComparePage key={place.pipeline} pipeline={pipeline} place={place} />
+          ) : place.page === "quarantine" ? (
+            <QuarantinePage key={`${place.pipeline} ${place.dataset}`} pipeline={pipeline} place={place} />
           ) : (
             <Pipelines pipelines={pipelines} />
           )}
@@ -114,8 +120,11 @@ function Bar({ place, pipelines, link }: { place: Place; pipelines: Pipeline[] |
           <a href={to.pipeline(place.pipeline)} aria-current={place.page === "pipeline" ? "page" : undefined}>
             Pipeline
           </a>
-          <a href={to.updates(place.pipeline)} aria-current={place.page === "updates" ? "page" : undefined}>
+          <a href={to.updates(place.pipeline)} aria-current={place.page === "updates" || place.page === "compare" ? "page" : undefined}>
             Updates
+          </a>
+          <a href={to.quarantine(place.pipeline)} aria-current={place.page === "quarantine" ? "page" : undefined}>
+            Quarantine
           </a>
         </nav>
       )}

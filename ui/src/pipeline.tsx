@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 import type { Card, Flow, Link, Pipeline, Update } from "./api";
 import { ago, brief, clock, count, moment, rate, seconds, short } from "./format";
+import { Controls } from "./control";
 import { Graph } from "./graph";
 import { Dots, Empty, Fact, FailureBox, headState } from "./parts";
 import { to, useNow } from "./place";
@@ -40,6 +41,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
       return (
         <main id="main">
           <h1>{pipeline.name}</h1>
+          <Controls pipelineKey={pipelineKey} />
           <Empty title="No update yet">
             Start one with <code>penstock run</code>. This page shows it by itself. Events are looked for in{" "}
             <code>{pipeline.event_log}</code>
@@ -82,6 +84,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
         </div>
         {pipeline && <Dots pipeline={pipeline} current={head.update_id} />}
       </div>
+      <Controls pipelineKey={pipelineKey} />
       {body.read_percent !== null && (
         <p class="notice" role="status">
           Reading a long event log: {body.read_percent} %. Figures grow until then.

@@ -2,10 +2,12 @@
 import { useEffect, useState } from "preact/hooks";
 
 export interface Place {
-  page: "pipelines" | "pipeline" | "dataset" | "updates";
+  page: "pipelines" | "pipeline" | "dataset" | "updates" | "quarantine" | "compare";
   pipeline: string;
   update: string;
   dataset: string;
+  rule: string;
+  before: string;
 }
 
 export const LATEST = "latest";
@@ -17,14 +19,30 @@ export const to = {
   pipeline: (key: string, update = LATEST) => `#/${part(key)}${update === LATEST ? "" : `/update/${part(update)}`}`,
   dataset: (key: string, name: string, update = LATEST) => `${to.pipeline(key, update)}/dataset/${part(name)}`,
   updates: (key: string) => `#/${part(key)}/updates`,
+  /** Two updates beside each other; the newest two without their ids. */
+  compare: (key: string, before = "", after = "") => `#/${part(key)}/compare${before && after && `/${part(before)}/${part(after)}`}`,
+  quarantine: (key: string, name = "", rule = "") =>
+    `#/${part(key)}/quarantine${name && `/${part(name)}`}${name && rule && `/${part(rule)}`}`,
 };
 
 export function placeOf(hash: string): Place {
   const parts = hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
-  const place: Place = { page: "pipelines", pipeline: parts[0] ?? "", update: LATEST, dataset: "" };
+  const place: Place = { page: "pipelines", pipeline: parts[0] ?? "", update: LATEST, dataset: "", rule: "", before: "" };
   if (!parts.length) return place;
   place.page = "pipeline";
   if (parts[1] === "updates") place.page = "updates";
+  if (parts[1] === "compare") {
+    place.page = "compare";
+    place.before = parts[2] ?? "";
+    place.update = parts[3] ?? LATEST;
+    return place;
+  }
+  if (parts[1] === "quarantine") {
+    place.page = "quarantine";
+    place.dataset = parts[2] ?? "";
+    place.rule = parts[3] ?? "";
+    return place;
+  }
   const rest = parts[1] === "update" ? parts.slice(3) : parts.slice(1);
   if (parts[1] === "update" && parts[2]) place.update = parts[2];
   if (rest[0] === "dataset" && rest[1]) {

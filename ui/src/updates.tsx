@@ -43,6 +43,7 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
         <h1>
           Updates {total !== null && <span class="muted count">{total.toLocaleString("en-US")}</span>}
         </h1>
+        {total !== null && total > 1 && <a href={to.compare(pipelineKey)}>Compare two updates</a>}
         {states.length > 1 && (
           <label class="filter">
             Result{" "}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from penstock._cli import options
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
+    from penstock._ui.ports import Tables
     from penstock._ui.serving import WatchedLog
 
 _STOP_SECONDS = 3.0
@@ -54,6 +56,15 @@ def ui(
             show_envvar=True,
         ),
     ] = None,
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control", help="Let visitors start, stop and replay; they need the token then."
+        ),
+    ] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows/--no-rows", help="Show rows of tables and of quarantine.")
+    ] = True,
     storage: options.Storage = None,
     spec: options.Spec = None,
     pipeline: options.Pipeline = None,
@@ -70,7 +81,11 @@ def ui(
     serving.require_extra()
     if listening is not None:
         logs = [
-            serving.WatchedLog(label=name, directory=Path(place))
+            serving.WatchedLog(
+                label=name,
+                directory=Path(place),
+                tables=_tables_of(storage, trusts_paths=True) if storage else None,
+            )
             for name, place in options.assignments(event_log, "--event-log").items()
         ]
         os.nice(_NICENESS)
@@ -81,10 +96,12 @@ def ui(
         raise typer.BadParameter(
             f"it has fewer than {_SHORTEST_TOKEN} characters", param_hint="--token"
         )
-    if token is None and not is_loopback(host):
+    if token is None and (control or not is_loopback(host)):
         token = serving.new_token()
     wanted: list[Path | None] = [*paths] if paths else [None]
     logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
+    if not rows:
+        logs = [replace(log, tables=None) for log in logs]
     with serving.listen(host, port) as found:
         address = serving.address_of(found, host, token)
 
@@ -94,7 +111,7 @@ def ui(
             print(f"dashboard at {address} (Ctrl-C ends it)", flush=True)
 
         with suppress(KeyboardInterrupt):
-            serving.serve(logs, found, host=host, token=token, ready=ready)
+            serving.serve(logs, found, host=host, token=token, acts=control, ready=ready)
 
 
 _SHORTEST_TOKEN = 12
@@ -108,6 +125,7 @@ def _log_of(
     target: str | None,
 ) -> "WatchedLog":
     """The event log at a path: of a project, or a folder of recorded events of any origin."""
+    from penstock._cli.controls import ProcessControl
     from penstock._observe.log import event_directory, updates
     from penstock._ui.serving import WatchedLog
 
@@ -115,10 +133,39 @@ def _log_of(
         folder = path.resolve()
         for directory in (folder, folder / "events"):
             if directory.is_dir() and updates(directory):
-                named = directory.parent if directory.name == "events" else directory
-                return WatchedLog(label=named.name or "pipeline", directory=directory)
+                is_beside = directory.name == "events"
+                named = directory.parent if is_beside else directory
+                return WatchedLog(
+                    label=named.name or "pipeline",
+                    directory=directory,
+                    tables=_tables_of(str(named), trusts_paths=False) if is_beside else None,
+                )
     settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
-    return WatchedLog(label=settings.name, directory=event_directory(settings))
+    return WatchedLog(
+        label=settings.name,
+        directory=event_directory(settings),
+        tables=_tables_of(settings.storage, trusts_paths=True),
+        control=ProcessControl(
+            settings,
+            project=[str(path)] if path is not None else [],
+            choice=[
+                f"--{name}={value}"
+                for name, value in (
+                    ("spec", spec),
+                    ("storage", storage),
+                    ("pipeline", pipeline),
+                    ("target", target),
+                )
+                if value is not None
+            ],
+        ),
+    )
+
+
+def _tables_of(storage: str, *, trusts_paths: bool) -> "Tables":
+    from penstock._tables.browsing import TableBrowser
+
+    return TableBrowser(storage, trusts_paths=trusts_paths)
 
 
 @contextmanager
@@ -142,7 +189,7 @@ def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[
     with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as found:
         address = serving.address_of(found, serving.DEFAULT_HOST, None)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            serving.companion_command(log, found.fileno()),
+            serving.companion_command(log, found.fileno(), settings.storage),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(found.fileno(),),

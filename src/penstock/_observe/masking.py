@@ -152,6 +152,15 @@ def _redacted(value: Any) -> Any:
     return [_redacted(one) for one in value] if isinstance(value, list) else value
 
 
+def masked_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Values of any depth as everybody may see them: what the keys or the texts give away is gone.
+
+    What JSON does not know becomes text.
+    """
+    found: dict[str, Any] = json.loads(masked(encode(values)))
+    return {key: _redacted(one) for key, one in found.items()}
+
+
 def shown(text: str) -> str:
     """A text of people or reports without remembered values and what looks like a credential."""
     line = json.dumps(redact(text), ensure_ascii=False)

@@ -137,7 +137,7 @@ def migrate_flow(
         report = run.plan_back() if wants_undo else run.plan(asked)
         if not (asked.act or asked.resume):
             return report
-        if report.refused is not None and run.known is None:
+        if report.refused is not None and not run.is_open:
             raise PlanError(
                 "MIGRATION_WOULD_LOSE_HISTORY",
                 f"flow {node.flow.name!r} is not migrated: {report.refused}",
@@ -200,9 +200,13 @@ class _Run:
         old = pipeline.state.flow(node.flow.name)
         table = self._facts.table()
         if old is None or old.stateful_operators is None or table is None:
-            raise self._not_now("it has never run: there is nothing to migrate")
+            raise self._not_now("it has never run: there is nothing to migrate", "run the pipeline")
         if old.reset_pending:
-            raise self._not_now("its reset was begun and is not done")
+            raise self._not_now("its reset was begun and is not done", "run the pipeline first")
+        backfill = pipeline.tables.layout.backfill_folder(node.flow.name)
+        if self._files.read(f"{backfill}/decided.json"):
+            hint = f"end it first: penstock backfill {node.flow.name} --resume, or --abandon"
+            raise self._not_now("its backfill was begun and is not done", hint)
         df, kafka = pipeline.query(node)
         query = self._facts.query(df)
         columns = self._facts.columns(table["columns"], query["columns"])
@@ -364,7 +368,7 @@ class _Run:
         )
 
     def _mark(self, migration: Migration) -> Migration:
-        """Note what there was, and keep updates away until the cut-over is done."""
+        """Keep updates away until the cut-over is done, and note what there is."""
         state, name = self._pipeline.state, self._node.flow.name
         old, table = state.flow(name), self._facts.table()
         if old is None or table is None or table["id"] != migration.table_id:
@@ -381,8 +385,9 @@ class _Run:
             old_version=table["version"],
             old_quarantine=self._facts.quarantine_version(),
         )
-        self._save(migration)
+        # The mark first: an update between the two would make what is noted wrong.
         state.save_flow(name, replace(old, migration=migration.migration_id))
+        self._save(migration)
         self._reached(MARKED)
         return migration
 
@@ -451,8 +456,11 @@ class _Run:
         node, known = self._node, self.known
         if known is None or known.stage == _DONE:
             raise _not_begun(node, "was begun and is not done")
+        state = self._pipeline.state.flow(node.flow.name)
         if known.stage != _BUILDING:
             self._unmark(known)
+        elif state is not None and state.migration is not None:
+            self._pipeline.state.save_flow(node.flow.name, replace(state, migration=None))
         self._forget(known)
         layout = self._pipeline.tables.layout
         self._files.delete_tree(layout.checkpoint_path(node.flow.name, known.migration_id))
@@ -497,13 +505,13 @@ class _Run:
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _not_now(self, reason: str) -> PlanError:
+    def _not_now(self, reason: str, hint: str) -> PlanError:
         name = self._node.flow.name
         return PlanError(
             "MIGRATION_NOT_POSSIBLE",
             f"flow {name!r} cannot be migrated now: {reason}",
             origin=self._node.flow.origin,
-            hint="run the pipeline first",
+            hint=hint,
         )
 
     def _shadow(self, migration: Migration) -> "Shadow":

@@ -219,6 +219,7 @@ def steps_back(
     """What going back does, one sentence each."""
     yield f"{display} and its quarantine go back to what they were: {display} to version {version}"
     yield f"the flow goes on with the checkpoint of epoch {epoch}, and reads again what came since"
+    yield "rows that a replay of quarantine, a backfill or others have put there since are gone"
     if not is_old_query:
         yield "its query is still the new one: take the change back before the next update"
     for reader in readers:

@@ -13,8 +13,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "penstock_token"
+CONTROL_HEADER = "x-penstock-control"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _MAX_PATH = 4096
+_MAX_BODY = 4096
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -32,22 +34,30 @@ _HEADERS = (
 
 
 class Guard:
-    """ASGI middleware: only GET and HEAD, only from our own pages, only for our own name.
+    """ASGI middleware: only reading, only from our own pages, only for our own name.
 
     Without a token, the Host header must name the loopback interface: a foreign name that resolves
     to it (DNS rebinding) is refused. With a token every request needs it, as a `Bearer`, or as the
-    cookie that the first visit with `?token=` sets.
+    cookie that the first visit with `?token=` sets; the cookie has the port in its name, as
+    browsers send it to every port of the host.
+
+    What acts is a POST with the token, a small body of JSON and a header that no form can send,
+    from a page of this server. A program without an Origin needs the `Bearer`.
 
     Args:
         app: What it guards.
         host: The address that the server listens on.
         token: What to ask for; required where the address is not a loopback one.
+        acts: Whether requests may act; then the token is required, too.
     """
 
-    def __init__(self, app: App, *, host: str, token: str | None) -> None:
+    def __init__(self, app: App, *, host: str, token: str | None, acts: bool = False) -> None:
         if not is_loopback(host) and not token:
             raise ValueError("an address that others can reach needs a token")
+        if acts and not token:
+            raise ValueError("who acts needs a token")
         self._app = app
+        self._acts = acts
         self._checks_host = is_loopback(host)
         self._token = token
 
@@ -73,10 +83,16 @@ class Guard:
             return
         if self._token is not None:
             given = _given_tokens(scope, headers)
-            if not any(
-                hmac.compare_digest(one.encode(), self._token.encode()) for one in given.values()
-            ):
+            right = {
+                way
+                for way, one in given.items()
+                if hmac.compare_digest(one.encode(), self._token.encode())
+            }
+            if not right:
                 await _respond(with_headers, 401, "open the address with its token")
+                return
+            if scope["method"] == "POST" and (reason := _no_action(headers, right)):
+                await _respond(with_headers, 403, reason)
                 return
             if "query" in given and scope["method"] == "GET":
                 await _respond(with_headers, 303, "", self._signed_in(scope))
@@ -84,10 +100,11 @@ class Guard:
         await self._app(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        if scope["method"] not in ("GET", "HEAD"):
+        is_action = self._acts and scope["method"] == "POST" and scope["path"].startswith("/api/")
+        if scope["method"] not in ("GET", "HEAD") and not is_action:
             return 405, "the dashboard only reads"
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            return 413, "the dashboard takes no body"
+        if not _has_length(headers, _MAX_BODY if is_action else 0):
+            return 413, "the body is too long"
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > _MAX_PATH:
             return 414, "the address is too long"
         host = headers.get("host", "")
@@ -97,7 +114,7 @@ class Guard:
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return 403, "not for pages from elsewhere"
         site = headers.get("sec-fetch-site", "same-origin")
-        is_page = headers.get("sec-fetch-mode") == "navigate"
+        is_page = headers.get("sec-fetch-mode") == "navigate" and not is_action
         if site not in ("same-origin", "none") and not is_page:
             return 403, "not for pages from elsewhere"
         return None
@@ -113,7 +130,7 @@ class Guard:
         place = place.replace("\\", "").replace("\r", "").replace("\n", "")
         if rest:
             place += "?" + urlencode(rest)
-        cookie = f"{COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+        cookie = f"{cookie_name(scope)}={self._token}; Path=/; HttpOnly; SameSite=Strict"
         return [(b"location", place.encode()), (b"set-cookie", cookie.encode())]
 
 
@@ -123,6 +140,30 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def cookie_name(scope: Scope) -> str:
+    """Of this server: another dashboard on the host has another port."""
+    server = scope.get("server")
+    return f"{COOKIE}_{server[1]}" if server else COOKIE
+
+
+def _has_length(headers: dict[str, str], most: int) -> bool:
+    text = headers.get("content-length", "0")
+    is_number = text.isdecimal() and len(text) < 10
+    return "transfer-encoding" not in headers and is_number and int(text) <= most
+
+
+def _no_action(headers: dict[str, str], right: set[str]) -> str | None:
+    """Why a request with the token may not act; `None` if it may."""
+    if headers.get(CONTROL_HEADER) != "1":
+        return f"what acts needs the header {CONTROL_HEADER}"
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return "what acts is JSON"
+    # Of other pages with an Origin it was refused already; without one, no browser asks.
+    if "bearer" not in right and not ("cookie" in right and "origin" in headers):
+        return "what acts needs the token as Bearer, or a page of this server"
+    return None
 
 
 def _name_of(host: str) -> str:
@@ -138,7 +179,7 @@ def _given_tokens(scope: Scope, headers: dict[str, str]) -> dict[str, str]:
     if scheme.lower() == "bearer" and value:
         given["bearer"] = value.strip()
     try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(scope))
     except CookieError:
         cookie = None
     if cookie is not None:

@@ -2,12 +2,14 @@
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock._observe.events import ErrorInfo, Event, FlowStatus
 from penstock._observe.snapshot import DatasetView, FlowView, Snapshot, UpdateView, short_names
+from penstock._ui.lineage import lineage_view
 from penstock._ui.progress import progress_view
 from penstock._ui.series import Series
 
@@ -43,6 +45,7 @@ class _Declared:
     schema_json: str = ""
     expectations: list[dict[str, Any]] = field(default_factory=list)
     format: str = ""
+    path: str | None = None
 
 
 @dataclass
@@ -52,6 +55,9 @@ class _FlowLife:
     changes: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=_MAX_CHANGES))
     running_since: int | None = None
     progress: dict[str, Any] | None = None
+    reported: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    lineage: Mapping[str, Any] | None = None
     message: str = ""
     technique: str = ""
 
@@ -84,7 +90,7 @@ class UpdateModel:
         try:
             self._snapshot(event)
             self._fold(event)
-        except (KeyError, ValueError, TypeError, AttributeError):
+        except (LookupError, ValueError, TypeError, AttributeError):
             # Written by another version, or by hand: the rest of the log is still worth a look.
             return
 
@@ -101,6 +107,7 @@ class UpdateModel:
                     name=target,
                     kind=str(body.get("dataset_type", "")).lower().replace("_", " "),
                     declared_at=str(body.get("declared_at") or ""),
+                    path=str(body["path"]) if body.get("path") else None,
                     schema_json=str(body.get("schema_json") or ""),
                     expectations=[dict(rule) for rule in body.get("expectations") or ()],
                 )
@@ -114,7 +121,17 @@ class UpdateModel:
                 self._flows[origin.flow_name] = dict(body)
             case "stream_progress":
                 if origin.flow_name and isinstance(body.get("progress_json"), dict):
-                    self._life(origin.flow_name).progress = progress_view(body["progress_json"])
+                    life = self._life(origin.flow_name)
+                    life.reported = body["progress_json"]
+                    life.progress = progress_view(life.reported, life.measured)
+            case "lag_progress" if origin.flow_name:
+                life = self._life(origin.flow_name)
+                if life.reported:
+                    life.progress = progress_view(life.reported, body)
+                life.measured = body
+            case "column_lineage" if origin.flow_name:
+                lineage_view([body])  # one that makes no sense is passed over here
+                self._life(origin.flow_name).lineage = body
             case "planning_information":
                 technique = (body.get("technique_information") or [{}])[0]
                 life = self._life(origin.flow_name)
@@ -191,6 +208,14 @@ class UpdateModel:
             cards.append(_bare_card(name, name.removeprefix("source:"), "source"))
         return cards
 
+    def tables(self) -> dict[str, str | None]:
+        """Where the datasets that are stored lie, `None` where that was not recorded."""
+        return {
+            name: one.path
+            for name, one in self._declared.items()
+            if one.kind not in ("sink", "temporary view")
+        }
+
     def edges(self) -> list[dict[str, str]]:
         """Which dataset feeds which, by which flow."""
         found: dict[tuple[str, str], str] = {}
@@ -226,6 +251,7 @@ class UpdateModel:
             "declared_at": declared.declared_at,
             "format": declared.format,
             "columns": _columns(declared.schema_json),
+            "lineage": self._lineage(name),
             "rules": _rules(declared, dataset),
             "flows": [self._flow(flow) for flow in dataset.flows] if dataset is not None else [],
             "upstream": [edge["from"] for edge in edges if edge["to"] == name],
@@ -234,6 +260,38 @@ class UpdateModel:
             "series": self._series[name].columns() if name in self._series else None,
             "batches": self._series[name].recent() if name in self._series else [],
         }
+
+    def outline(self) -> dict[str, Any]:
+        """All of the update for a comparison: its head, datasets and sinks, and flows."""
+        view = self.view()
+        views = {dataset.name: dataset for dataset in view.datasets}
+        datasets = []
+        for card in self.cards(view):
+            name = card["id"]
+            if card["kind"] == "source":
+                continue
+            declared = self._declared.get(name) or _Declared(name=name, kind=card["kind"])
+            series = self._series.get(name)
+            datasets.append(
+                {
+                    **card,
+                    "format": declared.format,
+                    "declared_at": declared.declared_at,
+                    "columns": _columns(declared.schema_json),
+                    "rules": _rules(declared, views.get(name)),
+                    "lineage": self._lineage(name),
+                    "busy_seconds": series.busy_seconds() if series is not None else None,
+                }
+            )
+        return {"head": self.head(view), "datasets": datasets, "flows": self.flows(view)}
+
+    def _lineage(self, name: str) -> dict[str, Any] | None:
+        lives = (
+            self._lives[flow]
+            for flow, body in self._flows.items()
+            if flow in self._lives and name in (body.get("output_dataset"), body.get("output_sink"))
+        )
+        return lineage_view(life.lineage for life in lives if life.lineage is not None)
 
     def _flow(self, flow: FlowView) -> dict[str, Any]:
         life, body = self._life(flow.name), self._flows.get(flow.name, {})

@@ -4,11 +4,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from penstock._observe.lag import lag_sources
+
 _MAX_PARTITIONS = 500
 
 
-def progress_view(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a StreamingQueryProgress that the dashboard shows; the rest stays behind."""
+def progress_view(body: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a StreamingQueryProgress that the dashboard shows; the rest stays behind.
+
+    Args:
+        body: The progress.
+        measured: Body of the newest `lag_progress` event of the flow; may be empty.
+    """
     durations = body.get("durationMs") or {}
     return {
         "batch_id": body.get("batchId"),
@@ -17,7 +24,7 @@ def progress_view(body: Mapping[str, Any]) -> dict[str, Any]:
         },
         "watermark": _watermark(body),
         "watermark_delay_seconds": watermark_delay(body),
-        "sources": [_source(source) for source in body.get("sources") or ()],
+        "sources": [_source(source) for source in lag_sources(body, measured)],
         "state": [_state(operator) for operator in body.get("stateOperators") or ()],
     }
 
@@ -39,38 +46,32 @@ def _watermark(body: Mapping[str, Any]) -> str | None:
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:
-    partitions = _partitions(source.get("endOffset"), source.get("latestOffset"))
+    """One source with what waits there; what is not known is `None`."""
     return {
-        "description": str(source.get("description", "")),
-        "rows": source.get("numInputRows"),
-        "partitions": partitions,
-        "metrics": {str(name): str(value) for name, value in (source.get("metrics") or {}).items()},
+        "description": str(source["source"]),
+        "rows": source["input_rows"],
+        "files": source["files"],
+        "versions": source["versions"],
+        "waiting_rows": source["rows"],
+        "bytes": source["bytes"],
+        "partitions": [_partition(part) for part in source["partitions"][:_MAX_PARTITIONS]],
+        "shards": source["shards"][:_MAX_PARTITIONS],
+        "metrics": {str(name): str(value) for name, value in source["metrics"].items()},
     }
 
 
-def _partitions(end: Any, latest: Any) -> list[dict[str, Any]]:
-    """Offsets per topic and partition, where the source is Kafka."""
-    found: list[dict[str, Any]] = []
-    if not isinstance(end, Mapping):
-        return found
-    for topic, offsets in end.items():
-        if not isinstance(offsets, Mapping):
-            return []
-        newest = latest.get(topic) if isinstance(latest, Mapping) else None
-        for partition, offset in offsets.items():
-            if not isinstance(offset, int) or len(found) >= _MAX_PARTITIONS:
-                continue
-            last = newest.get(partition) if isinstance(newest, Mapping) else None
-            found.append(
-                {
-                    "topic": str(topic),
-                    "partition": str(partition),
-                    "offset": offset,
-                    "latest": last if isinstance(last, int) else None,
-                    "lag": max(0, last - offset) if isinstance(last, int) else None,
-                }
-            )
-    return found
+def _partition(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "topic": str(part["topic"]),
+        "partition": str(part["partition"]),
+        "offset": part["offset"],
+        "latest": part["latest_offset"],
+        "lag": part["records"],
+        "seconds_behind": part["seconds_behind"],
+        "seconds_to_loss": part["seconds_to_loss"],
+        "loss": part["loss"],
+        "lost_records": part["lost_records"],
+    }
 
 
 def _state(operator: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
 from penstock._observe.masking import masked
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel, error_view
+from penstock._ui.ports import Control, Tables
 
 _MAX_MODELS = 6
 _SETTLED_SECONDS = 1.0
@@ -136,12 +137,24 @@ class Recording:
         key: Names the pipeline in addresses.
         label: What to call it before it has events.
         directory: The folder of its event log; it need not be there yet.
+        tables: Looks into its tables; `None` where their storage is not known.
+        control: Acts on it; `None` where its project is not known.
     """
 
-    def __init__(self, key: str, label: str, directory: Path) -> None:
+    def __init__(
+        self,
+        key: str,
+        label: str,
+        directory: Path,
+        *,
+        tables: Tables | None = None,
+        control: Control | None = None,
+    ) -> None:
         self.key = key
         self.label = label
         self.directory = directory
+        self.tables = tables
+        self.control = control
         self._lock = threading.RLock()
         self._files: list[UpdateFile] = []
         self._by_id: dict[str, UpdateFile] = {}

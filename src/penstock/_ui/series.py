@@ -108,6 +108,10 @@ class Series:
         busy_ms = self._points[-1].busy_ms if self._points else 0
         return busy_ms / 1000 if busy_ms else None
 
+    def busy_seconds(self) -> float:
+        """How long all micro-batches and refreshes took together."""
+        return round(sum(point.busy_ms for point in self._points) / 1000, 3)
+
     def recent(self) -> list[dict[str, Any]]:
         """The newest micro-batches, newest first."""
         return [

@@ -7,10 +7,13 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock._observe.log import encode
+from penstock._ui.acting import add_acting
 from penstock._ui.assets import Asset, load_assets
+from penstock._ui.difference import differences
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
 from penstock._ui.recording import LATEST, Recording
+from penstock._ui.stored import add_stored
 
 _DOTS = 20
 _MAX_PAGE = 200
@@ -19,7 +22,12 @@ Update = Annotated[str, Query(max_length=100)]
 
 
 def build_app(
-    recordings: list[Recording], *, host: str, token: str | None, hub: Hub | None = None
+    recordings: list[Recording],
+    *,
+    host: str,
+    token: str | None,
+    hub: Hub | None = None,
+    acts: bool = False,
 ) -> App:
     """The dashboard over some pipelines, behind its guard.
 
@@ -28,6 +36,7 @@ def build_app(
         host: The address that the server listens on.
         token: What every request must know; `None` for none, on a loopback address only.
         hub: Of the streams; whoever ends the server closes it before.
+        acts: Whether visitors may start, stop and replay; needs a token.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
@@ -86,6 +95,29 @@ def build_app(
             }
         )
 
+    @app.get("/api/pipelines/{key}/differences")
+    def show_differences(
+        key: str,
+        before: Annotated[str, Query(max_length=100)],
+        after: Annotated[str, Query(max_length=100)] = LATEST,
+    ) -> Response:
+        recording = recording_of(key)
+        outlines = []
+        read_percent = None
+        for update in (before, after):
+            recorded = recording.recorded(update)
+            if recorded is None:
+                raise HTTPException(404, "no such update")
+            if recorded.read_percent is not None:
+                read_percent = min(recorded.read_percent, read_percent or 100)
+            with recording.lock:
+                outlines.append(recorded.model.outline())
+        if read_percent is not None:
+            # What is not read yet would look like a difference: the page asks again.
+            return _json({"read_percent": read_percent})
+        heads = {"before": outlines[0]["head"], "after": outlines[1]["head"]}
+        return _json({**heads, **differences(*outlines)})
+
     @app.get("/api/pipelines/{key}/stream")
     async def stream(key: str, update: Update = LATEST) -> Response:
         recording = recording_of(key)
@@ -96,6 +128,9 @@ def build_app(
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
+
+    add_stored(app, recording_of)
+    add_acting(app, recording_of, allowed=acts)
 
     @app.get("/{name}")
     def asset(name: str, request: Request) -> Response:
@@ -108,7 +143,7 @@ def build_app(
     def page(request: Request) -> Response:
         return _asset(assets["index.html"], request)
 
-    return Guard(app, host=host, token=token)
+    return Guard(app, host=host, token=token, acts=acts)
 
 
 def _pipeline(recording: Recording) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock._ui.guard import is_loopback
+from penstock._ui.ports import Control, Tables
 from penstock._ui.recording import Recording
 from penstock.errors import MissingExtraError, SetupError
 
@@ -23,10 +24,19 @@ _BACKLOG = 128
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedLog:
-    """A pipeline to show: what to call it before it has events, and its event log."""
+    """A pipeline to show.
+
+    Attributes:
+        label: What to call it before it has events.
+        directory: Its event log.
+        tables: Looks into its tables; `None` where their storage is not known.
+        control: Acts on it; `None` where its project is not known.
+    """
 
     label: str
     directory: Path
+    tables: Tables | None = None
+    control: Control | None = None
 
 
 def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
@@ -39,7 +49,9 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
         while key in seen:
             key, number = f"{base}-{number}", number + 1
         seen.add(key)
-        found.append(Recording(key, log.label, log.directory))
+        found.append(
+            Recording(key, log.label, log.directory, tables=log.tables, control=log.control)
+        )
     return found
 
 
@@ -119,6 +131,7 @@ def serve(
     *,
     host: str = DEFAULT_HOST,
     token: str | None = None,
+    acts: bool = False,
     until: BinaryIO | None = None,
     ready: Callable[[], None] | None = None,
 ) -> None:
@@ -129,6 +142,7 @@ def serve(
         listening: From `listen`.
         host: The address that it listens on.
         token: What every request must know.
+        acts: Whether visitors may start, stop and replay; needs a token.
         until: Read to its end on a thread; then the server stops.
         ready: Called before the first request is answered.
 
@@ -152,7 +166,7 @@ def serve(
 
     server = Server(
         uvicorn.Config(
-            build_app(recordings_of(logs), host=host, token=token, hub=hub),
+            build_app(recordings_of(logs), host=host, token=token, hub=hub, acts=acts),
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -176,7 +190,7 @@ def _stop_at_end(stream: BinaryIO, server: object) -> None:
     server.should_exit = True  # type: ignore[attr-defined]
 
 
-def companion_command(log: WatchedLog, descriptor: int) -> list[str]:
+def companion_command(log: WatchedLog, descriptor: int, storage: str) -> list[str]:
     """The command of a process that shows one pipeline and ends with its standard input."""
     return [
         sys.executable,
@@ -185,4 +199,5 @@ def companion_command(log: WatchedLog, descriptor: int) -> list[str]:
         "ui",
         f"--event-log={log.label}={log.directory}",
         f"--listening={descriptor}",
+        f"--storage={storage}",
     ]

@@ -19,7 +19,9 @@ from penstock._engine.autoloader.widening import (
     can_widen,
     changed_types,
     keep_wider,
+    told_columns,
     widen_columns,
+    widen_paths,
 )
 
 
@@ -67,3 +69,14 @@ def test_hints_count_when_the_column_has_not_become_wider_than_they_say() -> Non
 def test_only_numbers_of_limited_size_can_become_wider_when_a_text_holds_them() -> None:
     assert all(can_widen(kind) for kind in (IntegerType(), LongType(), DecimalType(5, 2)))
     assert not any(can_widen(kind) for kind in (DoubleType(), StringType(), DateType()))
+
+
+def test_paths_of_rows_lead_to_their_columns_when_names_are_quoted_or_in_arrays() -> None:
+    inner = StructType([*of(IntegerType(), "n.1"), *of(IntegerType(), "kept")])
+    known = StructType([*of(ArrayType(inner), "Items"), *of(LongType(), "id")])
+    told = ["items.`n.1` BIGINT", "id DECIMAL(22,1)", "gone BIGINT"]
+    wide = StructType([*of(LongType(), "n.1"), *of(IntegerType(), "kept")])
+    expected = StructType([*of(ArrayType(wide), "Items"), *of(DecimalType(22, 1), "id")])
+    assert widen_paths(known, told) == expected
+    assert widen_paths(expected, told) == expected
+    assert told_columns(told) == {"items", "id", "gone"}

@@ -32,7 +32,12 @@ from penstock._engine.autoloader.merging import (
 )
 from penstock._engine.autoloader.opening import QUARANTINED, OpenedFiles
 from penstock._engine.autoloader.rows import MALFORMED, UNKNOWN_FIELD
-from penstock._engine.autoloader.widening import changed_types, widen_columns, widen_paths
+from penstock._engine.autoloader.widening import (
+    changed_types,
+    told_columns,
+    widen_columns,
+    widen_paths,
+)
 from penstock._engine.failures import full_text
 from penstock._model.flow import Flow
 from penstock.connectors.autoloader import COLUMNAR, Evolution
@@ -239,13 +244,14 @@ def _grow(
 def _widen(
     source: OpenedFiles, grown: StructType, seen: StructType, found: Mapping[str, Any]
 ) -> StructType:
-    """A schema with room for what a failure told of, and for what else came with it."""
+    """A schema with room for what a failure told of, and for what else came in these columns."""
     if "schema" in found:
         return widen_columns(grown, StructType.fromJson(found["schema"]), source.options.format)
-    in_path = {field.name.lower() for field in source.partitions.fields}
-    fields = StructType([field for field in seen.fields if field.name.lower() not in in_path])
-    wide = widen_columns(grown, fields, source.options.format)
-    return widen_paths(wide, [str(told) for told in found.get("wide", ())])
+    told = [str(entry) for entry in found.get("wide", ())]
+    # Others would only become what the inference calls every number, whether it is large or not.
+    columns = told_columns(told) - {field.name.lower() for field in source.partitions.fields}
+    fields = StructType([field for field in seen.fields if field.name.lower() in columns])
+    return widen_paths(widen_columns(grown, fields, source.options.format), told)
 
 
 def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:

@@ -13,6 +13,8 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     ShortType,
@@ -20,9 +22,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock._engine.autoloader.merging import RESCUED, parse_ddl, split_path
+from penstock._engine.autoloader.merging import RESCUED, split_path
 from penstock._engine.autoloader.sqltext import literal
 from penstock._tables.widening import widen, widened
+from penstock.connectors.autoloader import TEXTUAL
 
 _MOST_DIGITS = 38
 _RANGES: dict[type[DataType], tuple[int, int]] = {
@@ -151,8 +154,22 @@ def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
     """
     for told in entries:
         path, _, name = told.rpartition(" ")
-        known = _struct_at(known, split_path(path), parse_ddl(f"x {name}")[0].dataType)
+        known = _struct_at(known, split_path(path), _told_type(name))
     return known
+
+
+def _told_type(name: str) -> DataType:
+    if name == "BIGINT":
+        return LongType()
+    if name == "DOUBLE":
+        return DoubleType()
+    precision, scale = name.removeprefix("DECIMAL(").removesuffix(")").split(",")
+    return DecimalType(int(precision), int(scale))
+
+
+def told_columns(entries: Iterable[str]) -> set[str]:
+    """The columns, in lower case, in which rows told of values, be it inside of them."""
+    return {split_path(told.rpartition(" ")[0])[0].lower() for told in entries}
 
 
 def changed_types(before: StructType, after: StructType) -> list[str]:
@@ -202,6 +219,8 @@ def _supported_type(known: DataType, seen: DataType, file_format: str) -> DataTy
     if isinstance(known, DateType):
         # A text with a time in it is rescued, as on Databricks.
         return seen if file_format == "parquet" else known
+    if isinstance(known, FloatType) and file_format in TEXTUAL:
+        return known  # a text does not say what it has room for
     if file_format in ("avro", "orc"):
         # Their readers make no decimals of whole numbers.
         mixed = isinstance(seen, DecimalType) is not isinstance(known, DecimalType)

@@ -1,0 +1,240 @@
+"""What a visitor of the dashboard may do to a pipeline: start, stop, replay of quarantine.
+
+Each of them is what the command line does: an update is a process of its own with its own lease,
+which goes on when the dashboard ends, and hears a signal when it shall stop.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SetupError
+
+if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
+
+_KEPT_JOBS = 5
+_SHOWN_OUTPUT = 6000
+
+
+@dataclass
+class _Job:
+    """A process that this dashboard has started."""
+
+    what: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    ended: datetime | None = None
+
+    def view(self) -> dict[str, Any]:
+        from penstock._observe.masking import shown
+
+        code = self.process.poll()
+        if code is not None and self.ended is None:
+            self.ended = datetime.now(UTC)
+        return {
+            "what": self.what,
+            "started": _millis(self.started),
+            "ended": _millis(self.ended) if self.ended is not None else None,
+            "exit_code": code,
+            "output": shown(_tail(self.log)),
+        }
+
+
+class ProcessControl:
+    """Controls one pipeline by processes and signals. Any thread may call.
+
+    Args:
+        settings: Of the pipeline.
+        project: What names it on the command line, such as `("shop",)`; empty for the current
+            folder.
+        choice: Options of the command line that choose it, such as `("--target=dev",)`.
+        command: The command line itself.
+    """
+
+    def __init__(
+        self,
+        settings: "PipelineSettings",
+        *,
+        project: Sequence[str] = (),
+        choice: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-m", "penstock"),
+    ) -> None:
+        from penstock._observe.log import event_directory
+        from penstock._runtime.lease_paths import pipeline_lease_path
+
+        self._name = settings.name
+        self._lease = pipeline_lease_path(settings.storage)
+        self._logs = event_directory(settings).parent / "logs"
+        self._project = tuple(project)
+        self._choice = tuple(choice)
+        self._command = tuple(command)
+        self._cwd = Path.cwd()
+        self._lock = threading.Lock()
+        self._jobs: deque[_Job] = deque(maxlen=_KEPT_JOBS)
+        self._asked: tuple[object, ...] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """`runs`: what holds the pipeline, or null; `is_stopping`; `jobs`: the newest first."""
+        with self._lock:
+            holder = self._holder()
+            return {
+                "runs": None
+                if holder is None
+                else {
+                    "command": _command(holder),
+                    "since": str(holder.get("since") or ""),
+                    "is_here": holder.get("host") == socket.gethostname(),
+                },
+                "is_stopping": holder is not None and self._asked == _identity(holder),
+                "jobs": [job.view() for job in reversed(self._jobs)],
+            }
+
+    def start(
+        self,
+        *,
+        refresh: Sequence[str] = (),
+        full_refresh: Sequence[str] = (),
+        continuous: bool | None = None,
+    ) -> None:
+        """Start an update.
+
+        Args:
+            refresh: Only these datasets; all by default.
+            full_refresh: Datasets that are emptied and started over.
+            continuous: Until it is stopped; as the settings say by default.
+
+        Raises:
+            SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
+        """
+        arguments = ["run", "--quiet"]
+        arguments += [f"--refresh={_name(one)}" for one in refresh]
+        arguments += [f"--full-refresh={_name(one)}" for one in full_refresh]
+        if continuous is not None:
+            arguments.append("--continuous" if continuous else "--triggered")
+        self._run("update", [*arguments, *self._choice, "--", *self._project])
+
+    def replay(self, dataset: str) -> None:
+        """Replay the quarantine of a dataset.
+
+        Raises:
+            SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
+        """
+        project = [f"--project={one}" for one in self._project]
+        words = ["quarantine", "replay", *project, *self._choice, "--", _name(dataset)]
+        self._run(f"replay of {dataset}", words)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Let what holds the pipeline end after the batches in flight.
+
+        Args:
+            now: Interrupt them, after a first `stop`.
+
+        Raises:
+            SetupError: `CONTROL_REFUSED`: nothing runs, it runs elsewhere, or was asked before.
+        """
+        with self._lock:
+            holder = self._holder()
+            if holder is None:
+                raise _refused(f"pipeline {self._name!r} does not run")
+            if holder.get("host") != socket.gethostname():
+                raise _refused(f"pipeline {self._name!r} runs on {holder.get('host')}, not here")
+            is_asked = self._asked == _identity(holder)
+            if is_asked is not now:
+                raise _refused(
+                    "it was asked to stop already, and ends after its batches in flight"
+                    if is_asked
+                    else "it was not asked to stop gracefully yet"
+                )
+            self._note("stop now" if now else "stop")
+            try:
+                os.kill(int(holder["pid"]), signal.SIGTERM)
+            except OSError as error:
+                raise _refused(f"the signal was refused: {error.strerror}") from error
+            self._asked = _identity(holder)
+
+    def _holder(self) -> dict[str, Any] | None:
+        from penstock._runtime.lease import living_holder
+
+        found = living_holder(self._lease)
+        return dict(found) if found is not None else None
+
+    def _run(self, what: str, arguments: Sequence[str]) -> None:
+        with self._lock:
+            holder = self._holder()
+            if holder is not None:
+                raise _refused(
+                    f"pipeline {self._name!r} is held by {_command(holder) or 'a process'}"
+                )
+            if any(job.process.poll() is None for job in self._jobs):
+                raise _refused("what was started before has not ended yet")
+            self._note(what)
+            # Whoever starts a pipeline from a page gives it nothing but this machine's own things.
+            environment = {k: v for k, v in os.environ.items() if k != "PENSTOCK_UI_TOKEN"}
+            try:
+                self._logs.mkdir(parents=True, exist_ok=True)
+                log = self._logs / f"dashboard-{uuid.uuid4().hex}.log"
+                with log.open("wb") as output:
+                    process = subprocess.Popen(  # noqa: S603 - our own command, no shell
+                        [*self._command, *arguments],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        cwd=self._cwd,
+                        env=environment,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise _refused(f"it could not be started: {error.strerror}") from error
+            self._jobs.append(_Job(what=what, process=process, log=log))
+
+    def _note(self, what: str) -> None:
+        """Who watches the dashboard's own terminal sees what was done from pages."""
+        print(f"{self._name}: {what}, from the dashboard", file=sys.stderr, flush=True)
+
+
+def _command(holder: dict[str, Any]) -> str:
+    """As people type it, also where Python was told to run the module."""
+    return str(holder.get("command") or "").replace("__main__.py", "penstock", 1)
+
+
+def _identity(holder: dict[str, Any]) -> tuple[object, ...]:
+    return holder.get("pid"), holder.get("process_started"), holder.get("since")
+
+
+def _name(text: str) -> str:
+    """A dataset as one argument; what could be read as something else is refused."""
+    if not text or text.startswith("-") or any(c in text for c in ",\n\r\0"):
+        raise _refused(f"{text!r} cannot be named here")
+    return text
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as lines:
+            size = lines.seek(0, os.SEEK_END)
+            lines.seek(max(0, size - _SHOWN_OUTPUT))
+            text = lines.read().decode(errors="replace")
+    except OSError:
+        return ""
+    # A line that was cut could hide what its secret is called.
+    return text if size <= _SHOWN_OUTPUT else text.partition("\n")[2]
+
+
+def _refused(reason: str) -> SetupError:
+    return SetupError("CONTROL_REFUSED", reason)
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

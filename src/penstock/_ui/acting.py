@@ -1,0 +1,116 @@
+"""The addresses that act: start, stop, replay. The guard lets through only who may."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock._observe.log import encode
+from penstock._observe.masking import shown
+from penstock._ui.ports import Control
+from penstock._ui.recording import LATEST, Recording
+from penstock.errors import SetupError
+
+_MOST_NAMES = 50
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Start(_Strict):
+    """What `start` is asked for."""
+
+    refresh: list[str] = Field(default_factory=list, max_length=_MOST_NAMES)
+    full_refresh: list[str] = Field(default_factory=list, max_length=_MOST_NAMES)
+    continuous: bool | None = None
+
+
+class Stop(_Strict):
+    """What `stop` is asked for."""
+
+    now: bool = False
+
+
+class Replay(_Strict):
+    """What `replay` is asked for."""
+
+    name: str
+
+
+def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowed: bool) -> None:
+    """Add the addresses.
+
+    Args:
+        app: Gets them.
+        recording_of: The pipeline of a key; raises where there is none.
+        allowed: Whether this dashboard acts at all; else only the question whether it does is
+            answered.
+    """
+
+    @app.get("/api/pipelines/{key}/control")
+    def show_control(key: str) -> Response:
+        control = recording_of(key).control
+        if control is None or not allowed:
+            return _json({"enabled": False})
+        return _json({"enabled": True, **control.state()})
+
+    if not allowed:
+        return
+
+    @app.post("/api/pipelines/{key}/start")
+    def start(key: str, asked: Start) -> Response:
+        recording = recording_of(key)
+        _check_names(recording, [*asked.refresh, *asked.full_refresh])
+        return _act(
+            recording,
+            lambda control: control.start(
+                refresh=asked.refresh,
+                full_refresh=asked.full_refresh,
+                continuous=asked.continuous,
+            ),
+        )
+
+    @app.post("/api/pipelines/{key}/stop")
+    def stop(key: str, asked: Stop) -> Response:
+        return _act(recording_of(key), lambda control: control.stop(now=asked.now))
+
+    @app.post("/api/pipelines/{key}/replay")
+    def replay(key: str, asked: Replay) -> Response:
+        recording = recording_of(key)
+        _check_names(recording, [asked.name])
+        return _act(recording, lambda control: control.replay(asked.name))
+
+
+def _check_names(recording: Recording, names: list[str]) -> None:
+    """Only datasets of the pipeline: no text of a visitor becomes an argument."""
+    if not names:
+        return
+    recorded = recording.recorded(LATEST)
+    known: set[str] = set()
+    if recorded is not None:
+        with recording.lock:
+            known = set(recorded.model.tables())
+    if not known.issuperset(names):
+        raise HTTPException(404, "no such table")
+
+
+def _act(recording: Recording, do: Callable[[Control], None]) -> Response:
+    if recording.control is None:
+        raise HTTPException(404, "this pipeline is only watched: its project is not known")
+    try:
+        do(recording.control)
+    except SetupError as error:
+        return _json({"refused": shown(error.message)}, status=409)
+    return _json({"enabled": True, **recording.control.state()}, status=202)
+
+
+def _json(body: dict[str, Any], *, status: int = 200) -> Response:
+    return Response(
+        encode(body),
+        status_code=status,
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
+    )

@@ -1,0 +1,155 @@
+"""What is different between two updates: definitions, schemas, rules, times and rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+ADDED, REMOVED, CHANGED, SAME = "added", "removed", "changed", "same"
+
+_DATASET_FACTS = (("kind", "kind"), ("format", "format"), ("file", "declared in"))
+_FLOW_FACTS = (
+    ("target", "target"),
+    ("type", "kind"),
+    ("once", "once"),
+    ("inputs", "reads"),
+    ("external_inputs", "reads from outside"),
+    ("comment", "comment"),
+)
+_NUMBERS = ("rows", "quarantined", "dropped", "failed_checks", "busy_seconds", "batches")
+
+Outline = Mapping[str, Any]
+
+
+def differences(before: Outline, after: Outline) -> dict[str, Any]:
+    """Two updates beside each other.
+
+    Args:
+        before: `UpdateModel.outline()` of the earlier one.
+        after: Of the later one.
+
+    Returns:
+        `properties`: settings that differ; `datasets` and `flows`, those with a difference of
+        definition first: `change`, `facts`, `columns`, `rules`, `lineage` (columns that are made
+        of something else) and `numbers`, each with what was before and after.
+    """
+    return {
+        "properties": _facts(
+            before["head"]["properties"],
+            after["head"]["properties"],
+            [
+                (name, name.replace("_", " "))
+                for name in (*before["head"]["properties"], *after["head"]["properties"])
+                # Each update has its own.
+                if name != "spark_log"
+            ],
+        ),
+        "datasets": _paired(before["datasets"], after["datasets"], "id", _dataset),
+        "flows": _paired(before["flows"], after["flows"], "name", _flow),
+    }
+
+
+def _paired(
+    before: Sequence[Outline],
+    after: Sequence[Outline],
+    key: str,
+    compare: Callable[[Outline, Outline], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    old, new = {one[key]: one for one in before}, {one[key]: one for one in after}
+    found = []
+    for name in dict.fromkeys((*new, *old)):
+        one, other = old.get(name), new.get(name)
+        shown: dict[str, Any] = {
+            "id": name,
+            "name": (other or one or {})["name"],
+            "numbers": _numbers(one or {}, other or {}),
+            "states": [one and one["state"], other and other["state"]],
+        }
+        if one is None or other is None:
+            shown |= {"change": ADDED if one is None else REMOVED}
+        else:
+            parts = compare(one, other)
+            shown |= {**parts, "change": CHANGED if any(parts.values()) else SAME}
+        found.append(shown)
+    return sorted(found, key=lambda shown: shown["change"] == SAME)
+
+
+def _dataset(before: Outline, after: Outline) -> dict[str, Any]:
+    # Without the line: it moves whenever something above it does.
+    old, new = ({**one, "file": one["declared_at"].rpartition(":")[0]} for one in (before, after))
+    return {
+        "facts": _facts(old, new, _DATASET_FACTS),
+        "columns": _items(_column_texts(before), _column_texts(after)),
+        "rules": _items(_rule_texts(before), _rule_texts(after)),
+        "lineage": _other_lineage(before["lineage"], after["lineage"]),
+    }
+
+
+def _flow(before: Outline, after: Outline) -> dict[str, Any]:
+    return {"facts": _facts(before, after, _FLOW_FACTS)}
+
+
+def _facts(
+    before: Outline, after: Outline, names: Sequence[tuple[str, str]]
+) -> list[dict[str, str]]:
+    found = []
+    for name, label in dict(names).items():
+        old, new = _text(before.get(name)), _text(after.get(name))
+        if old != new:
+            found.append({"name": label, "before": old, "after": new})
+    return found
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(map(str, value))
+    return str(value)
+
+
+def _items(before: Mapping[str, str], after: Mapping[str, str]) -> list[dict[str, str]]:
+    return [
+        {"name": name, "before": before.get(name, ""), "after": after.get(name, "")}
+        for name in dict.fromkeys((*after, *before))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _column_texts(dataset: Outline) -> dict[str, str]:
+    """Columns of any depth by their path, with what a schema says of them."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    for column in dataset["columns"]:
+        path[column["depth"] :] = [column["name"]]
+        text = column["type"] + ("" if column["nullable"] else " NOT NULL")
+        found[".".join(path)] = text + (f" -- {column['comment']}" if column["comment"] else "")
+    return found
+
+
+def _rule_texts(dataset: Outline) -> dict[str, str]:
+    return {
+        rule["name"]: f"{rule['action']}: {rule['condition']}"
+        for rule in dataset["rules"]
+        if rule["condition"]
+    }
+
+
+def _other_lineage(before: Any, after: Any) -> list[str]:
+    """Columns of both that are made of something else; nothing where only one was told."""
+    if before is None or after is None:
+        return []
+    old, new = before["columns"], after["columns"]
+    changed = [name for name in new if name in old and old[name] != new[name]]
+    if before["influences"] != after["influences"]:
+        changed.append("which rows there are")
+    return changed
+
+
+def _numbers(before: Outline, after: Outline) -> dict[str, list[Any]]:
+    return {
+        name: [before.get(name), after.get(name)]
+        for name in _NUMBERS
+        if name in before or name in after
+    }

@@ -1,0 +1,51 @@
+"""What the dashboard is given to look at more than events. Whoever starts it passes it in."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tables(Protocol):
+    """The tables of a pipeline. Any thread may call; answers are bounded and hold no secrets.
+
+    All methods raise `SpecError` with the reason where a table cannot be read.
+    """
+
+    def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
+        """Some rows of a table."""
+
+    def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
+        """Every table that has a quarantine, with rows per rule."""
+
+    def quarantine(
+        self,
+        dataset: str,
+        path: str | None,
+        *,
+        search: str = "",
+        rule: str = "",
+        before: str = "",
+        limit: int,
+    ) -> dict[str, Any]:
+        """Rows in quarantine, newest first; `ValueError` if `before` is no place."""
+
+
+class Control(Protocol):
+    """Acts on a pipeline. Any thread may call; `SetupError` where it is refused."""
+
+    def state(self) -> dict[str, Any]:
+        """What runs, and what became of what was started here; without secrets."""
+
+    def start(
+        self,
+        *,
+        refresh: Sequence[str] = (),
+        full_refresh: Sequence[str] = (),
+        continuous: bool | None = None,
+    ) -> None:
+        """Start an update."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """End what runs after the batches in flight; `now`: interrupt them, if asked before."""
+
+    def replay(self, dataset: str) -> None:
+        """Replay the quarantine of a dataset."""

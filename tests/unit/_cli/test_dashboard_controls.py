@@ -1,0 +1,142 @@
+"""What a visitor of the dashboard may do, done to real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from penstock._cli.controls import ProcessControl
+from penstock._model.pipeline import PipelineSettings
+from penstock._runtime.lease import Lease
+from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock.errors import SetupError
+
+# Holds the pipeline until it hears a signal, as an update does.
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from penstock._runtime.lease import Lease
+with Lease.acquire(Path(sys.argv[1]), holder={}):
+    signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    print("holds", flush=True)
+    for _ in range(int(sys.argv[2])):
+        signal.pause()
+"""
+# Tells what it was called with, and a secret.
+ECHO = "import os, sys; print(sys.argv[1:], 'PENSTOCK_UI_TOKEN' in os.environ); "
+ECHO += "print('password=hunter2-xyz'); sys.exit(3)"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return PipelineSettings(name="shop", root=tmp_path, storage=str(tmp_path / "storage"))
+
+
+@pytest.fixture
+def holder(settings):
+    """A process that ends with the second signal."""
+    path = pipeline_lease_path(settings.storage)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), "2"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "holds\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def _ended(control):
+    for _ in range(200):
+        job = control.state()["jobs"][0]
+        if job["ended"] is not None:
+            return job
+        threading.Event().wait(0.05)
+    raise AssertionError("it did not end")
+
+
+def test_a_running_pipeline_is_stopped_gracefully_and_then_at_once_when_asked(settings, holder):
+    control = ProcessControl(settings)
+    state = control.state()
+    assert state["runs"]["is_here"] and not state["is_stopping"]
+    with pytest.raises(SetupError, match="not asked to stop gracefully"):
+        control.stop(now=True)
+    control.stop()
+    assert holder.stdout.readline() == "heard\n"
+    assert control.state()["is_stopping"] and holder.poll() is None
+    with pytest.raises(SetupError, match="already"):
+        control.stop()
+    for act in (control.start, lambda: control.replay("a.b.c")):
+        with pytest.raises(SetupError, match="is held by") as caught:
+            act()
+        assert caught.value.condition == "CONTROL_REFUSED"
+    control.stop(now=True)
+    assert holder.wait(10) == 0
+    assert control.state()["runs"] is None
+    with pytest.raises(SetupError, match="does not run"):
+        control.stop()
+
+
+def test_no_process_hears_a_signal_when_it_is_another_one_of_the_same_id(settings):
+    path = pipeline_lease_path(settings.storage)
+    with Lease.acquire(path, holder={}) as lease:
+        text = os.pread(lease.fd, 4096, 0).decode()
+        path.write_text(text.replace('"process_started": ', '"process_started": 1'))
+        heard = []
+        before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+        try:
+            with pytest.raises(SetupError, match="does not run"):
+                ProcessControl(settings).stop()
+            path.write_text(text.replace('"host": "', '"host": "not-'))
+            with pytest.raises(SetupError, match="not here"):
+                ProcessControl(settings).stop()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert heard == []
+
+
+def test_commands_are_those_of_the_command_line_when_something_is_started(
+    settings, monkeypatch, capsys
+):
+    monkeypatch.setenv("PENSTOCK_UI_TOKEN", "the-token-of-the-page")
+    control = ProcessControl(
+        settings,
+        project=["shop dir"],
+        choice=["--target=dev"],
+        command=[sys.executable, "-c", ECHO],
+    )
+    control.start(refresh=["a.b.c"], full_refresh=["a.b.d"], continuous=True)
+    job = _ended(control)
+    expected = ["run", "--quiet", "--refresh=a.b.c", "--full-refresh=a.b.d", "--continuous"]
+    expected += ["--target=dev", "--", "shop dir"]
+    assert job["output"].startswith(f"{expected} False")
+    assert "hunter2-xyz" not in job["output"]
+    assert (job["what"], job["exit_code"]) == ("update", 3)
+    control.replay("a.b.c;rm")
+    job = _ended(control)
+    expected = ["quarantine", "replay", "--project=shop dir", "--target=dev", "--", "a.b.c;rm"]
+    assert job["output"].startswith(str(expected))
+    assert [each["what"] for each in control.state()["jobs"]] == ["replay of a.b.c;rm", "update"]
+    for name in ("", "--conf=x", "a,b", "a\nb", "a\0b"):
+        with pytest.raises(SetupError, match="cannot be named"):
+            control.replay(name)
+        with pytest.raises(SetupError, match="cannot be named"):
+            control.start(full_refresh=[name])
+    assert "shop: update, from the dashboard" in capsys.readouterr().err
+
+
+def test_only_one_thing_is_started_when_two_ask(settings, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    waits = [sys.executable, "-c", f"open({str(gate)!r}).read()"]
+    control = ProcessControl(settings, command=waits)
+    control.start()
+    with pytest.raises(SetupError, match="has not ended yet"):
+        control.start()
+    gate.write_text("go")
+    assert _ended(control)["exit_code"] == 0
+    broken = ProcessControl(settings, command=[str(tmp_path / "nothing")])
+    with pytest.raises(SetupError, match="could not be started"):
+        broken.start()

@@ -1,0 +1,241 @@
+"""What people see of tables and of quarantine, of real Delta tables that delta-rs writes."""
+
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, write_deltalake
+from planted_secrets import planted
+
+from penstock._tables.browsing import TableBrowser
+from penstock.errors import SpecError
+
+NAME = "spark_catalog.default.orders"
+
+
+class Store:
+    """A storage root; batches into the quarantine as the writer commits them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.table = root / "tables/spark_catalog/default/orders"
+        self.batches = 0
+
+    def quarantine(self, *rows: tuple[list[str], dict], source: dict | None = None) -> None:
+        body = pa.table(
+            {
+                "x": pa.array([None] * len(rows), pa.int64()),
+                "_failed_rules": pa.array([one for one, _ in rows], pa.list_(pa.string())),
+                "_row": pa.array([json.dumps(one) for _, one in rows]),
+                "_source": pa.array([source and json.dumps(source)] * len(rows), pa.string()),
+            }
+        )
+        record = {"penstock": 1, "flow": "clean", "app": "a", "batch": self.batches}
+        write_deltalake(
+            f"{self.table}_quarantine",
+            body,
+            mode="append",
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": json.dumps(record)}
+            ),
+        )
+        self.batches += 1
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "storage")
+
+
+@pytest.fixture
+def browser(store):
+    return TableBrowser(store.root.as_uri())
+
+
+def _ids(page):
+    return [json.loads(row["row"])["id"] for row in page["rows"]]
+
+
+def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store, browser):
+    for batch in range(4):
+        store.quarantine(*[(["positive"], {"id": 10 * batch + n}) for n in range(3)])
+    first = browser.quarantine(NAME, None, limit=5)
+    assert _ids(first) == [30, 31, 32, 20, 21]
+    assert (first["total"], first["searched"]) == (12, 5)
+    assert [row["batch_id"] for row in first["rows"]] == [3, 3, 3, 2, 2]
+    assert {row["flow"] for row in first["rows"]} == {"clean"}
+    assert all(row["at"] > 1_600_000_000_000 for row in first["rows"])
+    # What comes meanwhile neither moves nor doubles what follows.
+    store.quarantine((["positive"], {"id": 99}))
+    second = browser.quarantine(NAME, None, before=first["next"], limit=5)
+    third = browser.quarantine(NAME, None, before=second["next"], limit=5)
+    assert _ids(second) + _ids(third) == [22, 10, 11, 12, 0, 1, 2]
+    assert third["next"] is None
+    assert _ids(browser.quarantine(NAME, None, limit=1)) == [99]
+
+
+def test_rows_are_found_when_searched_by_text_source_or_rule(store, browser):
+    store.quarantine((["positive"], {"id": 1, "who": "Ada"}), source={"topic": "orders"})
+    store.quarantine((["known", "positive"], {"id": 2, "who": "Bob"}), source={"file": "b.json"})
+    for asked, ids in (
+        ({"search": "aDA"}, [1]),
+        ({"search": "B.JSON"}, [2]),
+        ({"search": "known"}, [2]),
+        ({"rule": "known"}, [2]),
+        ({"rule": "positive"}, [2, 1]),
+        ({"rule": "positive", "search": "orders"}, [1]),
+        ({"rule": "posit"}, []),
+        ({"search": "nowhere"}, []),
+    ):
+        assert _ids(browser.quarantine(NAME, None, limit=5, **asked)) == ids, asked
+    (summary,) = browser.quarantines({})
+    assert (summary["dataset"], summary["rows"], summary["counted"]) == (NAME, 2, 2)
+    assert summary["rules"] == {"positive": 2, "known": 1}
+
+
+def test_a_search_goes_on_where_it_ended_when_it_takes_long(store):
+    for number in range(3):
+        store.quarantine((["r"], {"id": number}))
+    ticks = iter(range(1000))
+    browser = TableBrowser(str(store.root), monotonic=lambda: float(next(ticks)))
+    found, place, asked = [], "", 0
+    while place is not None:
+        page = browser.quarantine(NAME, None, search='"id": 0', before=place, limit=5)
+        found, place, asked = found + _ids(page), page["next"], asked + 1
+        assert page["searched"] >= 1
+    assert found == [0] and asked > 1
+
+
+def test_a_large_table_rests_when_somebody_asks_again_and_again(store):
+    store.quarantine((["r"], {"id": 1}))
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.25
+        return clock[0]
+
+    browser = TableBrowser(str(store.root), monotonic=tick)
+    assert browser.quarantines({})[0]["rows"] == 1
+    store.quarantine((["r"], {"id": 2}))
+    assert browser.quarantines({})[0]["rows"] == 1
+    clock[0] += 10
+    assert browser.quarantines({})[0]["rows"] == 2
+    store.quarantine((["r"], {"id": 3}))
+    assert _ids(browser.quarantine(NAME, None, limit=1)) == [3]
+
+
+def test_no_secret_is_shown_or_found_when_rows_hold_some(store, browser):
+    texts, secrets = planted()
+    rows = [(["r"], {"id": n, "note": text}) for n, text in enumerate(texts)]
+    store.quarantine(
+        *rows, (["r"], {"id": -1, "password": "pw-of-jane", "deep": {"token": "tk-9"}})
+    )
+    write_deltalake(
+        str(store.table),
+        pa.table(
+            {
+                "note": texts,
+                "raw": [text.encode() for text in texts],
+                "api_key": ["ak-very-secret"] * len(texts),
+                "deep": [{"client_secret": "cs-very-secret", "n": 1}] * len(texts),
+            }
+        ),
+    )
+    preview = browser.preview(NAME, None, limit=200)
+    page = browser.quarantine(NAME, None, limit=200)
+    said = json.dumps([preview, page])
+    own = {"pw-of-jane", "tk-9", "ak-very-secret", "cs-very-secret"}
+    assert {one for one in {*secrets, *own} if one in said} == set()
+    assert len(page["rows"]) == len(texts) + 1
+    for secret in ("pw-of-jane", "tk-9", *sorted(secrets)[:5]):
+        assert browser.quarantine(NAME, None, search=secret, limit=5)["rows"] == []
+
+
+def test_values_are_texts_of_bounded_size_when_they_are_previewed(store, browser):
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    write_deltalake(
+        str(store.table),
+        pa.table(
+            {
+                "big": ["x" * 100_000],
+                "id": [2**60],
+                "none": pa.array([None], pa.string()),
+                "bytes": [b"\xff\x00"],
+                "text": [b"plain"],
+                "price": [Decimal("1.50")],
+                "at": pa.array([moment], pa.timestamp("us", "UTC")),
+                "tags": [["a", "b"]],
+                "part": ["a b/c%"],
+                "not": [float("nan")],
+            }
+        ),
+        partition_by=["part"],
+    )
+    write_deltalake(
+        str(store.table), pa.table({"part": ["new"], "id": [1]}), mode="append", schema_mode="merge"
+    )
+    found = browser.preview(NAME, None, limit=50)
+    assert (found["total"], found["version"], found["more_columns"]) == (2, 1, 0)
+    names = [column["name"] for column in found["columns"]]
+    new, old = (dict(zip(names, row, strict=True)) for row in found["rows"])
+    assert (new["part"], new["id"], new["big"]) == ("new", "1", None)
+    assert old.pop("big") == "x" * 399 + "…"
+    assert old == {
+        "id": str(2**60),
+        "none": None,
+        "bytes": "0xff00",
+        "text": "plain",
+        "price": "1.50",
+        "at": "2026-01-02T03:04:05+00:00",
+        "tags": '["a", "b"]',
+        "part": "a b/c%",
+        "not": "nan",
+    }
+    assert len(browser.preview(NAME, None, limit=1)["rows"]) == 1
+
+
+def test_a_table_is_refused_in_words_when_it_cannot_be_read_right(store, browser):
+    with pytest.raises(SpecError, match="not written yet") as caught:
+        browser.preview(NAME, None, limit=1)
+    assert caught.value.condition == "TABLE_NOT_FOUND"
+    write_deltalake(str(store.table), pa.table({"x": [1]}))
+    log = store.table / "_delta_log" / f"{1:020}.json"
+    actions = map(json.loads, log.with_name(f"{0:020}.json").read_text().splitlines())
+    added = next(action["add"] for action in actions if "add" in action)
+    for file in ("../../../secret.parquet", "file:///etc/x.parquet", "/etc/x", "%2e%2e/x"):
+        log.write_text(json.dumps({"add": added | {"path": file}}) + "\n")
+        with pytest.raises(SpecError, match="outside of its folder"):
+            TableBrowser(str(store.root)).preview(NAME, None, limit=1)
+    mapped = {"minReaderVersion": 3, "minWriterVersion": 7}
+    mapped |= {"readerFeatures": ["fromTomorrow"], "writerFeatures": ["fromTomorrow"]}
+    log.write_text(json.dumps({"protocol": mapped}) + "\n")
+    with pytest.raises(SpecError, match="cannot be read without Spark") as caught:
+        TableBrowser(str(store.root)).preview(NAME, None, limit=1)
+    assert caught.value.condition == "TABLE_NOT_READABLE"
+    log.unlink()
+    for file in store.table.glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(SpecError, match="cannot be read"):
+        TableBrowser(str(store.root)).preview(NAME, None, limit=1)
+
+
+def test_no_table_is_reached_elsewhere_when_names_or_logs_say_so(store, tmp_path, browser):
+    write_deltalake(str(store.table), pa.table({"x": [1]}))
+    elsewhere = tmp_path / "private"
+    write_deltalake(str(elsewhere), pa.table({"x": [7]}))
+    for name in ("a.b.../../../../private", "..../../private", "../../private", "a.b.c.d", ""):
+        with pytest.raises(SpecError):
+            browser.preview(name, None, limit=1)
+    with pytest.raises(SpecError):
+        browser.preview("a.b.c", str(elsewhere), limit=1)
+    with pytest.raises(SpecError):
+        browser.preview("a.b.c", f"{store.root}/../private", limit=1)
+    trusting = TableBrowser(str(store.root), trusts_paths=True)
+    assert trusting.preview("a.b.c", elsewhere.as_uri(), limit=1)["rows"] == [["7"]]
+    with pytest.raises(SpecError, match="not on this machine"):
+        TableBrowser("s3a://bucket/root").preview("a.b.c", "s3a://bucket/t", limit=1)
+    with pytest.raises(ValueError, match="not a place"):
+        browser.quarantine(NAME, None, before="../1", limit=1)

@@ -1,0 +1,202 @@
+"""Who may act through the dashboard, and who may not."""
+
+import pytest
+from planted_secrets import planted
+from starlette.testclient import TestClient
+
+from penstock._ui.guard import CONTROL_HEADER
+from penstock._ui.recording import Recording
+from penstock._ui.server import build_app
+from penstock.errors import SetupError
+
+HERE = "http://127.0.0.1:7070"
+TOKEN = "a-long-enough-token"
+NAME = "spark_catalog.default.silver"
+ACTIONS = {"start": {}, "stop": {}, "replay": {"name": NAME}}
+RIGHT = {"authorization": f"Bearer {TOKEN}", CONTROL_HEADER: "1", "origin": HERE}
+
+
+class Acted:
+    """A control that writes down what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict]] = []
+        self.refusal = ""
+
+    def state(self) -> dict:
+        return {"runs": None, "is_stopping": False, "jobs": []}
+
+    def start(self, **asked) -> None:
+        self._note("start", asked)
+
+    def stop(self, **asked) -> None:
+        self._note("stop", asked)
+
+    def replay(self, dataset) -> None:
+        self._note("replay", {"dataset": dataset})
+
+    def _note(self, what, asked) -> None:
+        if self.refusal:
+            raise SetupError("CONTROL_REFUSED", self.refusal)
+        self.calls.append((what, asked))
+
+
+@pytest.fixture
+def control():
+    return Acted()
+
+
+def _client(logs, control, *, acts=True, port=7070):
+    shop = Recording("shop", "shop", logs / "shop", control=control)
+    copied = Recording("copied", "copied", logs / "shop")
+    app = build_app([shop, copied], host="127.0.0.1", token=TOKEN if acts else None, acts=acts)
+    return TestClient(app, base_url=f"http://127.0.0.1:{port}", follow_redirects=False)
+
+
+@pytest.fixture
+def client(logs, control):
+    return _client(logs, control)
+
+
+def _post(client, action, headers=RIGHT, key="shop", **body):
+    return client.post(f"/api/pipelines/{key}/{action}", headers=headers, json=body)
+
+
+def test_what_was_asked_is_done_when_the_token_is_right(client, control):
+    assert client.get("/api/pipelines/shop/control", headers=RIGHT).json()["enabled"] is True
+    assert _post(client, "start").status_code == 202
+    answer = _post(client, "start", refresh=[NAME], full_refresh=[NAME], continuous=False)
+    assert answer.status_code == 202 and answer.json()["jobs"] == []
+    assert _post(client, "stop", now=True).status_code == 202
+    assert _post(client, "replay", name=NAME).status_code == 202
+    everything = {"refresh": [], "full_refresh": [], "continuous": None}
+    assert control.calls == [
+        ("start", everything),
+        ("start", {"refresh": [NAME], "full_refresh": [NAME], "continuous": False}),
+        ("stop", {"now": True}),
+        ("replay", {"dataset": NAME}),
+    ]
+    control.refusal = "it runs; password=hunter2-q"
+    answer = _post(client, "start")
+    assert answer.status_code == 409
+    assert answer.json() == {"refused": "it runs; password=[redacted]"}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_nothing_is_done_when_somebody_may_not(client, control, action):
+    body = ACTIONS[action]
+    for change, status in (
+        ({"authorization": None}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": None, "cookie": "penstock_token_7070=wrong"}, 401),
+        ({"authorization": None, "cookie": f"penstock_token={TOKEN}"}, 401),
+        ({"authorization": None, "cookie": f"penstock_token_9999={TOKEN}"}, 401),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({CONTROL_HEADER: None}, 403),
+        ({"content-type": "text/plain"}, 403),
+        ({"content-type": "application/x-www-form-urlencoded"}, 403),
+        (
+            {
+                "authorization": None,
+                "origin": None,
+                "cookie": f"penstock_token_7070={TOKEN}",
+            },
+            403,
+        ),
+        ({"host": "evil.example"}, 421),
+        ({"content-length": "4097"}, 413),
+        ({"content-length": "9" * 5000}, 413),
+        ({"content-length": "-1"}, 413),
+        ({"transfer-encoding": "chunked"}, 413),
+    ):
+        headers = {k: v for k, v in (RIGHT | change).items() if v is not None}
+        answer = _post(client, action, headers, **body)
+        assert answer.status_code == status, change
+        assert "access-control-allow-origin" not in answer.headers
+    place = f"/api/pipelines/shop/{action}?token={TOKEN}"
+    headers = {k: v for k, v in RIGHT.items() if k != "authorization"}
+    assert client.post(place, headers=headers, json=body).status_code == 403
+    big = {**body, "more": "x" * 5000}
+    assert _post(client, action, **big).status_code == 413
+    assert control.calls == []
+
+
+@pytest.mark.parametrize(
+    ("action", "body"),
+    [
+        ("start", {"refresh": "all"}),
+        ("start", {"refresh": [1]}),
+        ("start", {"refresh": [NAME] * 51}),
+        ("start", {"continuous": "yes"}),
+        ("start", {"command": "rm"}),
+        ("stop", {"now": 1}),
+        ("stop", {"pid": 1}),
+        ("replay", {}),
+        ("replay", {"name": None}),
+        ("replay", {"name": NAME, "project": "/"}),
+    ],
+)
+def test_a_body_is_refused_when_it_is_not_what_is_asked_for(client, control, action, body):
+    assert _post(client, action, **body).status_code == 422
+    assert control.calls == []
+
+
+@pytest.mark.parametrize("name", ["--conf=x", "../../etc", "nothing", "", NAME + ",x", "silver"])
+def test_no_name_is_taken_when_the_pipeline_does_not_have_it(client, control, name):
+    assert _post(client, "replay", name=name).status_code == 404
+    assert _post(client, "start", refresh=[name]).status_code == 404
+    assert _post(client, "start", full_refresh=[NAME, name]).status_code == 404
+    assert control.calls == []
+
+
+def test_nothing_acts_when_the_dashboard_only_reads(logs, control):
+    client = _client(logs, control, acts=False)
+    for action, body in ACTIONS.items():
+        assert _post(client, action, **body).status_code == 405
+    assert client.get("/api/pipelines/shop/control").json() == {"enabled": False}
+    assert control.calls == []
+    with pytest.raises(ValueError, match="token"):
+        build_app([], host="127.0.0.1", token=None, acts=True)
+
+
+def test_only_the_addresses_that_act_take_a_post_when_it_is_right(client, control):
+    for path in ("/", "/app.js", "/api", "/api/pipelines", "/api/pipelines/shop/update"):
+        assert client.post(path, headers=RIGHT, json={}).status_code in (404, 405), path
+    for method in ("PUT", "PATCH", "DELETE", "OPTIONS"):
+        path = "/api/pipelines/shop/start"
+        assert client.request(method, path, headers=RIGHT, json={}).status_code == 405
+    for key in ("nobody", "copied", "..%2fshop", "shop%2f..%2fshop"):
+        assert _post(client, "stop", key=key).status_code in (404, 405), key
+    assert client.get("/api/pipelines/copied/control", headers=RIGHT).json() == {"enabled": False}
+    assert client.get("/api/pipelines/shop/start", headers=RIGHT).status_code == 405
+    assert control.calls == []
+
+
+def test_a_page_acts_with_its_cookie_when_another_dashboard_runs_beside_it(logs, control):
+    first, second = _client(logs, control), _client(logs, control, port=7071)
+    jar = {}
+    for client in (first, second):
+        answer = client.get("/", params={"token": TOKEN})
+        name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
+        jar[name] = value
+    assert sorted(jar) == ["penstock_token_7070", "penstock_token_7071"]
+    cookie = "; ".join(f"{name}={value}" for name, value in jar.items())
+    page = {"cookie": cookie, CONTROL_HEADER: "1", "sec-fetch-site": "same-origin"}
+    assert _post(first, "stop", {**page, "origin": HERE}).status_code == 202
+    assert _post(second, "stop", {**page, "origin": HERE}).status_code == 403
+    assert _post(second, "stop", {**page, "origin": "http://127.0.0.1:7071"}).status_code == 202
+
+
+def test_no_secret_is_told_when_a_refusal_holds_some(client, control):
+    texts, secrets = planted()
+    said = ""
+    for text in texts:
+        control.refusal = text
+        said += _post(client, "start").text
+    assert said.count("refused") == len(texts)
+    assert {secret for secret in secrets if secret in said} == set()

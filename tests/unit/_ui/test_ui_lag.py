@@ -1,0 +1,130 @@
+"""What waits at the sources of a flow, and what its columns are made of."""
+
+from dataclasses import replace
+
+from penstock._observe.events import (
+    EventOrigin,
+    FlowStatus,
+    column_lineage,
+    definition,
+    flow_progress,
+    lag_progress,
+    stream_progress,
+)
+from penstock._ui.model import UpdateModel
+
+NAME = "c.s.silver"
+FILES, DELTA = "FileStreamSource[file:/in]", "DeltaSource[file:/bronze]"
+KAFKA = "KafkaV2[Subscribe[orders]]"
+ORIGIN = EventOrigin(pipeline_name="p", update_id="u", flow_name="f", dataset_name=NAME)
+
+
+def _model() -> UpdateModel:
+    model = UpdateModel()
+    flow = {"output_dataset": NAME}
+    model.fold(definition("dataset_definition", replace(ORIGIN, flow_name=""), "", {}))
+    model.fold(definition("flow_definition", replace(ORIGIN, dataset_name=""), "", flow))
+    model.fold(flow_progress(ORIGIN, FlowStatus.RUNNING, ""))
+    return model
+
+
+def _progress(*sources):
+    return stream_progress(ORIGIN, {"batchId": 1, "sources": list(sources)})
+
+
+def _sources(model):
+    return model.dataset(NAME)["flows"][0]["progress"]["sources"]
+
+
+def _kafka(offset, latest):
+    return {
+        "description": KAFKA,
+        "endOffset": {"orders": {"0": offset}},
+        "latestOffset": {"orders": {"0": latest}},
+    }
+
+
+def test_what_waits_is_told_when_it_was_measured_beside_the_batch():
+    model = _model()
+    model.fold(
+        _progress(
+            {"description": FILES, "endOffset": {"logOffset": 3}},
+            {"description": DELTA, "endOffset": {"reservoirVersion": 4, "index": -1}},
+            _kafka(10, 25),
+        )
+    )
+    files, delta, kafka = _sources(model)
+    assert (files["files"], delta["versions"], kafka["partitions"][0]["lag"]) == (None, None, 15)
+    part = {
+        "topic": "orders",
+        "partition": "0",
+        "offset": 10,
+        "earliest_offset": 2,
+        "latest_offset": 30,
+        "records": 20,
+        "seconds_behind": 90.5,
+        "seconds_to_loss": 600.0,
+        "loss": "expected",
+        "loss_by": "time",
+        "lost_records": None,
+    }
+    measured = [
+        {"source": FILES, "kind": "files", "files": 7, "bytes": 1200},
+        {"source": DELTA, "kind": "delta", "versions": 2, "rows": 40, "bytes": 900},
+        {"source": KAFKA, "kind": "kafka", "partitions": [part], "retention": {}},
+    ]
+    model.fold(lag_progress(ORIGIN, {"sources": measured}))
+    files, delta, kafka = _sources(model)
+    assert (files["files"], files["bytes"]) == (7, 1200)
+    assert (delta["versions"], delta["waiting_rows"], delta["bytes"]) == (2, 40, 900)
+    (shown,) = kafka["partitions"]
+    assert (shown["lag"], shown["latest"], shown["loss"]) == (20, 30, "expected")
+    assert (shown["seconds_behind"], shown["seconds_to_loss"]) == (90.5, 600.0)
+    # The next batch has read on: what was measured before is not true of it any more.
+    model.fold(_progress({"description": FILES}, {"description": DELTA}, _kafka(25, 25)))
+    (shown,) = _sources(model)[2]["partitions"]
+    assert (shown["lag"], shown["seconds_behind"], shown["loss"]) == (0, 0.0, "none")
+    assert shown["seconds_to_loss"] is None
+
+
+def test_a_page_is_answered_when_measurements_make_no_sense():
+    model = _model()
+    model.fold(lag_progress(ORIGIN, {"sources": [{"source": KAFKA, "partitions": [{}]}]}))
+    model.fold(_progress(_kafka(1, 2)))
+    for body in ({"sources": 3}, {"sources": [{"source": KAFKA, "partitions": 1}]}):
+        model.fold(lag_progress(ORIGIN, body))
+    assert model.dataset(NAME) is not None
+    for body in ({"sources": [], "columns": {"a": [[3, "x", "IDENTITY"]]}}, {"columns": 1}):
+        model.fold(column_lineage(ORIGIN, body))
+    assert model.dataset(NAME)["lineage"] is None
+
+
+def test_lineage_is_that_of_all_flows_when_plans_told_it():
+    model = _model()
+    other = replace(ORIGIN, flow_name="g")
+    body = {"output_dataset": NAME}
+    model.fold(definition("flow_definition", replace(other, dataset_name=""), "", body))
+    bronze = {"dataset": "c.s.bronze"}
+    model.fold(
+        column_lineage(
+            ORIGIN,
+            {
+                "sources": [bronze],
+                "columns": {"id": [[0, "id", "IDENTITY"]], "one": []},
+                "influences": [[0, "amount", "FILTER"]],
+            },
+        )
+    )
+    file = {"namespace": "file", "name": "/in"}
+    columns = {"id": [[0, "key", "TRANSFORMATION"], [1, "id", "IDENTITY"]]}
+    model.fold(column_lineage(other, {"sources": [file, bronze], "columns": columns}))
+    lineage = model.dataset(NAME)["lineage"]
+    assert lineage["columns"] == {
+        "id": [
+            {"dataset": "c.s.bronze", "place": "", "column": "id", "how": "IDENTITY"},
+            {"dataset": "", "place": "file /in", "column": "key", "how": "TRANSFORMATION"},
+        ],
+        "one": [],
+    }
+    (filter_,) = lineage["influences"]
+    assert (filter_["column"], filter_["how"]) == ("amount", "FILTER")

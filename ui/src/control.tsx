@@ -1,0 +1,154 @@
+/** What a visitor may do, where the dashboard was started with --control; else nothing is shown. */
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { act, getControl, useAnswer, type Control, type Job } from "./api";
+import { count, moment, seconds } from "./format";
+import { useNow } from "./place";
+
+const AGAIN_MS = 2000;
+
+function useControl(key: string) {
+  const [enabled, setEnabled] = useState(true);
+  const [done, setDone] = useState<Control | null>(null);
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+  const now = useNow(enabled ? AGAIN_MS : 0);
+  const { value } = useAnswer(
+    (signal) =>
+      getControl(key, signal).then((found) => {
+        setEnabled(found.enabled);
+        setDone(null);
+        return found;
+      }),
+    key,
+    now,
+  );
+  const ask = (what: "start" | "stop" | "replay", body: object, question?: string) => {
+    if (question && !confirm(question)) return;
+    setBusy(true);
+    setProblem("");
+    act(key, what, body)
+      .then(setDone)
+      .catch((error: Error) => setProblem(error.message))
+      .finally(() => setBusy(false));
+  };
+  const control = done ?? value ?? null;
+  const isFree = !!control?.enabled && !control.runs && !control.jobs?.some((job) => job.ended === null);
+  return { control, ask, problem, busy, isFree };
+}
+
+function Said({ problem, children }: { problem: string; children: ComponentChildren }) {
+  return (
+    <div class="controls">
+      {children}
+      <span role="status" class="bad-text">
+        {problem}
+      </span>
+    </div>
+  );
+}
+
+export function Controls({ pipelineKey }: { pipelineKey: string }) {
+  const { control, ask, problem, busy, isFree } = useControl(pipelineKey);
+  if (!control?.enabled) return null;
+  const { runs, is_stopping: isStopping } = control;
+  const starting = !runs && !isFree;
+  const job = control.jobs?.[0];
+  return (
+    <Said problem={problem}>
+      {runs ? (
+        isStopping ? (
+          <button
+            type="button"
+            class="action-button danger"
+            disabled={busy}
+            onClick={() => ask("stop", { now: true }, "Interrupt the batches in flight? They are done again by the next update.")}
+          >
+            Stop now
+          </button>
+        ) : (
+          <button type="button" class="action-button" disabled={busy || !runs.is_here} onClick={() => ask("stop", {})}>
+            Stop
+          </button>
+        )
+      ) : (
+        <>
+          <button type="button" class="action-button" disabled={busy || starting} onClick={() => ask("start", { continuous: false })}>
+            Run once
+          </button>
+          <button type="button" class="action-button" disabled={busy || starting} onClick={() => ask("start", { continuous: true })}>
+            Run continuously
+          </button>
+        </>
+      )}
+      <span class="muted">
+        {runs
+          ? isStopping
+            ? "stops after the batches in flight"
+            : `held by ${runs.command || "a process"}${runs.is_here ? "" : " on another machine"}`
+          : starting
+            ? "starting…"
+            : "nothing runs"}
+      </span>
+      {job && <LastJob job={job} />}
+    </Said>
+  );
+}
+
+function LastJob({ job }: { job: Job }) {
+  const failed = job.exit_code !== null && job.exit_code !== 0 && job.exit_code !== 130;
+  return (
+    <details class="job" open={failed}>
+      <summary class={failed ? "bad-text" : "muted"}>
+        {job.what} of {moment(job.started)}, started here:{" "}
+        {job.ended === null ? "runs" : `${failed ? `failed with exit code ${job.exit_code}` : job.exit_code ? "stopped" : "done"} after ${seconds((job.ended - job.started) / 1000)}`}
+      </summary>
+      <pre>{job.output || "no output"}</pre>
+    </details>
+  );
+}
+
+export function RefreshButtons({ pipelineKey, name, display }: { pipelineKey: string; name: string; display: string }) {
+  const { control, ask, problem, busy, isFree } = useControl(pipelineKey);
+  if (!control?.enabled) return null;
+  return (
+    <Said problem={problem}>
+      <button type="button" class="action-button" disabled={busy || !isFree} onClick={() => ask("start", { refresh: [name], continuous: false })}>
+        Refresh
+      </button>
+      <button
+        type="button"
+        class="action-button danger"
+        disabled={busy || !isFree}
+        onClick={() =>
+          ask("start", { full_refresh: [name], continuous: false }, `Empty ${display} and compute it anew from its sources? What they no longer have is lost.`)
+        }
+      >
+        Full refresh
+      </button>
+      {!isFree && <span class="muted">not while the pipeline is at work</span>}
+    </Said>
+  );
+}
+
+const rowsText = (rows: number) => `${count(rows)} ${rows === 1 ? "row" : "rows"}`;
+
+export function ReplayButton({ pipelineKey, name, display, rows }: { pipelineKey: string; name: string; display: string; rows: number | null }) {
+  const { control, ask, problem, busy, isFree } = useControl(pipelineKey);
+  if (!control?.enabled || rows === 0) return null;
+  const job = control.jobs?.[0];
+  return (
+    <Said problem={problem}>
+      <button
+        type="button"
+        class="action-button"
+        disabled={busy || !isFree}
+        onClick={() => ask("replay", { name }, `Let ${rows === null ? "the rows" : rowsText(rows)} in quarantine go through the rules of ${display} again? Those that pass get into the table.`)}
+      >
+        Replay {rows === null ? "all rows" : rowsText(rows)}
+      </button>
+      <span class="muted">{isFree ? "after a rule or the data was corrected" : "not while the pipeline is at work"}</span>
+      {job?.what.startsWith("replay") && <LastJob job={job} />}
+    </Said>
+  );
+}

@@ -1,0 +1,81 @@
+/** What waits at a source of a flow, how old it is, and until when it is there. */
+import type { Partition, Source } from "./api";
+import { brief, bytes, count } from "./format";
+
+function summary(source: Source): string[] {
+  const { files, versions, waiting_rows: rows } = source;
+  const parts: (string | false)[] = [
+    files !== null && `${count(files)} ${files === 1 ? "file" : "files"} not read yet`,
+    versions !== null && `${count(versions)} ${versions === 1 ? "version" : "versions"} not read yet`,
+    rows !== null && `${count(rows)} ${rows === 1 ? "row" : "rows"}`,
+    source.bytes !== null && bytes(source.bytes),
+  ];
+  return parts.filter((part): part is string => !!part);
+}
+
+export function Waiting({ source }: { source: Source }) {
+  const said = summary(source);
+  const { partitions, shards } = source;
+  if (!said.length && !partitions.length && !shards.length) return null;
+  return (
+    <div class="waiting">
+      <h3>
+        <code>{source.description}</code>
+      </h3>
+      {said.length > 0 && <p class={source.files || source.versions ? "warn-text" : "muted"}>{said.join(" · ")}</p>}
+      {partitions.length > 0 && <Partitions partitions={partitions} />}
+      {shards.length > 0 && (
+        <dl class="pairs">
+          {shards.map((shard) => (
+            <>
+              <dt>
+                {shard.stream} {shard.shard}
+              </dt>
+              <dd>{brief(shard.behind_seconds)} behind</dd>
+            </>
+          ))}
+        </dl>
+      )}
+    </div>
+  );
+}
+
+function until(part: Partition) {
+  if (part.loss === "happened") return <span class="bad-text">{part.lost_records === null ? "rows are gone" : `${count(part.lost_records)} rows are gone`}</span>;
+  if (part.seconds_to_loss !== null) return <span class={part.loss === "expected" ? "bad-text" : ""}>{brief(part.seconds_to_loss)}</span>;
+  return part.loss === "none" ? "not in danger" : "–";
+}
+
+function Partitions({ partitions }: { partitions: Partition[] }) {
+  return (
+    <div class="scrolls" tabIndex={0} role="group" aria-label="Partitions">
+      <table class="plain tight">
+        <thead>
+          <tr>
+            <th scope="col">Topic</th>
+            {["Partition", "Read to", "Lag", "Behind"].map((name) => (
+              <th scope="col" class="number">
+                {name}
+              </th>
+            ))}
+            <th scope="col" class="number" title="How long until retention removes rows that are not read yet">
+              Until loss
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {partitions.map((part) => (
+            <tr>
+              <td>{part.topic}</td>
+              <td class="number">{part.partition}</td>
+              <td class="number">{count(part.offset)}</td>
+              <td class={part.lag ? "number warn-text" : "number"}>{part.lag === null ? "–" : count(part.lag)}</td>
+              <td class="number">{brief(part.seconds_behind)}</td>
+              <td class="number">{until(part)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

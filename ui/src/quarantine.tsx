@@ -1,0 +1,227 @@
+/** Rows that broke a rule: per pipeline how many, per dataset which ones and why. */
+import { useEffect, useRef, useState } from "preact/hooks";
+import { getQuarantine, getQuarantines, useAnswer, type Pipeline, type Problem, type Quarantined, type Refused } from "./api";
+import { ReplayButton } from "./control";
+import { ago, count, moment, short } from "./format";
+import { Empty } from "./parts";
+import { to, useNow, type Place } from "./place";
+import { ProblemText } from "./rows";
+
+const AGAIN_MS = 5000;
+const TYPING_MS = 300;
+
+interface Props {
+  pipeline: Pipeline | null;
+  place: Place;
+}
+
+const bare = (name: string) => name.split(".").pop() ?? name;
+const byCount = (rules: Record<string, number>) => Object.entries(rules).sort((a, b) => b[1] - a[1]);
+
+export function QuarantinePage({ pipeline, place }: Props) {
+  const key = place.pipeline;
+  const now = useNow(AGAIN_MS);
+  const { value, problem } = useAnswer((signal) => getQuarantines(key, signal), key, now);
+  const tables = value && !value.problem ? value.tables : null;
+  const table = tables?.find((each) => each.dataset === place.dataset);
+  return (
+    <main id="main">
+      <nav class="crumbs" aria-label="Where you are">
+        <a href={to.pipeline(key)}>{pipeline?.name ?? key}</a>
+        <span aria-hidden="true">/</span>
+        {place.dataset ? (
+          <>
+            <a href={to.quarantine(key)}>Quarantine</a>
+            <span aria-hidden="true">/</span>
+            <span>{bare(place.dataset)}</span>
+          </>
+        ) : (
+          <span>Quarantine</span>
+        )}
+      </nav>
+      {place.dataset ? (
+        <TableRows pipelineKey={key} name={place.dataset} rule={place.rule} table={table} />
+      ) : (
+        <>
+          <h1>Quarantine</h1>
+          {value?.problem && <ProblemText problem={value.problem} />}
+          {!value && <Empty title={problem ? `The quarantine could not be read: ${problem}` : "Reading…"} />}
+          {tables && !tables.length && <Empty title="No table has a quarantine">No row of this pipeline broke a rule that drops or quarantines it.</Empty>}
+          {tables && tables.length > 0 && <Overview pipelineKey={key} tables={tables} now={now} />}
+        </>
+      )}
+    </main>
+  );
+}
+
+function Overview({ pipelineKey, tables, now }: { pipelineKey: string; tables: Quarantined[]; now: number }) {
+  return (
+    <ul class="refused-tables">
+      {tables.map((table) => (
+        <li class="panel">
+          <h2>
+            <a href={to.quarantine(pipelineKey, table.dataset)}>{bare(table.dataset)}</a>
+            <span class="muted">
+              {!table.problem && `${table.rows === null ? "rows" : count(table.rows)} in quarantine`}
+              {table.newest !== null && table.newest !== undefined && `, the last ${ago(table.newest, now)}`}
+            </span>
+          </h2>
+          {table.problem ? <ProblemText problem={table.problem} /> : <Rules table={table} chosen="" pipelineKey={pipelineKey} />}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** How many rows broke each rule; each is also the way to those rows. */
+function Rules({ table, chosen, pipelineKey }: { table: Quarantined; chosen: string; pipelineKey: string }) {
+  const rules = byCount(table.rules);
+  const isPart = table.rows !== null && table.counted < table.rows;
+  if (!rules.length) return <p class="muted">{table.rows === 0 ? "It is empty: its rows were replayed." : "Counting…"}</p>;
+  return (
+    <div class="by-rule">
+      <ul class="chips" aria-label="By rule">
+        {rules.map(([rule, rows]) => (
+          <li>
+            <a class="chip" href={to.quarantine(pipelineKey, table.dataset, rule === chosen ? "" : rule)} aria-current={rule === chosen ? "true" : undefined}>
+              {rule} <strong>{short(rows)}</strong>
+              {rule === chosen && <span aria-label="no longer only this rule"> ×</span>}
+            </a>
+          </li>
+        ))}
+      </ul>
+      {isPart && <span class="muted small-text">counted: {count(table.counted)} of {count(table.rows!)} rows</span>}
+    </div>
+  );
+}
+
+interface Found {
+  rows: Refused[];
+  next: string | null;
+  searched: number;
+  total: number | null;
+  problem?: Problem;
+}
+
+function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; name: string; rule: string; table?: Quarantined }) {
+  const [typed, setTyped] = useState("");
+  const [search, setSearch] = useState("");
+  const [found, setFound] = useState<Found | null>(null);
+  const [busy, setBusy] = useState(true);
+  const stop = useRef<AbortController | null>(null);
+  useEffect(() => {
+    const timer = setTimeout(() => setSearch(typed.trim()), TYPING_MS);
+    return () => clearTimeout(timer);
+  }, [typed]);
+
+  const load = (before: string, old: Found | null) => {
+    stop.current?.abort();
+    const own = (stop.current = new AbortController());
+    setBusy(true);
+    getQuarantine(pipelineKey, { name, search, rule, before }, own.signal)
+      .then((page) => {
+        setBusy(false);
+        if (page.problem) return setFound({ rows: [], next: null, searched: 0, total: null, problem: page.problem });
+        const rows = [...(old?.rows ?? []), ...page.rows];
+        setFound({ rows, next: page.next, searched: (old?.searched ?? 0) + page.searched, total: page.total });
+      })
+      .catch((error: Error) => {
+        if (own.signal.aborted) return;
+        setBusy(false);
+        setFound({ rows: old?.rows ?? [], next: old?.next ?? null, searched: 0, total: null, problem: { message: error.message, hint: "" } });
+      });
+  };
+  useEffect(() => {
+    load("", null);
+    return () => stop.current?.abort();
+  }, [pipelineKey, name, search, rule]);
+
+  const isNarrow = !!(search || rule);
+  const grew = found && table && found.total !== null && table.rows !== null && table.rows !== found.total;
+  return (
+    <>
+      <div class="page-head">
+        <div>
+          <h1>
+            Quarantine of {bare(name)} {table && !table.problem && table.rows !== null && <span class="muted count">{count(table.rows)}</span>}
+          </h1>
+          <p class="muted">
+            <a href={to.dataset(pipelineKey, name)}>{name}</a>
+          </p>
+        </div>
+        <label class="filter">
+          <span class="muted">Search </span>
+          <input type="search" placeholder="values, rules, source" maxLength={200} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+        </label>
+      </div>
+      {table && !table.problem && <ReplayButton pipelineKey={pipelineKey} name={name} display={bare(name)} rows={table.rows} />}
+      {table && !table.problem && <Rules table={table} chosen={rule} pipelineKey={pipelineKey} />}
+      {found?.problem && <ProblemText problem={found.problem} />}
+      {grew && !found.problem && (
+        <p class="notice">
+          The quarantine has changed.{" "}
+          <button type="button" class="small-button" onClick={() => load("", null)}>
+            Show its newest rows
+          </button>
+        </p>
+      )}
+      <p class="muted small-text" role="status">
+        {busy
+          ? "Reading…"
+          : found && !found.problem
+            ? isNarrow
+              ? `${count(found.rows.length)} found in the ${found.next === null ? "" : "newest "}${count(found.searched)} rows`
+              : `The newest ${count(found.rows.length)}${found.total === null ? "" : ` of ${count(found.total)}`} rows`
+            : ""}
+      </p>
+      {found && !found.problem && !found.rows.length && !busy && found.next === null && (
+        <Empty title={isNarrow ? "No row is like that" : "The quarantine is empty"} />
+      )}
+      <ol class="refused">
+        {found?.rows.map((row) => (
+          <Row row={row} />
+        ))}
+      </ol>
+      {found?.next != null && !found.problem && (
+        <button type="button" class="load" disabled={busy} onClick={() => load(found.next!, found)}>
+          {isNarrow ? "Search older rows" : "Show older rows"}
+        </button>
+      )}
+    </>
+  );
+}
+
+function Row({ row }: { row: Refused }) {
+  return (
+    <li class="panel refused-row">
+      <header>
+        <ul class="chips">
+          {row.rules.map((rule) => (
+            <li class="broken">{rule}</li>
+          ))}
+        </ul>
+        <span class="muted small-text">
+          {[row.flow && `flow ${row.flow}`, row.batch_id !== null && `batch ${count(row.batch_id)}`, moment(row.at)].filter(Boolean).join(" · ")}
+        </span>
+      </header>
+      <pre>{pretty(row.row)}</pre>
+      {row.is_cut && <p class="muted small-text">The row is longer than what is shown.</p>}
+      {row.source && (
+        <p class="muted small-text">
+          from <code>{row.source}</code>
+        </p>
+      )}
+    </li>
+  );
+}
+
+/** One member a line where the row is a long object; numbers stay as they are written. */
+function pretty(text: string): string {
+  try {
+    const value: unknown = JSON.parse(text);
+    const isExact = !/\d{16}/.test(text);
+    return text.length > 160 && value && typeof value === "object" && isExact ? JSON.stringify(value, null, 2) : text;
+  } catch {
+    return text;
+  }
+}
