@@ -379,7 +379,7 @@ def run(root: Path, options: Any, started: list["subprocess.Popen[str]"]) -> Non
     log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
     with serving.listen(serving.DEFAULT_HOST, 0) as found:
         address = serving.address_of(found, serving.DEFAULT_HOST, None)
-        command = serving.companion_command(log, found.fileno())
+        command = serving.companion_command(log, found.fileno(), settings.storage)
         dashboard = subprocess.Popen(command, pass_fds=(found.fileno(),), **pipes)
         started.append(dashboard)
     bus = SwitchedBus()

@@ -258,10 +258,11 @@ class SparkEngine:
     def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:
         """Report micro-batches that were committed right before a crash, but never reported."""
         known = self._context.last_batch(node.flow.name)
-        for result in self._tables.unreported(dataset, node, state.epoch, known):
-            self._context.emit(
-                result.event(self._origin(node), "recorded by the table, reported after a restart")
-            )
+        for commit in self._tables.unreported(dataset, node, state.epoch, known):
+            # With its number, or the next start takes it for unreported once more.
+            origin = replace(self._origin(node), batch_id=commit.result.batch_id)
+            text = "recorded by the table, reported after a restart"
+            self._context.emit(commit.event(origin, text))
 
     # -- batch flows ---------------------------------------------------------------------------
 

@@ -1,0 +1,94 @@
+"""The event log over crashes and clean-ups, and as a table in SQL."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock._model.pipeline import EventLogSettings
+from penstock._observe.events import UpdateState
+from penstock._observe.log import commit_of_line, read_events, updates
+from penstock._observe.retention import clean
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = """
+@dp.table
+def bronze():
+    return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
+
+@dp.table
+@dp.expect_or_drop("positive", "amount > 0")
+def silver():
+    return dp.read_stream("bronze").select("id", "amount")
+
+@dp.materialized_view
+def audit():
+    return spark.sql('''
+        SELECT get_json_object(origin, '$.flow_name') AS flow,
+               CAST(get_json_object(origin, '$.batch_id') AS INT) AS batch,
+               CAST(get_json_object(details, '$.flow_progress.metrics.num_output_rows') AS INT) AS n
+        FROM event_log('shop')
+        WHERE event_type = 'flow_progress'
+          AND get_json_object(details, '$.flow_progress.table_version') IS NOT NULL
+          AND get_json_object(origin, '$.flow_name') IN ('bronze', 'silver')
+    ''')
+"""
+REPORTED = "reported after a restart"
+
+
+def commits(folder: Path) -> list[tuple[str, int, int, list[tuple[str, int, int]]]]:
+    """Flow, batch, rows and counts of the rules of each recorded commit."""
+    found = []
+    for event in read_events(folder, event_type="flow_progress"):
+        body: dict[str, Any] = event["details"]["flow_progress"]
+        if "table_version" in body and "batch_id" in event["origin"]:
+            rules = body.get("data_quality", {}).get("expectations", ())
+            counts = [(r["name"], r["passed_records"], r["failed_records"]) for r in rules]
+            origin, rows = event["origin"], body["metrics"]["num_output_rows"]
+            found.append((origin["flow_name"], origin["batch_id"], rows, counts))
+    return sorted(found)
+
+
+def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(PIPELINE)
+    for number, name in enumerate("abc"):
+        project.add(f"{name}.json", [{"id": i, "amount": i} for i in range(number, 5)])
+    assert project.run().state is UpdateState.COMPLETED
+    folder = tmp_path / ".penstock" / "events"
+    whole = commits(folder)
+    assert [(flow, batch, rows) for flow, batch, rows, _ in whole if flow == "bronze"] == [
+        ("bronze", 0, 5),
+        ("bronze", 1, 4),
+        ("bronze", 2, 3),
+    ]
+    rules = [counts for flow, *_, counts in whole if flow == "silver"]
+    assert sum(passed for ((_, passed, _),) in rules) == 11
+    assert sum(failed for ((_, _, failed),) in rules) == 1
+
+    # The machine lost its power: of the log there is what came before the second batch, and half
+    # a line; the tables have everything.
+    (update,) = updates(folder)
+    text = update.path.read_bytes()
+    lines = text.splitlines(keepends=True)
+    first = next(at for at, line in enumerate(lines) if commit_of_line(line) is not None)
+    update.path.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:40])
+    assert len(commits(folder)) == 1
+    assert project.run().state is UpdateState.COMPLETED
+    assert commits(folder) == whole
+    rebuilt = [event for event in project.events if REPORTED in event.message]
+    assert len(rebuilt) == len(whole) - 1
+    # The view was refreshed beside that: it has what was in the log at that moment.
+    table = sorted(tuple(row) for row in project.table("audit").collect())
+    assert {(flow, batch, rows) for flow, batch, rows, _ in whole} >= set(table)
+    assert ("bronze", 0, 5) in table
+
+    # Kept for no time at all: what was recorded once, be it late, is not taken for lost.
+    clean(folder, EventLogSettings(keep_days=1), own="", now=4e9)
+    assert updates(folder) == []
+    assert project.run().state is UpdateState.COMPLETED
+    assert [event.message for event in project.events if REPORTED in event.message] == []
