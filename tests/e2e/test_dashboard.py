@@ -409,7 +409,8 @@ def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problem
     text = page.inner_text(".refused")
     assert "tok-secret" not in text and "[redacted]" in text
     page.click("text=Show older rows")
-    page.wait_for_function("document.querySelectorAll('.refused-row').length === 50")
+    page.wait_for_selector(".refused-row >> nth=49")
+    assert page.locator(".refused-row").count() == 50
     page.click('.chip:has-text("known_customer")')
     page.wait_for_selector('[role=status]:has-text("15 found in the 60 rows")')
     page.fill('input[type="search"]', '"order_id": 104')
@@ -540,7 +541,7 @@ def _check_places(page, address: str, places: list[str]) -> None:
     for place in places:
         page.goto(address + place)
         page.wait_for_selector("#main h1, #main .panel")
-        page.wait_for_function("() => !document.querySelector('.empty')")
+        page.wait_for_selector(".empty", state="detached")
         _check(page, place)
 
 

@@ -26,13 +26,14 @@ def silver():
 @dp.materialized_view
 def audit():
     return spark.sql('''
-        SELECT get_json_object(origin, '$.flow_name') AS flow,
-               CAST(get_json_object(origin, '$.batch_id') AS INT) AS batch,
+        SELECT origin.flow_name AS flow, CAST(origin.batch_id AS INT) AS batch,
                CAST(get_json_object(details, '$.flow_progress.metrics.num_output_rows') AS INT) AS n
         FROM event_log('shop')
         WHERE event_type = 'flow_progress'
           AND get_json_object(details, '$.flow_progress.table_version') IS NOT NULL
-          AND get_json_object(origin, '$.flow_name') IN ('bronze', 'silver')
+          AND origin.flow_name IN ('bronze', 'silver')
+          AND origin.update_id IS NOT NULL AND sequence.data_plane_id.seq_no > 0
+          AND error.exceptions[0].message IS NULL
     ''')
 """
 REPORTED = "reported after a restart"

@@ -26,9 +26,20 @@ _NAMES = {
     *_REFUSED,
 }
 _SECRET = re.compile(r"\b(?:try_)?secret\('([^'\\]+)', *'([^'\\]+)'\)", re.IGNORECASE)
+# Of what Databricks has in `origin`, that is NULL here which only a platform knows.
+_ORIGIN = (
+    *("cloud", "region", "org_id", "host", "pipeline_id", "pipeline_name", "pipeline_type"),
+    *("cluster_id", "update_id", "request_id", "maintenance_id", "table_id", "table_name"),
+    *("dataset_name", "sink_name", "flow_id", "flow_name", "materialization_name"),
+)
 _EVENT_COLUMNS = (
-    "id STRING, sequence STRING, origin STRING, timestamp TIMESTAMP, message STRING, level STRING, "
-    "maturity_level STRING, error STRING, details STRING, event_type STRING"
+    "id STRING, sequence STRUCT<control_plane_seq_no: BIGINT, "
+    "data_plane_id: STRUCT<instance: STRING, seq_no: BIGINT>>, "
+    f"origin STRUCT<{', '.join(f'{name}: STRING' for name in _ORIGIN)}, batch_id: BIGINT>, "
+    "timestamp TIMESTAMP, message STRING, level STRING, maturity_level STRING, "
+    "error STRUCT<fatal: BOOLEAN, exceptions: ARRAY<STRUCT<"
+    "class_name: STRING, message: STRING, condition: STRING>>>, "
+    "details STRING, event_type STRING"
 )
 
 

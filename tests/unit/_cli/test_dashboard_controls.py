@@ -20,10 +20,11 @@ import signal, sys
 from pathlib import Path
 from penstock._runtime.lease import Lease
 with Lease.acquire(Path(sys.argv[1]), holder={}):
-    signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     print("holds", flush=True)
     for _ in range(int(sys.argv[2])):
-        signal.pause()
+        signal.sigwait([signal.SIGTERM])
+        print("heard", flush=True)
 """
 # Tells what it was called with, and a secret.
 ECHO = "import os, sys; print(sys.argv[1:], 'PENSTOCK_UI_TOKEN' in os.environ); "
