@@ -32,7 +32,7 @@ dp.create_sink("nowhere", "kafka", {"kafka.bootstrap.servers": SERVERS, "topic":
 def with_python():
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", SERVERS)
     shout = F.udf(lambda text: text.upper(), "string")
-    rows = reader.option("subscribe", "payments").load()
+    rows = reader.option("subscribe", "instant-payments").load()
     return rows.select(shout(F.col("value").cast("string")).alias("value"))
 """
 
@@ -65,7 +65,7 @@ def test_payments_are_passed_on_before_any_batch_is_over(
     kafka_broker: BrokerHandle, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ):
     servers = kafka_broker.bootstrap_servers
-    for topic in ("payments", "verdicts", "payments-refused"):
+    for topic in ("instant-payments", "verdicts", "instant-payments-refused"):
         ensure_topic(servers, topic, 1)
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark)
@@ -78,8 +78,8 @@ def test_payments_are_passed_on_before_any_batch_is_over(
         source.write(NOT_ALLOWED)
 
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
-    sent, refused = Sent(kafka_broker, "verdicts"), Sent(kafka_broker, "payments-refused")
-    producer.produce("payments", json.dumps({"id": 0, "amount": 1.0}))
+    sent, refused = Sent(kafka_broker, "verdicts"), Sent(kafka_broker, "instant-payments-refused")
+    producer.produce("instant-payments", json.dumps({"id": 0, "amount": 1.0}))
     assert producer.flush(30) == 0
     run = ContinuousRun(project)
 
@@ -92,11 +92,13 @@ def test_payments_are_passed_on_before_any_batch_is_over(
         # It runs; what comes now shows how long a message takes.
         pause = threading.Event()
         for number in range(1, PAYMENTS):
-            producer.produce("payments", json.dumps({"id": number, "amount": number * 10.0}))
+            producer.produce(
+                "instant-payments", json.dumps({"id": number, "amount": number * 10.0})
+            )
             producer.poll(0)
             pause.wait(0.01)
         for bad in ("no json", '{"id": 7}'):
-            producer.produce("payments", bad)
+            producer.produce("instant-payments", bad)
         assert producer.flush(30) == 0
         sent.wait_for(PAYMENTS, still_runs)
         refused.wait_for(2, still_runs)
