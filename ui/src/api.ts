@@ -75,6 +75,8 @@ export interface Source {
   versions: number | null;
   waiting_rows: number | null;
   bytes: number | null;
+  /** Age of the oldest that waits. */
+  seconds_behind: number | null;
   partitions: Partition[];
   shards: { stream: string; shard: string; behind_seconds: number }[];
   metrics: Record<string, string>;

@@ -9,6 +9,7 @@ function summary(source: Source): string[] {
     versions !== null && `${count(versions)} ${versions === 1 ? "version" : "versions"} not read yet`,
     rows !== null && `${count(rows)} ${rows === 1 ? "row" : "rows"}`,
     source.bytes !== null && bytes(source.bytes),
+    !!(files || versions) && source.seconds_behind !== null && `oldest ${brief(source.seconds_behind)} old`,
   ];
   return parts.filter((part): part is string => !!part);
 }

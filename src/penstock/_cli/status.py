@@ -240,7 +240,11 @@ def _waiting(source: Mapping[str, Any]) -> str:
         parts.append(plural(source["files"], "file"))
     if parts and source.get("bytes") is not None:
         parts.append(size(source["bytes"]))
-    return f": {', '.join(parts)} behind" if parts else ""
+    text = f": {', '.join(parts)} behind" if parts else ""
+    if source.get("files") or source.get("versions"):
+        age = source.get("seconds_behind")
+        text += "" if age is None else f", oldest {seconds(age)} old"
+    return text
 
 
 def _partition(part: Mapping[str, Any]) -> str:

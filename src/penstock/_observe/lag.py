@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
+_WITH_AGE = frozenset({"files", "delta"})
 _LOSSES = ("none", "unknown", "expected", "happened")
 
 
@@ -28,19 +29,34 @@ def lag_sources(progress: Mapping[str, Any], measured: Mapping[str, Any]) -> lis
 
 
 def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole flow: the highest age, the shortest time, the worst loss of all partitions.
+    """The whole flow: the highest age, the shortest time, the worst loss of all its sources.
 
-    The age is known only if that of each partition is.
+    The age is known only if that of each source that can tell it is.
+
+    Args:
+        sources: As `lag_sources` gives them, or as they were measured.
     """
     parts = [part for source in sources for part in source.get("partitions") or ()]
-    ages = [part["seconds_behind"] for part in parts]
+    ages = [age for source in sources for age in ages_of(source)]
     times = [part["seconds_to_loss"] for part in parts if part["seconds_to_loss"] is not None]
     losses = [part["loss"] for part in parts]
     return {
-        "seconds_behind": None if not ages or None in ages else max(ages),
+        "seconds_behind": _highest(ages) if ages else None,
         "seconds_to_loss": min(times, default=None),
         "loss": max(losses, key=_LOSSES.index, default=None),
     }
+
+
+def ages_of(source: Mapping[str, Any]) -> list[float | None]:
+    """Ages of what waits at a source, one for each of its parts, in seconds.
+
+    `None` is one that is not known; a source that never tells its age has none.
+    """
+    ages = [part["seconds_behind"] for part in source.get("partitions") or ()]
+    ages += [shard["behind_seconds"] for shard in source.get("shards") or ()]
+    if source.get("kind") in _WITH_AGE:
+        ages.append(source.get("seconds_behind"))
+    return ages
 
 
 def source_view(
@@ -55,8 +71,9 @@ def source_view(
     measured = measured or {}
     end, latest = source.get("endOffset"), source.get("latestOffset")
     behind = latest.get("behind_millis") if isinstance(latest, dict) else None
-    return {
+    found = {
         "source": source.get("description", ""),
+        "kind": measured.get("kind"),
         "input_rows": source.get("numInputRows", 0),
         "end_offset": end,
         "latest_offset": latest,
@@ -67,8 +84,17 @@ def source_view(
         "versions": measured.get("versions"),
         "rows": measured.get("rows"),
         "bytes": measured.get("bytes"),
+        "seconds_behind": measured.get("seconds_behind"),
         "metrics": dict(source.get("metrics") or {}),
     }
+    if ages := ages_of(found):
+        found["seconds_behind"] = _highest(ages)
+    return found
+
+
+def _highest(ages: list[float | None]) -> float | None:
+    known = [age for age in ages if age is not None]
+    return max(known) if len(known) == len(ages) else None
 
 
 def _shard(place: str, millis: int) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def _source(source: Mapping[str, Any]) -> dict[str, Any]:
         "versions": source["versions"],
         "waiting_rows": source["rows"],
         "bytes": source["bytes"],
+        "seconds_behind": source["seconds_behind"],
         "partitions": [_partition(part) for part in source["partitions"][:_MAX_PARTITIONS]],
         "shards": source["shards"][:_MAX_PARTITIONS],
         "metrics": {str(name): str(value) for name, value in source["metrics"].items()},

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.lag.kafka import KafkaLag
-from penstock._engine.lag.pending import PendingFiles, PendingVersions
+from penstock._engine.lag.pending import UNKNOWN_FILES, PendingFiles, PendingVersions
 from penstock._observe.events import EventOrigin, lag_progress
-from penstock._observe.lag import lag_summary
+from penstock._observe.lag import lag_summary, source_view
 
 _PAUSE_SECONDS = 10.0
 # At most one twentieth of the time is spent with measuring, and the event log does not fill up.
@@ -112,8 +112,9 @@ class FlowLag:
             found = self._versions.measure(name[len(_DELTA) : -1], end)
         elif name.startswith(_FILES):
             java = next((one for one in self._sources() if str(one.toString()) == name), None)
-            unknown = {"kind": "files", "files": None, "bytes": None}
-            found = unknown if java is None else self._files.measure(java)
+            found = dict(UNKNOWN_FILES) if java is None else self._files.measure(java)
+        elif shards := source_view(source)["shards"]:
+            found = {"kind": "kinesis", "shards": shards}
         return {"source": name, **found}
 
 
