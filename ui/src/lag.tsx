@@ -17,12 +17,13 @@ function summary(source: Source): string[] {
 export function Waiting({ source }: { source: Source }) {
   const said = summary(source);
   const { partitions, shards } = source;
-  if (!said.length && !partitions.length && !shards.length) return null;
+  if (!said.length && !partitions.length && !shards.length && !source.problem) return null;
   return (
     <div class="waiting">
       <h3>
         <code>{source.description}</code>
       </h3>
+      {source.problem && <p class="warn-text">{source.problem}</p>}
       {said.length > 0 && <p class={source.files || source.versions ? "warn-text" : "muted"}>{said.join(" · ")}</p>}
       {partitions.length > 0 && <Partitions partitions={partitions} />}
       {shards.length > 0 && (

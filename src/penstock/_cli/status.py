@@ -221,6 +221,8 @@ def _cell(value: float | None) -> str:
 
 
 def _lag(lag: Mapping[str, Any]) -> str:
+    if any(source.get("problem") for source in lag["sources"]):
+        return "no answer"
     if lag.get("records") is None:
         return "-"
     mark = " (falls behind)" if lag["falls_behind"] else ""
@@ -297,6 +299,8 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
         yield f"lag: {_lag(lag)}{behind}"
         for source in lag["sources"]:
             yield f"  source {source['source']}{_waiting(source)}"
+            if source.get("problem"):
+                yield f"    {source['problem']}, since {source['problem_since']}"
             for part in source["partitions"]:
                 yield f"    {_partition(part)}"
             for shard in source["shards"]:

@@ -5,6 +5,7 @@ what is still true of it is shown; the rest is unknown until the next one.
 """
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 _MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
@@ -20,12 +21,51 @@ def lag_sources(progress: Mapping[str, Any], measured: Mapping[str, Any]) -> lis
         measured: Body of a `lag_progress` event; may be empty.
     """
     beside = list(measured.get("sources") or ())
+    answered = _has_ended_since(progress, measured.get("measured_at"))
     found = []
     for number, source in enumerate(progress.get("sources") or ()):
         name = source.get("description", "")
         known = beside[number] if number < len(beside) else {}
-        found.append(source_view(source, known if known.get("source") == name else {}))
+        view = source_view(source, known if known.get("source") == name else {})
+        if answered:
+            # A batch has ended since: the source gave it its rows.
+            view |= {"problem": None, "problem_since": None}
+        found.append(view)
     return found
+
+
+def _has_ended_since(progress: Mapping[str, Any], measured_at: str | None) -> bool:
+    try:
+        began = datetime.fromisoformat(str(progress.get("timestamp")))
+        at = datetime.fromisoformat(str(measured_at))
+        millis = float((progress.get("durationMs") or {}).get("triggerExecution", 0))
+        return began + timedelta(milliseconds=millis) > at
+    except (ValueError, TypeError):
+        return False
+
+
+def waiting_rows(sources: list[dict[str, Any]]) -> int | None:
+    """Rows that wait at all sources together; `None` where one that counts them does not know.
+
+    Kafka counts them, and Delta tables that have statistics do.
+    """
+    counts: list[int | None] = []
+    for source in sources:
+        counts += [part["records"] for part in source.get("partitions") or ()]
+        if source.get("problem"):
+            counts.append(None)
+        if source.get("versions") is not None:
+            counts.append(source["rows"] if source["versions"] else 0)
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
+
+
+def problem_of(sources: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """Why a flow does not get on, and since when; `None` while its sources answer."""
+    for source in sources:
+        if source.get("problem"):
+            return str(source["problem"]), str(source.get("problem_since") or "")
+    return None
 
 
 def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
@@ -80,6 +120,8 @@ def source_view(
         "partitions": _partitions(end, latest, measured) if behind is None else [],
         "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
         "retention": measured.get("retention"),
+        "problem": measured.get("problem"),
+        "problem_since": measured.get("problem_since"),
         "files": measured.get("files"),
         "versions": measured.get("versions"),
         "rows": measured.get("rows"),

@@ -401,6 +401,12 @@ class MetricsFold:
             counts = [source.get(what) for source in sources if what in source]
             if counts and None not in counts:
                 self._set(f"penstock_flow_backlog_{what}", flow, sum(counts))
+        for source in sources:
+            # What the last batch saw is not true any more.
+            for part in source.get("partitions") or () if source.get("problem") else ():
+                place = (str(part["topic"]), str(part["partition"]))
+                self._tell("penstock_kafka_lag_rows", (*flow, *place), None)
+                self._tell("penstock_flow_backlog_rows", flow, None)
         if any(ages_of(source) for source in sources):
             # One that is no longer known, or no longer at risk, goes away.
             self._tell("penstock_flow_lag_seconds", flow, body.get("seconds_behind"))

@@ -129,6 +129,18 @@ def test_age_and_time_to_loss_go_away_when_they_are_not_known():
     assert now(stream_progress(flow(), {"sources": shards}), other) == [4.0, None]
 
 
+def test_no_backlog_is_told_of_brokers_that_do_not_answer():
+    fold = folded(*batch(0))
+    own = ("shop", "silver", "c.s.silver")
+    lags = figures(fold)["penstock_kafka_lag_rows"]
+    assert lags and own in figures(fold)["penstock_flow_backlog_rows"]
+    parts = [{"topic": t, "partition": p, "seconds_behind": None} for *_, t, p in lags]
+    source = {"kind": "kafka", "partitions": parts, "problem": "no broker answers"}
+    fold(lag_progress(flow(), {"sources": [source], "seconds_behind": None}))
+    for name in ("penstock_kafka_lag_rows", "penstock_flow_backlog_rows"):
+        assert not figures(fold).get(name)
+
+
 def test_every_figure_of_two_batches_is_there():
     error = ErrorInfo(condition="KAFKA_DOWN", class_name="E", message="", fatal=False)
     fold = folded(
