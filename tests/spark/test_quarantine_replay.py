@@ -16,9 +16,11 @@ from penstock._repair.quarantine import replay_quarantine
 from penstock._repair.reset import reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock._tables.browsing import TableBrowser
 from penstock._tables.checkpoint_doctor import Weight, examine
 from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
+from penstock._tables.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
 
 STRICT = """
@@ -64,13 +66,14 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
     return made
 
 
-def _replay(project: Project, die_at: str = "") -> Replayed | None:
+def _replay(project: Project, die_at: str = "", **chosen: Any) -> Replayed | None:
     def reached(step: str) -> None:
         if step == die_at:
             raise _Killed
 
     try:
-        return replay_quarantine(load_settings(project.root), "silver", reached=reached)
+        settings, selection = load_settings(project.root), RowSelection(**chosen)
+        return replay_quarantine(settings, "silver", selection=selection, reached=reached)
     except _Killed:
         return None
 
@@ -154,6 +157,91 @@ def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):
     assert not list((project.path("silver").parents[3] / "state" / "replay").rglob("*.parquet"))
 
 
+def _refused(project: Project) -> dict[int, tuple[str, tuple[Any, ...]]]:
+    """Rows in quarantine by their amount: their file, and all that is stored of them."""
+    rows = project.table("silver_quarantine").select("_metadata.file_name", "*").collect()
+    return {row["amount"]: (row["file_name"], tuple(row)[1:]) for row in rows}
+
+
+def test_only_chosen_rows_are_judged_when_some_are_chosen(
+    project: Project, capsys: pytest.CaptureFixture[str]
+):
+    project.add("b.json", [_row(5, 55), _row(6, 660), _row(7, 77)]).run()
+    project.source(RELAXED)
+    before = _refused(project)
+    tables = ("silver", "silver_quarantine")
+    versions = [project.version(name) for name in tables]
+    command = ["quarantine", "replay", "silver", "--project", str(project.root), "-o", "json"]
+
+    def asked(*words: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main([*command, *words]) == 0
+        body: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return body
+
+    where = "amount IN (55, 660) AND _row LIKE '%amount%'"
+    body = asked("--where", where, "--dry-run")
+    assert (body["chosen"], body["would_move"], body["would_keep"]) == (2, 1, 1)
+    assert (body["by_rule"], body["unfinished"]) == ({"small": 1}, False)
+    # Whoever broke only this rule still does: no commit, and the next one is about that version.
+    body = asked("--rule", "has_id")
+    assert (body["chosen"], body["moved"], body["kept"]) == (1, 0, 1)
+    assert [project.version(name) for name in tables] == versions
+
+    body = asked("--where", where)
+    assert (body["chosen"], body["moved"], body["kept"]) == (2, 1, 1)
+    assert body["quarantine_version"] == versions[1]
+    assert (body["resumed"], body["finished"]) == (False, None)
+    after = _refused(project)
+    assert project.rows("silver", "id") == [(1,), (5,)]
+    assert after.keys() == before.keys() - {55}
+    # A file without a chosen row is as it was, and so is each row that was not chosen.
+    assert {n: after[n] for n in (50, 60, 70, 500)} == {n: before[n] for n in (50, 60, 70, 500)}
+    assert after[77][0] != before[77][0]
+    assert after[77][1] == before[77][1]
+    assert after[660][1] == before[660][1]
+
+    # The ids are those that people see, with and without Spark.
+    assert main(["quarantine", "show", "silver", "--project", str(project.root), "-o", "json"]) == 0
+    shown = {one["_row"]: one["_id"] for one in json.loads(capsys.readouterr().out)}
+    storage = load_settings(project.root).storage
+    page = TableBrowser(storage).quarantine("spark_catalog.default.silver", None, limit=50)
+    seen = {json.loads(one["row"])["amount"]: one["id"] for one in page["rows"]}
+    assert seen == {json.loads(row)["amount"]: one for row, one in shown.items()}
+    body = asked("--row", f"{seen[77]},{seen[50]}", "--rule", "small")
+    assert (body["chosen"], body["moved"], body["kept"]) == (2, 2, 0)
+    assert project.rows("silver", "id") == [(1,), (2,), (5,), (7,)]
+    left = _refused(project)
+    assert {n: left[n][1] for n in (60, 70, 500, 660)} == {
+        n: before[n][1] for n in (60, 70, 500, 660)
+    }
+
+
+def test_an_interrupted_choice_is_finished_before_another_one_begins(project: Project):
+    project.add("b.json", [_row(7, 77)]).run()
+    project.source(RELAXED)
+    assert _replay(project, die_at=STAGED, where="id = 7") is None
+    # Whatever is asked for now, what was decided is done first.
+    assert _replay(project, die_at=IN_TABLE, where="id < 5") is None
+    assert _places(project) == (
+        [1, 7],
+        [(50, 2), (60, 3), (70, None), (77, 7), (500, 4)],
+    )
+    # Others may change what was not chosen meanwhile.
+    place = f"delta.`{project.path('silver_quarantine')}`"
+    properties = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    project.spark.sql(f"ALTER TABLE {place} SET {properties}")
+    project.spark.sql(f"DELETE FROM {place} WHERE id = 3")
+    assert _replay(project, die_at=OUT_OF_QUARANTINE, where="id < 5") is None
+    assert _places(project) == ([1, 7], [(50, 2), (70, None), (500, 4)])
+    done = _replay(project, where="id < 5")
+    assert done is not None
+    assert (done.resumed, done.chosen, done.moved, done.kept) == (True, 2, 1, 1)
+    assert done.finished is not None
+    # The row that was deleted by a vector does not come back with its file.
+    assert _places(project) == ([1, 2, 7], [(70, None), (500, 4)])
+
+
 def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
     settings = load_settings(project.root)
     (found,) = checkpoints(settings, "silver")
@@ -197,3 +285,8 @@ def test_a_replay_is_refused_when_it_could_do_harm(project: Project):
     version = project.version("silver_quarantine") - 1
     assert f"VERSION AS OF {version}" in (changed.value.hint or "")
     assert _places(project)[0] == [1, 2, 3]
+    project.spark.sql(f"RESTORE delta.`{place}` TO VERSION AS OF {version}")
+    done = _replay(project)
+    assert done is not None
+    assert (done.resumed, done.moved, done.kept) == (True, 2, 2)
+    assert _places(project) == ([1, 2, 3], [(70, None), (500, 4)])

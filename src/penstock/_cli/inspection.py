@@ -32,7 +32,8 @@ def register(app: typer.Typer) -> None:
     _quarantine.command(
         "replay",
         epilog="Examples: penstock quarantine replay silver | "
-        "penstock quarantine replay silver --project shop --output json",
+        "penstock quarantine replay silver --rule positive_amount --dry-run | "
+        "penstock quarantine replay silver --where 'amount < 100' --output json",
     )(replay)
     app.add_typer(_quarantine, name="quarantine", no_args_is_help=True)
     app.command(
@@ -116,17 +117,35 @@ def show(
     target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print quarantined rows of a table with the rules that they broke."""
+    """Print quarantined rows of a table with the rules that they broke. JSON has their ids."""
     from penstock._tables.preview import read_quarantine
 
-    found = read_quarantine(
-        options.settings_of(project, spec, storage, pipeline=pipeline, target=target), table, limit
-    )
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    found = read_quarantine(settings, table, limit, ids=output is OutputFormat.JSON)
     _print_rows(f"the quarantine of {table}", found.columns, found.rows, found.total, output)
 
 
 def replay(
     table: Table,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", help="Only rows that broke this rule; may be repeated."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help="Only rows for which this is true: SQL over the columns of the quarantine.",
+        ),
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="A,B", help="Only the rows with these ids; may be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of the rows; change nothing.")
+    ] = False,
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
@@ -137,33 +156,33 @@ def replay(
 ) -> None:
     """Let quarantined rows go through the rules of their table again, after a rule was corrected.
 
-    Rows that pass get into the table, the others stay, with the rules that they break now. Killed
-    half-way, the next replay finishes it: no row is lost or doubled. Refused while the pipeline
-    runs.
+    All rows, or those that fulfil everything that is given. Rows that pass get into the table, the
+    others stay, with the rules that they break now. Killed half-way, the next replay finishes it:
+    no row is lost or doubled. Refused while the pipeline runs.
     """
-    from penstock._repair.quarantine import replay_quarantine
+    from penstock._cli import replay_report
+    from penstock._repair.quarantine import preview_replay, replay_quarantine
+    from penstock._tables.row_selection import RowSelection
 
+    rows = options.names(row)
+    if row is not None and not rows:
+        raise typer.BadParameter("it names no row", param_hint="--row")
+    selection = RowSelection(rules=tuple(rule or ()), where=where, rows=rows)
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        done = replay_quarantine(settings, table)
+        if dry_run:
+            found = preview_replay(settings, table, selection=selection)
+            body = replay_report.preview_body(found)
+            lines = replay_report.preview_lines(found, is_all=selection.is_all)
+        else:
+            done = replay_quarantine(settings, table, selection=selection)
+            body = replay_report.replayed_body(done)
+            lines = replay_report.replayed_lines(done, is_all=selection.is_all)
     if output is OutputFormat.JSON:
-        _print_json(
-            {
-                "table": done.table,
-                "quarantine_version": done.version,
-                "moved": done.moved,
-                "kept": done.kept,
-                "resumed": done.resumed,
-            }
-        )
+        _print_json(body)
         return
-    if done.version is None:
-        print(f"no row of {done.table} was ever in quarantine")
-        return
-    finished = "an interrupted replay was finished: " if done.resumed else ""
-    print(
-        f"{finished}{done.moved:,} rows moved into {done.table}, {done.kept:,} stay in quarantine"
-    )
+    for line in lines:
+        print(line)
 
 
 def events(

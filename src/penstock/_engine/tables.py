@@ -46,7 +46,7 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
-from penstock._tables.quarantine_replay import QuarantineReplay, Replayed
+from penstock._tables.quarantine_replay import QuarantineReplay
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError, PlanError
@@ -205,8 +205,8 @@ class PipelineTables:
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
 
-    def replay(self, node: DatasetNode, reached: Callable[[str], None]) -> Replayed:
-        """Let the rows in quarantine of a table go through its rules again.
+    def replay(self, node: DatasetNode, reached: Callable[[str], None]) -> QuarantineReplay:
+        """Lets the rows in quarantine of a table go through its rules again.
 
         Args:
             node: The table.
@@ -224,7 +224,7 @@ class PipelineTables:
             staging=self.layout.replay_staging(node.name),
             expectations=node.declared.expectations,
             reached=reached,
-        ).run()
+        )
 
     def quarantine_path(self, node: DatasetNode) -> str:
         """Where the quarantine of a dataset lies; there may be none."""

@@ -1,35 +1,62 @@
 """Replay of quarantine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.opened import opened
+from penstock._tables.row_selection import RowSelection
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
-    from penstock._tables.quarantine_replay import Replayed
+    from penstock._tables.quarantine_replay import QuarantineReplay, Replayed, ReplayPreview
+
+_ALL = RowSelection()
 
 
 def replay_quarantine(
     settings: PipelineSettings,
     table: str,
     *,
+    selection: RowSelection = _ALL,
     reached: Callable[[str], None] = lambda _: None,
 ) -> "Replayed":
-    """Let the rows in quarantine of a table go through its rules again, and into the table.
+    """Let rows in quarantine of a table go through its rules again, and into the table.
 
     Called on the main thread. Holds the leases that an update holds, so neither runs beside the
-    other. Killed at any moment and called again, each row is in exactly one place.
+    other. Killed at any moment and called again, each row is in exactly one place; what was left
+    is finished before the selection is looked at.
 
     Args:
         settings: The pipeline.
         table: Name of the table.
+        selection: Which rows.
         reached: Called after each step that was committed.
 
     Raises:
         PenstockError: The pipeline runs, is wrong, or rows of this table cannot be replayed.
     """
+    with _replay_of(settings, table, reached) as replay:
+        return replay.run(selection)
+
+
+def preview_replay(
+    settings: PipelineSettings, table: str, *, selection: RowSelection = _ALL
+) -> "ReplayPreview":
+    """What `replay_quarantine` would do; nothing is changed.
+
+    Raises:
+        PenstockError: As there.
+    """
+    with _replay_of(settings, table, lambda _: None) as replay:
+        return replay.preview(selection)
+
+
+@contextmanager
+def _replay_of(
+    settings: PipelineSettings, table: str, reached: Callable[[str], None]
+) -> "Iterator[QuarantineReplay]":
     with opened(settings, "quarantine replay") as pipeline:
         node = pipeline.graph.find(table)
         if node is None or not node.is_stored:
@@ -41,4 +68,4 @@ def replay_quarantine(
         for name in node.flows:
             pipeline.check_migration(pipeline.graph.flows[name])
         pipeline.lease(node)
-        return pipeline.tables.replay(node, reached)
+        yield pipeline.tables.replay(node, reached)

@@ -20,6 +20,7 @@ from penstock._model.name import DatasetName
 from penstock._observe.masking import masked_values, shown
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.row_selection import row_id
 from penstock._tables.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError
 
@@ -169,10 +170,10 @@ class TableBrowser:
             limit: How many at most.
 
         Returns:
-            `rows` with `rules`, `row` (its values as JSON text), `is_cut`, `source`, `at` (of the
-            commit, in milliseconds), `flow`, `batch_id` and `version` (null if the commit is gone
-            or not ours); `searched`: how many were looked at; `next`: the place to go on from,
-            null at the end; `total`.
+            `rows` with `id` (as `RowSelection` takes it), `rules`, `row` (its values as JSON
+            text), `is_cut`, `source`, `at` (of the commit, in milliseconds), `flow`, `batch_id` and
+            `version` (null if the commit is gone or not ours); `searched`: how many were looked
+            at; `next`: the place to go on from, null at the end; `total`.
 
         Raises:
             SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
@@ -204,6 +205,7 @@ class TableBrowser:
                 item = _item(broken, values)
                 if wanted and not _has(item, wanted):
                     continue
+                item["id"] = row_id(file.name, position)
                 item["is_cut"] = len(item["row"]) > _MAX_PAYLOAD
                 item["row"] = item["row"][:_MAX_PAYLOAD]
                 size += len(item["row"])

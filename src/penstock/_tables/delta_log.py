@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult, result_from_commit
@@ -82,6 +82,8 @@ class DeltaJvm:
         self._json = delta.util.JsonUtils
         sources = jvm.org.apache.spark.sql.execution.datasources
         self._logical_relation = getattr(getattr(sources, "LogicalRelation$"), "MODULE$")
+        self._relation = sources.HadoopFsRelation
+        self._file_format = delta.DeltaParquetFileFormat
 
     def log(self, path: str) -> Any:
         """Delta's `DeltaLog` of a table, cached by Delta."""
@@ -120,6 +122,11 @@ class DeltaJvm:
         found = holder.metadata()
         return TableMetadata(content=json.loads(found.json())["metaData"], jvm=found)
 
+    def files_at(self, path: str, version: int) -> list[dict[str, Any]]:
+        """Contents of the `AddFile` actions of all files of a version."""
+        found = self.log(path).getSnapshotAt(version, self.none, self.none, False)
+        return self.file_contents(found.allFiles().collect())
+
     def file_contents(self, files: Any) -> list[dict[str, Any]]:
         """`AddFile` actions of a Scala collection, in one call."""
         content: list[dict[str, Any]] = json.loads(self._json.mapper().writeValueAsString(files))
@@ -128,6 +135,52 @@ class DeltaJvm:
     def add_files(self, contents: Sequence[Mapping[str, Any]]) -> list[Any]:
         """`AddFile` actions from their content."""
         return [self.action({"add": content}) for content in contents]
+
+    def rows_of_files(self, path: str, snapshot: Any, files: Sequence[Any]) -> DataFrame:
+        """The rows of some files of a table; their `_metadata` has a `row_index`.
+
+        That is the position of a row in its file, deleted rows counted.
+
+        Args:
+            path: The table.
+            snapshot: A version of it.
+            files: `AddFile` actions of that version.
+        """
+        frame = self.log(path).createDataFrame(snapshot, self.seq(files), False, self.none)
+        relation = frame.queryExecution().analyzed().relation()
+        # Delta shows the index only of tables that may have deletion vectors, as reading it fails
+        # for row groups of more than 2^31 rows. The file format is told that this is one; which
+        # files have a vector is still what the snapshot says.
+        protocol = json.loads(snapshot.protocol().json())["protocol"]
+        features = {*(protocol.get("readerFeatures") or ()), "deletionVectors"}
+        told = {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": sorted(features),
+            "writerFeatures": sorted({*(protocol.get("writerFeatures") or ()), *features}),
+        }
+        shows_index = self._file_format(
+            self.action({"protocol": told}),
+            snapshot.metadata(),
+            False,
+            False,
+            True,
+            self.none,
+            False,
+        )
+        session = self.spark._jsparkSession
+        rebuilt = self._relation(
+            relation.location(),
+            relation.partitionSchema(),
+            relation.dataSchema(),
+            relation.bucketSpec(),
+            shows_index,
+            relation.options(),
+            session,
+        )
+        plan = self._logical_relation.apply(rebuilt, False)
+        dataset = self.jvm.org.apache.spark.sql.classic.Dataset
+        return DataFrame(dataset.ofRows(session, plan), self.spark)
 
     def streaming_operation(
         self, app_id: str, batch_id: int, user_metadata: str, *, complete: bool

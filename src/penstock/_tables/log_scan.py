@@ -47,10 +47,10 @@ def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]]
     for actions in reversed(commits):
         for action in actions:
             if "remove" in action:
-                live.pop(_identity(action["remove"]), None)
+                live.pop(file_identity(action["remove"]), None)
         for action in actions:
             if "add" in action:
-                live[_identity(action["add"])] = action["add"]
+                live[file_identity(action["add"])] = action["add"]
     return list(live.values())
 
 
@@ -85,8 +85,8 @@ def append_only_start(
         shape = new_shape
         removed = [action["remove"] for action in actions if "remove" in action]
         added = [action["add"] for action in actions if "add" in action]
-        live -= {_identity(file) for file in removed}
-        live |= {_identity(file) for file in added}
+        live -= {file_identity(file) for file in removed}
+        live |= {file_identity(file) for file in added}
         if any(file.get("deletionVector") for file in added):
             start = None
         elif removed:
@@ -161,7 +161,8 @@ def _changes_rows(line: str) -> bool:
     return bool(json.loads(line)["remove"].get("dataChange", True))
 
 
-def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
+def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
+    """What tells a file with its deleted rows from any other, given the content of its action."""
     vector = file.get("deletionVector")
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
 

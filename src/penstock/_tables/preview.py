@@ -8,15 +8,19 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from penstock._model.name import DatasetName, resolve_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.row_selection import row_id
+from penstock._tables.stored_table import Snapshot, StoredTable
 from penstock.errors import SpecError
 
 FAILED_RULES_COLUMN = "_failed_rules"
+ID_COLUMN = "_id"
 _REASON_COLUMNS = (FAILED_RULES_COLUMN, "_source", "_row")
 
 
@@ -59,15 +63,27 @@ def read_table(settings: PipelineSettings, name: str, limit: int) -> TablePrevie
     return _preview(_open(settings, name), limit)
 
 
-def read_quarantine(settings: PipelineSettings, name: str, limit: int) -> TablePreview:
-    """The first rows of a table's quarantine: broken rules, coordinates of the source, the row.
+def read_quarantine(
+    settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
+) -> TablePreview:
+    """The newest rows of a table's quarantine: broken rules, coordinates of the source, the row.
+
+    Args:
+        settings: The pipeline.
+        name: Of the table.
+        limit: How many rows at most.
+        ids: With the ids of the rows, for a replay of them; nowhere but on this machine.
 
     Raises:
         SpecError: There is no such table, or nothing of it was ever in quarantine.
     """
     if not name.lower().endswith(QUARANTINE_SUFFIX):
         name += QUARANTINE_SUFFIX
-    return _preview(_open(settings, name), limit, only=_REASON_COLUMNS)
+    table = _open(settings, name)
+    folder = local_path(_uri(settings, name)) if ids else None
+    if folder is None:
+        return _preview(table, limit, only=_REASON_COLUMNS)
+    return _with_ids(StoredTable(folder).snapshot(), limit)
 
 
 def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
@@ -97,6 +113,22 @@ def _preview(table: Any, limit: int, only: tuple[str, ...] = ()) -> TablePreview
     return TablePreview(columns=tuple(columns), rows=rows, total=data.count_rows())
 
 
+def _with_ids(found: Snapshot, limit: int) -> TablePreview:
+    columns = [one for name in _REASON_COLUMNS for one in found.columns if one.name == name]
+    places = (
+        (file, position, values)
+        for file in found.files
+        for position, values in found.read(file, columns, at_once=limit)
+    )
+    rows = tuple(
+        (row_id(file.name, position), *map(_text, values.values()))
+        for file, position, values in islice(places, limit)
+    )
+    names = tuple(one.name for one in columns)
+    total = len(rows) if found.rows is None else found.rows
+    return TablePreview(columns=(ID_COLUMN, *names), rows=rows, total=total)
+
+
 def _text(value: object) -> str:
     if value is None:
         return "NULL"
@@ -111,11 +143,7 @@ def _open(settings: PipelineSettings, name: str) -> Any:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    try:
-        resolved = resolve_name(name, catalog=settings.catalog, schema=settings.schema)
-    except ValueError as error:
-        raise SpecError("INVALID_DATASET_NAME", str(error)) from None
-    uri = StorageLayout(settings.storage).table_path(resolved)
+    uri = _uri(settings, name)
     path = local_path(uri)
     try:
         return DeltaTable(str(path) if path is not None else uri)
@@ -127,6 +155,14 @@ def _open(settings: PipelineSettings, name: str) -> Any:
             f"table {name!r} cannot be read without Spark: {error}",
             hint=f"read it with Spark: spark.read.format('delta').load('{uri}')",
         ) from error
+
+
+def _uri(settings: PipelineSettings, name: str) -> str:
+    try:
+        resolved = resolve_name(name, catalog=settings.catalog, schema=settings.schema)
+    except ValueError as error:
+        raise SpecError("INVALID_DATASET_NAME", str(error)) from None
+    return StorageLayout(settings.storage).table_path(resolved)
 
 
 def _unknown(settings: PipelineSettings, name: str) -> SpecError:

@@ -4,7 +4,6 @@ delta-rs reads the log, pyarrow the files, newest first and no more of them than
 vectors and column mapping by name are applied; what cannot be read right is refused in words.
 """
 
-import hashlib
 import json
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from penstock._tables.row_selection import file_key
 from penstock.errors import SpecError
 
 # Others change what the files mean, or are not known here.
@@ -52,7 +52,7 @@ class StoredFile:
     @cached_property
     def order(self) -> tuple[int, str]:
         """Newer files have a greater one; a file keeps its own for ever."""
-        return self.at, hashlib.sha256(self.name.encode()).hexdigest()[:12]
+        return self.at, file_key(self.name)[:12]
 
 
 @dataclass(frozen=True, kw_only=True)

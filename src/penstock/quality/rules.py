@@ -70,7 +70,7 @@ def condition_column(spark: SparkSession, rule: Expectation) -> Column:
         # Alone, so that an unbalanced bracket cannot join with what we put around it.
         expression = parser.parseExpression(rule.condition)
     except ParseException as error:
-        raise _invalid(rule, _first_line(error)) from error
+        raise _invalid(rule, first_line(error)) from error
     if _SUSPECT.search(rule.condition):
         _refuse(rule, expression)
     return F.expr(rule.condition)
@@ -121,18 +121,18 @@ def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:
         selected = df.select(*[c.alias(f"rule{i}") for i, c in enumerate(columns)])
     except AnalysisException:
         return False
-    return _row_wise(df, selected) and all(_boolean(field.dataType) for field in selected.schema)
+    return row_wise(df, selected) and all(_boolean(field.dataType) for field in selected.schema)
 
 
 def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
     try:
         selected = df.select(column.alias("rule"))
     except AnalysisException as error:
-        near = _nearest(error, df.columns)
+        near = nearest_column(error, df.columns)
         raise _invalid(
-            rule, _first_line(error), hint=f"did you mean {near!r}?" if near else None
+            rule, first_line(error), hint=f"did you mean {near!r}?" if near else None
         ) from error
-    if not _row_wise(df, selected):
+    if not row_wise(df, selected):
         raise _invalid(rule, "it aggregates, uses a window or makes rows")
     if _SUSPECT.search(str(column)):
         _refuse(rule, selected._jdf.queryExecution().analyzed().projectList().head())
@@ -164,7 +164,7 @@ def _boolean(data_type: DataType) -> bool:
     return isinstance(data_type, (BooleanType, NullType))
 
 
-def _row_wise(df: DataFrame, selected: DataFrame) -> bool:
+def row_wise(df: DataFrame, selected: DataFrame) -> bool:
     """Whether Spark put nothing but a projection on the query."""
     plan: Any = selected._jdf.queryExecution().analyzed()
     if str(plan.nodeName()) != "Project":
@@ -174,12 +174,13 @@ def _row_wise(df: DataFrame, selected: DataFrame) -> bool:
 
 
 def _refuse(rule: Expectation, expression: Any) -> None:
-    reason = next(_refusals(expression), None)
+    reason = next(refusals(expression), None)
     if reason is not None:
         raise _invalid(rule, reason, hint="an expectation looks at one row only")
 
 
-def _refusals(expression: Any) -> Iterator[str]:
+def refusals(expression: Any) -> Iterator[str]:
+    """Why a parsed or analysed expression is more than one row's business."""
     kind = str(expression.getClass().getSimpleName())
     if "Subquery" in kind or kind in ("Exists", "ListQuery", "InSubquery"):
         yield "it contains a subquery"
@@ -192,10 +193,11 @@ def _refusals(expression: Any) -> Iterator[str]:
         yield f"it calls a Java method by {kind}"
     children = expression.children()
     for position in range(children.size()):
-        yield from _refusals(children.apply(position))
+        yield from refusals(children.apply(position))
 
 
-def _nearest(error: AnalysisException, columns: Sequence[str]) -> str | None:
+def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | None:
+    """The column that was meant by a name that Spark does not find."""
     parameters = error.getMessageParameters() or {}
     name = parameters.get("objectName", "").replace("`", "")
     if not name:
@@ -205,7 +207,8 @@ def _nearest(error: AnalysisException, columns: Sequence[str]) -> str | None:
     return lower[found[0]] if found else None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of Spark says, without the plan or the text that it shows below."""
     return str(error).strip().splitlines()[0].removesuffix(";")
 
 

@@ -11,6 +11,7 @@ from deltalake import CommitProperties, write_deltalake
 from planted_secrets import planted
 
 from penstock._tables.browsing import TableBrowser
+from penstock._tables.row_selection import RowSelection
 from penstock.errors import SpecError
 
 NAME = "spark_catalog.default.orders"
@@ -68,12 +69,18 @@ def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store
     assert [row["batch_id"] for row in first["rows"]] == [3, 3, 3, 2, 2]
     assert {row["flow"] for row in first["rows"]} == {"clean"}
     assert all(row["at"] > 1_600_000_000_000 for row in first["rows"])
+    ids = [row["id"] for row in first["rows"]]
+    files, positions = zip(*(one.split("-") for one in ids), strict=True)
+    assert positions == ("0", "1", "2", "0", "1") and len(set(files)) == 2
+    assert len(RowSelection(rows=tuple(ids)).places()) == 2
     # What comes meanwhile neither moves nor doubles what follows.
     store.quarantine((["positive"], {"id": 99}))
     second = browser.quarantine(NAME, None, before=first["next"], limit=5)
     third = browser.quarantine(NAME, None, before=second["next"], limit=5)
     assert _ids(second) + _ids(third) == [22, 10, 11, 12, 0, 1, 2]
     assert third["next"] is None
+    again = browser.quarantine(NAME, None, search='"id": 30', limit=1)
+    assert [row["id"] for row in again["rows"]] == ids[:1]
     assert _ids(browser.quarantine(NAME, None, limit=1)) == [99]
 
 

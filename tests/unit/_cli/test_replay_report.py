@@ -1,0 +1,86 @@
+"""What a replay of quarantine says, and what is refused before anything starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock._cli import exit_codes
+from penstock._cli.main import main
+from penstock._cli.replay_report import preview_body, preview_lines, replayed_body, replayed_lines
+from penstock._tables.quarantine_replay import Replayed, ReplayPreview
+
+DONE = Replayed(table="silver", version=4, chosen=3, moved=2, kept=1)
+OUTLOOK = ReplayPreview(
+    table="silver",
+    version=4,
+    moves=1200,
+    keeps=3,
+    by_rule={"small": 3, "known": 1},
+    unfinished=False,
+)
+
+
+def test_a_replay_says_which_rows_it_was_about():
+    other = replace(DONE, chosen=9, moved=1, kept=8, resumed=True)
+    for done, is_all, said in (
+        (DONE, True, ["2 rows moved into silver, 1 stays in quarantine"]),
+        (DONE, False, ["3 rows chosen: 2 rows moved into silver, 1 stays in quarantine"]),
+        (
+            replace(DONE, chosen=0, moved=0, kept=0),
+            False,
+            ["no row in the quarantine of silver is like that; nothing was changed"],
+        ),
+        (
+            other,
+            False,
+            ["an interrupted replay was finished: 1 row moved into silver, 8 stay in quarantine"],
+        ),
+        (
+            replace(DONE, resumed=True, finished=other),
+            False,
+            [
+                "an interrupted replay of other rows was finished first: "
+                "1 row moved into silver, 8 stay in quarantine",
+                "3 rows chosen: 2 rows moved into silver, 1 stays in quarantine",
+            ],
+        ),
+        (replace(DONE, version=None), True, ["no row of silver was ever in quarantine"]),
+    ):
+        assert list(replayed_lines(done, is_all=is_all)) == said
+    body = replayed_body(replace(DONE, resumed=True, finished=other))
+    assert body["finished"] == {"chosen": 9, "moved": 1, "kept": 8}
+    assert (body["chosen"], body["moved"], body["kept"], body["resumed"]) == (3, 2, 1, True)
+
+
+def test_a_dry_run_says_what_would_become_of_the_rows():
+    assert list(preview_lines(OUTLOOK, is_all=False)) == [
+        "1,203 rows chosen: 1,200 rows would move into silver, 3 would stay in quarantine",
+        "  3 rows would break small",
+        "  1 row would break known",
+        "nothing was changed: --dry-run",
+    ]
+    first, second, *_ = preview_lines(replace(OUTLOOK, unfinished=True), is_all=True)
+    assert "would be finished first" in first
+    assert second.startswith("1,200 rows would move")
+    nothing = replace(OUTLOOK, moves=0, keeps=0)
+    assert list(preview_lines(nothing, is_all=False)) == [
+        "no row in the quarantine of silver is like that"
+    ]
+    assert preview_body(OUTLOOK)["chosen"] == 1203
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--row", ""], "names no row"),
+        (["--row", " , "], "names no row"),
+        (["--row", "17"], "'17' is not the id of a row"),
+        (["--rule", ""], "is empty"),
+        (["--where", " "], "is empty"),
+    ],
+)
+def test_nothing_starts_when_a_choice_is_empty_or_no_id(words, said, tmp_path, capsys):
+    # An empty variable of a script must not mean all rows.
+    command = ["quarantine", "replay", "silver", "--project", str(tmp_path / "nowhere"), *words]
+    assert main(command) == exit_codes.USAGE
+    assert said in capsys.readouterr().err

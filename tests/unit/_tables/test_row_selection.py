@@ -1,0 +1,44 @@
+import pytest
+
+from penstock._tables.row_selection import RowSelection, row_id
+from penstock.errors import SpecError
+
+FIRST, OTHER = row_id("a=1/part-0.parquet", 0), row_id("part-1.parquet", 7)
+
+
+def test_rows_are_found_again_by_file_and_position():
+    assert FIRST == row_id("a=1/part-0.parquet", 0) != row_id("a=2/part-0.parquet", 0)
+    places = RowSelection(rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))).places()
+    assert list(places.values()) == [{0}, {7, 123_456_789_012}]
+
+
+def test_two_selections_are_the_same_when_they_mean_the_same_rows():
+    one = RowSelection(rules=("b", "a", "b"), where="x > 1", rows=(OTHER, FIRST))
+    two = RowSelection(rules=("a", "b"), where="x > 1", rows=(FIRST, OTHER, FIRST))
+    assert one.record() == two.record() != RowSelection(rules=("a", "b")).record()
+    assert RowSelection().is_all and RowSelection().record() == {}
+    assert not any(
+        chosen.is_all
+        for chosen in (
+            RowSelection(rules=("a",)),
+            RowSelection(where="x"),
+            RowSelection(rows=(FIRST,)),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rules": ("",)},
+        {"where": ""},
+        {"where": "  "},
+        *({"rows": (FIRST, bad)} for bad in ("", "1", f"{FIRST} ", f"{FIRST}\n", FIRST.upper())),
+        {"rows": ("0" * 16 + "-01",)},
+        {"rows": ("0" * 16 + "-1" + "0" * 12,)},
+    ],
+)
+def test_a_selection_is_refused_when_it_could_mean_something_else(given):
+    with pytest.raises(SpecError, match="QUARANTINE_SELECTION_INVALID") as caught:
+        RowSelection(**given)
+    assert caught.value.hint
