@@ -289,8 +289,15 @@ def test_two_updates_stand_beside_each_other_when_compared(open_page, problems, 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The shop with its tables: silver has rows, and more than a page of others in quarantine."""
     root = tmp_path_factory.mktemp("stored") / "shop"
+    store_shop(root)
+    served = Served(str(root))
+    yield served.address
+    served.stop()
+
+
+def store_shop(root: Path) -> None:
+    """The shop with its tables: silver has rows, and more than a page of others in quarantine."""
     shutil.copytree(LOGS / "shop", root / "events")
     table = root / "tables" / "spark_catalog" / "default" / "silver"
     rows = {
@@ -318,9 +325,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         write_deltalake(
             f"{table}_quarantine", pa.table(body), mode="append", commit_properties=said
         )
-    served = Served(str(root))
-    yield served.address
-    served.stop()
 
 
 def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problems, stored) -> None:
@@ -409,6 +413,47 @@ def test_a_pipeline_is_stopped_and_started_when_the_visitor_has_the_token(
         served.stop()
         holder.kill()
         holder.wait()
+
+
+def test_marked_rows_are_replayed_when_the_visitor_has_the_token(
+    open_page, problems, tmp_path: Path
+) -> None:
+    shop = tmp_path / "shop"
+    store_shop(shop / "storage")
+    spec = shop / "penstock.yaml"
+    spec.write_text("name: shop\nstorage: storage\n")
+    (shop / "pipeline.py").write_text("")
+    served = Served(str(shop), "--control", "--token", "token-of-the-test")
+    try:
+        page = open_page(served.address)
+        # What is started ends at once: this is about what the page asks for.
+        spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
+        asked: list[str] = []
+        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+        place = "#/shop/quarantine/spark_catalog.default.silver"
+        page.goto(served.address.partition("?")[0] + place)
+        page.wait_for_selector('button:has-text("Replay all 60 rows")')
+        assert page.locator(".refused-row input").count() == 25
+        page.focus(".refused-row:first-child input")
+        page.keyboard.press("Space")
+        page.wait_for_selector('button:has-text("Replay the marked row")')
+        page.check('label:has-text("All 25 shown") input')
+        page.click('.chip:has-text("known_customer")')
+        page.wait_for_selector('[role=status]:has-text("25 marked, 18 of them not shown")')
+        page.wait_for_selector('button:has-text("Replay the 15 rows that broke known_customer")')
+        assert page.evaluate(CONTRAST) == []
+        page.click("text=Replay 25 marked rows")
+        page.wait_for_selector('.job summary:has-text("25 marked rows"):has-text("failed")')
+        assert asked[0].startswith("Let 25 marked rows in quarantine")
+        # Nothing was done, so the marks are still there.
+        page.click("text=Clear marks")
+        page.wait_for_selector(".refused-row input:checked", state="detached")
+        page.click("text=Replay the 15 rows")
+        page.wait_for_selector('.job summary:has-text("that broke known_customer")')
+        assert page.locator("text=marked rows").count() == 0
+        assert problems == []
+    finally:
+        served.stop()
 
 
 # Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.

@@ -232,6 +232,7 @@ export interface Quarantined {
 }
 
 export interface Refused {
+  id: string;
   rules: string[];
   row: string;
   is_cut: boolean;

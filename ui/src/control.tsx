@@ -1,13 +1,13 @@
 /** What a visitor may do, where the dashboard was started with --control; else nothing is shown. */
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { act, getControl, useAnswer, type Control, type Job } from "./api";
 import { count, moment, seconds } from "./format";
 import { useNow } from "./place";
 
 const AGAIN_MS = 2000;
 
-function useControl(key: string) {
+export function useControl(key: string) {
   const [enabled, setEnabled] = useState(true);
   const [done, setDone] = useState<Control | null>(null);
   const [problem, setProblem] = useState("");
@@ -24,13 +24,14 @@ function useControl(key: string) {
     now,
   );
   const ask = (what: "start" | "stop" | "replay", body: object, question?: string) => {
-    if (question && !confirm(question)) return;
+    if (question && !confirm(question)) return false;
     setBusy(true);
     setProblem("");
     act(key, what, body)
       .then(setDone)
       .catch((error: Error) => setProblem(error.message))
       .finally(() => setBusy(false));
+    return true;
   };
   const control = done ?? value ?? null;
   const isFree = !!control?.enabled && !control.runs && !control.jobs?.some((job) => job.ended === null);
@@ -133,20 +134,63 @@ export function RefreshButtons({ pipelineKey, name, display }: { pipelineKey: st
 
 const rowsText = (rows: number) => `${count(rows)} ${rows === 1 ? "row" : "rows"}`;
 
-export function ReplayButton({ pipelineKey, name, display, rows }: { pipelineKey: string; name: string; display: string; rows: number | null }) {
-  const { control, ask, problem, busy, isFree } = useControl(pipelineKey);
-  if (!control?.enabled || rows === 0) return null;
-  const job = control.jobs?.[0];
+interface ReplayProps {
+  /** Of `useControl`. */
+  asking: ReturnType<typeof useControl>;
+  name: string;
+  display: string;
+  rows: number | null;
+  /** The only rule whose rows are shown, and how many these are. */
+  rule: string;
+  ruleRows: number | null;
+  marked: ReadonlySet<string>;
+  onClear: () => void;
+  /** A replay that was asked for here has ended well. */
+  onDone: () => void;
+}
+
+/** Replay of all rows, of those that broke a rule, or of those that are marked. */
+export function ReplayBar({ asking, name, display, rows, rule, ruleRows, marked, onClear, onDone }: ReplayProps) {
+  const { control, ask, problem, busy, isFree } = asking;
+  const asked = useRef(false);
+  const job = control?.jobs?.[0];
+  const end = job?.what.startsWith("replay") ? job.ended : null;
+  useEffect(() => {
+    if (!asked.current || end === null) return;
+    asked.current = false;
+    if (job?.exit_code === 0) onDone();
+  }, [job?.started, end]);
+  if (!control?.enabled || (rows === 0 && !job?.what.startsWith("replay"))) return null;
+  const replay = (which: string, body: object) => {
+    const isAsked = ask("replay", { name, ...body }, `Let ${which} in quarantine go through the rules of ${display} again? Those that pass get into the table.`);
+    asked.current = asked.current || isAsked;
+  };
+  const isOff = busy || !isFree;
+  const all = rows === null ? "all rows" : rows === 1 ? "the only row" : `all ${rowsText(rows)}`;
+  const broke = ruleRows === null ? "the rows" : ruleRows === 1 ? "the row" : `the ${rowsText(ruleRows)}`;
+  const these = marked.size === 1 ? "the marked row" : `${count(marked.size)} marked rows`;
   return (
     <Said problem={problem}>
-      <button
-        type="button"
-        class="action-button"
-        disabled={busy || !isFree}
-        onClick={() => ask("replay", { name }, `Let ${rows === null ? "the rows" : rowsText(rows)} in quarantine go through the rules of ${display} again? Those that pass get into the table.`)}
-      >
-        Replay {rows === null ? "all rows" : rowsText(rows)}
-      </button>
+      {marked.size > 0 && (
+        <>
+          <button type="button" class="action-button chosen" disabled={isOff} onClick={() => replay(these, { rows: [...marked] })}>
+            Replay {these}
+          </button>
+          <button type="button" class="small-button" onClick={onClear}>
+            Clear marks
+          </button>
+        </>
+      )}
+      {rule && ruleRows !== 0 && (
+        <button type="button" class="action-button" disabled={isOff} onClick={() => replay(`${broke} that broke ${rule}`, { rules: [rule] })}>
+          Replay {broke} that broke {rule}
+        </button>
+      )}
+      {rows !== 0 && (
+        <button type="button" class="action-button" disabled={isOff} onClick={() => replay(all, {})}>
+          Replay {all}
+        </button>
+      )}
       <span class="muted">{isFree ? "after a rule or the data was corrected" : "not while the pipeline is at work"}</span>
       {job?.what.startsWith("replay") && <LastJob job={job} />}
     </Said>

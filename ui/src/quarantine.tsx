@@ -1,7 +1,7 @@
 /** Rows that broke a rule: per pipeline how many, per dataset which ones and why. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getQuarantine, getQuarantines, useAnswer, type Pipeline, type Problem, type Quarantined, type Refused } from "./api";
-import { ReplayButton } from "./control";
+import { ReplayBar, useControl } from "./control";
 import { ago, count, moment, short } from "./format";
 import { Empty } from "./parts";
 import { to, useNow, type Place } from "./place";
@@ -9,6 +9,8 @@ import { ProblemText } from "./rows";
 
 const AGAIN_MS = 5000;
 const TYPING_MS = 300;
+/** As many as one replay takes. */
+const MOST_MARKED = 1000;
 
 interface Props {
   pipeline: Pipeline | null;
@@ -109,6 +111,18 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
   const [found, setFound] = useState<Found | null>(null);
   const [busy, setBusy] = useState(true);
   const stop = useRef<AbortController | null>(null);
+  const asking = useControl(pipelineKey);
+  const [marked, setMarked] = useState<ReadonlySet<string>>(new Set());
+  // Marks stay while rows are searched and filtered: they are of the whole quarantine.
+  const mark = (ids: string[], on: boolean) =>
+    setMarked((old) => {
+      const fresh = new Set(old);
+      for (const id of ids) if (!on) fresh.delete(id);
+      else if (fresh.size < MOST_MARKED) fresh.add(id);
+      return fresh;
+    });
+  const clear = () => setMarked(new Set());
+  useEffect(clear, [pipelineKey, name]);
   useEffect(() => {
     const timer = setTimeout(() => setSearch(typed.trim()), TYPING_MS);
     return () => clearTimeout(timer);
@@ -154,7 +168,22 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
           <input type="search" placeholder="values, rules, source" maxLength={200} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
         </label>
       </div>
-      {table && !table.problem && <ReplayButton pipelineKey={pipelineKey} name={name} display={bare(name)} rows={table.rows} />}
+      {table && !table.problem && (
+        <ReplayBar
+          asking={asking}
+          name={name}
+          display={bare(name)}
+          rows={table.rows}
+          rule={rule}
+          ruleRows={table.counted === table.rows ? (table.rules[rule] ?? 0) : null}
+          marked={marked}
+          onClear={clear}
+          onDone={() => {
+            clear();
+            load("", null);
+          }}
+        />
+      )}
       {table && !table.problem && <Rules table={table} chosen={rule} pipelineKey={pipelineKey} />}
       {found?.problem && <ProblemText problem={found.problem} />}
       {grew && !found.problem && (
@@ -177,9 +206,10 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
       {found && !found.problem && !found.rows.length && !busy && found.next === null && (
         <Empty title={isNarrow ? "No row is like that" : "The quarantine is empty"} />
       )}
+      {asking.control?.enabled && !!found?.rows.length && !found.problem && <MarkAll ids={found.rows.map((row) => row.id)} marked={marked} onMark={mark} />}
       <ol class="refused">
         {found?.rows.map((row) => (
-          <Row row={row} />
+          <Row key={row.id} row={row} marked={asking.control?.enabled ? marked.has(row.id) : null} isFull={marked.size >= MOST_MARKED} onMark={mark} />
         ))}
       </ol>
       {found?.next != null && !found.problem && (
@@ -191,10 +221,41 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
   );
 }
 
-function Row({ row }: { row: Refused }) {
+type Mark = (ids: string[], on: boolean) => void;
+
+function MarkAll({ ids, marked, onMark }: { ids: string[]; marked: ReadonlySet<string>; onMark: Mark }) {
+  const own = ids.filter((id) => marked.has(id)).length;
+  const elsewhere = marked.size - own;
   return (
-    <li class="panel refused-row">
+    <div class="mark-all">
+      <label class="mark">
+        <input
+          type="checkbox"
+          checked={own === ids.length}
+          indeterminate={own > 0 && own < ids.length}
+          onChange={(event) => onMark(ids, event.currentTarget.checked)}
+        />
+        {ids.length === 1 ? "The row shown" : `All ${count(ids.length)} shown`}
+      </label>
+      <span class="muted small-text" role="status">
+        {marked.size > 0 && `${count(marked.size)} marked${elsewhere > 0 ? `, ${count(elsewhere)} of them not shown` : ""}`}
+        {marked.size >= MOST_MARKED && ": one replay takes no more"}
+      </span>
+    </div>
+  );
+}
+
+/** A row; with a check box unless `marked` is null. */
+function Row({ row, marked, isFull, onMark }: { row: Refused; marked: boolean | null; isFull: boolean; onMark: Mark }) {
+  return (
+    <li class={marked ? "panel refused-row marked" : "panel refused-row"}>
       <header>
+        {marked !== null && (
+          <label class="mark">
+            <input type="checkbox" checked={marked} disabled={isFull && !marked} onChange={(event) => onMark([row.id], event.currentTarget.checked)} />
+            <span class="unseen">Mark for replay: {row.rules.join(", ")}</span>
+          </label>
+        )}
         <ul class="chips">
           {row.rules.map((rule) => (
             <li class="broken">{rule}</li>

@@ -125,15 +125,27 @@ class ProcessControl:
             arguments.append("--continuous" if continuous else "--triggered")
         self._run("update", [*arguments, *self._choice, "--", *self._project])
 
-    def replay(self, dataset: str) -> None:
+    def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
         """Replay the quarantine of a dataset.
+
+        Args:
+            dataset: Its name.
+            rules: Only rows that broke one of these.
+            rows: Only rows with these ids.
 
         Raises:
             SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
         """
         project = [f"--project={one}" for one in self._project]
-        words = ["quarantine", "replay", *project, *self._choice, "--", _name(dataset)]
-        self._run(f"replay of {dataset}", words)
+        chosen = [f"--rule={one}" for one in rules]
+        what = f"replay of {dataset}"
+        if rows:
+            chosen.append(f"--row={','.join(map(_name, rows))}")
+            what += f", {len(rows):,} marked row{'' if len(rows) == 1 else 's'}"
+        if rules:
+            what += f", rows that broke {' or '.join(rules)}"
+        words = ["quarantine", "replay", *chosen, *project, *self._choice, "--", _name(dataset)]
+        self._run(what, words)
 
     def stop(self, *, now: bool = False) -> None:
         """Let what holds the pipeline end after the batches in flight.

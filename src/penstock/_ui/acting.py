@@ -1,7 +1,7 @@
 """The addresses that act: start, stop, replay. The guard lets through only who may."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import Response
@@ -14,6 +14,8 @@ from penstock._ui.recording import LATEST, Recording
 from penstock.errors import SetupError
 
 _MOST_NAMES = 50
+_MOST_RULES = 20
+_MOST_ROWS = 1000
 
 
 class _Strict(BaseModel):
@@ -34,10 +36,19 @@ class Stop(_Strict):
     now: bool = False
 
 
+RuleName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,300}$")]
+RowId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}-(0|[1-9][0-9]{0,11})$")]
+
+
 class Replay(_Strict):
-    """What `replay` is asked for."""
+    """What `replay` is asked for: all rows where nothing is chosen, and none for an empty list.
+
+    A condition in SQL is not taken: it would let a visitor compute what he likes.
+    """
 
     name: str
+    rules: list[RuleName] | None = Field(default=None, min_length=1, max_length=_MOST_RULES)
+    rows: list[RowId] | None = Field(default=None, min_length=1, max_length=_MOST_ROWS)
 
 
 def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowed: bool) -> None:
@@ -81,7 +92,12 @@ def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowe
     def replay(key: str, asked: Replay) -> Response:
         recording = recording_of(key)
         _check_names(recording, [asked.name])
-        return _act(recording, lambda control: control.replay(asked.name))
+        return _act(
+            recording,
+            lambda control: control.replay(
+                asked.name, rules=asked.rules or (), rows=asked.rows or ()
+            ),
+        )
 
 
 def _check_names(recording: Recording, names: list[str]) -> None:

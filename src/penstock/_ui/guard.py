@@ -17,6 +17,7 @@ CONTROL_HEADER = "x-penstock-control"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _MAX_PATH = 4096
 _MAX_BODY = 4096
+_MAX_MARKED = 64 << 10
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -103,7 +104,7 @@ class Guard:
         is_action = self._acts and scope["method"] == "POST" and scope["path"].startswith("/api/")
         if scope["method"] not in ("GET", "HEAD") and not is_action:
             return 405, "the dashboard only reads"
-        if not _has_length(headers, _MAX_BODY if is_action else 0):
+        if not _has_length(headers, _most(scope["path"]) if is_action else 0):
             return 413, "the body is too long"
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > _MAX_PATH:
             return 414, "the address is too long"
@@ -146,6 +147,11 @@ def cookie_name(scope: Scope) -> str:
     """Of this server: another dashboard on the host has another port."""
     server = scope.get("server")
     return f"{COOKIE}_{server[1]}" if server else COOKIE
+
+
+def _most(path: str) -> int:
+    """How long a body may be: a replay names the rows that were marked."""
+    return _MAX_MARKED if path.endswith("/replay") else _MAX_BODY
 
 
 def _has_length(headers: dict[str, str], most: int) -> bool:

@@ -47,5 +47,5 @@ class Control(Protocol):
     def stop(self, *, now: bool = False) -> None:
         """End what runs after the batches in flight; `now`: interrupt them, if asked before."""
 
-    def replay(self, dataset: str) -> None:
-        """Replay the quarantine of a dataset."""
+    def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
+        """Replay the quarantine of a dataset: all rows, or those with these ids and rules."""

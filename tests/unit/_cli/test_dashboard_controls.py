@@ -120,6 +120,15 @@ def test_commands_are_those_of_the_command_line_when_something_is_started(
     expected = ["quarantine", "replay", "--project=shop dir", "--target=dev", "--", "a.b.c;rm"]
     assert job["output"].startswith(str(expected))
     assert [each["what"] for each in control.state()["jobs"]] == ["replay of a.b.c;rm", "update"]
+    ids = [f"{'0a' * 8}-{n}" for n in range(2)]
+    control.replay("a.b.c", rules=["one, two", "--x"], rows=ids)
+    job = _ended(control)
+    expected = ["quarantine", "replay", "--rule=one, two", "--rule=--x", f"--row={','.join(ids)}"]
+    expected += ["--project=shop dir", "--target=dev", "--", "a.b.c"]
+    assert job["output"].startswith(str(expected))
+    assert job["what"] == "replay of a.b.c, 2 marked rows, rows that broke one, two or --x"
+    with pytest.raises(SetupError, match="cannot be named"):
+        control.replay("a.b.c", rows=["--x"])
     for name in ("", "--conf=x", "a,b", "a\nb", "a\0b"):
         with pytest.raises(SetupError, match="cannot be named"):
             control.replay(name)

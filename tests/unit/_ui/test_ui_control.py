@@ -4,6 +4,7 @@ import pytest
 from planted_secrets import planted
 from starlette.testclient import TestClient
 
+from penstock._tables.row_selection import RowSelection, row_id
 from penstock._ui.guard import CONTROL_HEADER
 from penstock._ui.recording import Recording
 from penstock._ui.server import build_app
@@ -13,6 +14,8 @@ HERE = "http://127.0.0.1:7070"
 TOKEN = "a-long-enough-token"
 NAME = "spark_catalog.default.silver"
 ACTIONS = {"start": {}, "stop": {}, "replay": {"name": NAME}}
+MOST = {"start": 4096, "stop": 4096, "replay": 65536}
+ROW = row_id("part-00000-0a1b.c000.snappy.parquet", 12)
 RIGHT = {"authorization": f"Bearer {TOKEN}", CONTROL_HEADER: "1", "origin": HERE}
 
 
@@ -32,8 +35,8 @@ class Acted:
     def stop(self, **asked) -> None:
         self._note("stop", asked)
 
-    def replay(self, dataset) -> None:
-        self._note("replay", {"dataset": dataset})
+    def replay(self, dataset, *, rules, rows) -> None:
+        self._note("replay", {"dataset": dataset, "rules": list(rules), "rows": list(rows)})
 
     def _note(self, what, asked) -> None:
         if self.refusal:
@@ -74,7 +77,7 @@ def test_what_was_asked_is_done_when_the_token_is_right(client, control):
         ("start", everything),
         ("start", {"refresh": [NAME], "full_refresh": [NAME], "continuous": False}),
         ("stop", {"now": True}),
-        ("replay", {"dataset": NAME}),
+        ("replay", {"dataset": NAME, "rules": [], "rows": []}),
     ]
     control.refusal = "it runs; password=hunter2-q"
     answer = _post(client, "start")
@@ -109,7 +112,7 @@ def test_nothing_is_done_when_somebody_may_not(client, control, action):
             403,
         ),
         ({"host": "evil.example"}, 421),
-        ({"content-length": "4097"}, 413),
+        ({"content-length": str(MOST[action] + 1)}, 413),
         ({"content-length": "9" * 5000}, 413),
         ({"content-length": "-1"}, 413),
         ({"transfer-encoding": "chunked"}, 413),
@@ -121,7 +124,7 @@ def test_nothing_is_done_when_somebody_may_not(client, control, action):
     place = f"/api/pipelines/shop/{action}?token={TOKEN}"
     headers = {k: v for k, v in RIGHT.items() if k != "authorization"}
     assert client.post(place, headers=headers, json=body).status_code == 403
-    big = {**body, "more": "x" * 5000}
+    big = {**body, "more": "x" * MOST[action]}
     assert _post(client, action, **big).status_code == 413
     assert control.calls == []
 
@@ -139,11 +142,47 @@ def test_nothing_is_done_when_somebody_may_not(client, control, action):
         ("replay", {}),
         ("replay", {"name": None}),
         ("replay", {"name": NAME, "project": "/"}),
+        ("replay", {"name": NAME, "where": "true"}),
+        # Nothing marked is not everything.
+        ("replay", {"name": NAME, "rows": []}),
+        ("replay", {"name": NAME, "rules": []}),
+        ("replay", {"name": NAME, "rows": ROW}),
+        ("replay", {"name": NAME, "rows": [1]}),
+        ("replay", {"name": NAME, "rows": [ROW] * 1001}),
+        ("replay", {"name": NAME, "rules": ["r"] * 21}),
+        ("replay", {"name": NAME, "rules": ["r" * 301]}),
+        *(("replay", {"name": NAME, "rules": [bad]}) for bad in ("", "a\nb", "a\0", "\x1b[31m", 1)),
+        *(
+            ("replay", {"name": NAME, "rows": [ROW, bad]})
+            for bad in (
+                "",
+                ROW[1:],
+                f"{ROW},{ROW}",
+                f"{ROW}\n",
+                ROW.upper(),
+                "--conf=x",
+                f"{ROW}" + "0" * 12,
+            )
+        ),
+        *(("replay", {"name": NAME, "rows": [bad]}) for bad in ("0" * 16 + "-", "0" * 16 + "-01")),
     ],
 )
 def test_a_body_is_refused_when_it_is_not_what_is_asked_for(client, control, action, body):
     assert _post(client, action, **body).status_code == 422
     assert control.calls == []
+
+
+def test_chosen_rows_are_replayed_when_they_are_named_right(client, control):
+    rules = ["positive, or --not", "größer als $(x) 'y'"]
+    most = [row_id(f"part-{n}", 10**12 - 1) for n in range(1000)]
+    for asked in ({"rows": [ROW]}, {"rules": rules}, {"rows": most, "rules": ["r" * 300] * 20}):
+        assert _post(client, "replay", name=NAME, **asked).status_code == 202
+        assert control.calls.pop() == (
+            "replay",
+            {"dataset": NAME, "rows": [], "rules": [], **asked},
+        )
+    # What the page may send is what the command understands.
+    assert len(RowSelection(rows=(ROW, *most)).places()) == 1001
 
 
 @pytest.mark.parametrize("name", ["--conf=x", "../../etc", "nothing", "", NAME + ",x", "silver"])
