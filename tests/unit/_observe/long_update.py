@@ -131,7 +131,7 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
             yield batch, flow_progress(GOLD, FlowStatus.STARTING, "again")
             yield batch, flow_progress(GOLD, FlowStatus.RUNNING, "runs")
     # Batches without rows make no version: the newest one that made one is further up.
-    for batch in range(batches, batches + 80):
+    for batch in range(batches, batches + 140):
         yield (
             batch,
             flow_progress(

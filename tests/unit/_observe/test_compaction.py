@@ -23,6 +23,7 @@ from long_update import (
     NOW,
     START,
     UPDATE,
+    VIEW,
     committed,
     compacted,
     facts,
@@ -34,11 +35,19 @@ from long_update import (
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.compaction import Pace, Stopped, survey, write
 from penstock._observe.decoding import event_of_json
-from penstock._observe.events import Event, FlowStatus, UpdateState, flow_progress, update_progress
+from penstock._observe.events import (
+    Event,
+    FlowStatus,
+    UpdateState,
+    definition,
+    flow_progress,
+    update_progress,
+)
 from penstock._observe.held import held_files, release_held
 from penstock._observe.log import EventLog, follow, last_batch, read_events, updates
 from penstock._observe.metrics import MetricsFold
 from penstock._observe.retention import Growth, Retention, clean, compact, compact_running
+from penstock._observe.snapshot import Snapshot
 from penstock._ui.recording import Recorded
 
 HALF = EventLogSettings(keep_progress_days=None, max_progress_mb=0.3)
@@ -96,7 +105,11 @@ def test_all_readers_find_the_same_when_the_log_of_a_running_update_is_made_smal
     assert facts(tmp_path) == later
     hours = [(e["origin"]["flow_name"], e["timestamp"][:13]) for e in rolled(lines_of(tmp_path))]
     broken = [event for event in whole if event["message"] == "failed"]
-    assert len(hours) <= len(set(hours)) + len(broken)
+    # A failure and the newest commit stay where they are, between two.
+    assert len(hours) <= len(set(hours)) + len(broken) + 1
+    sums = rolled(lines_of(tmp_path), "stream_progress")
+    hours = [(event["origin"]["flow_name"], event["timestamp"][:13]) for event in sums]
+    assert len(hours) == len(set(hours))
 
 
 def test_the_oldest_details_go_when_there_are_too_many(tmp_path: Path):
@@ -106,8 +119,8 @@ def test_the_oldest_details_go_when_there_are_too_many(tmp_path: Path):
     assert facts(tmp_path) == before
     assert size(log) < text / 2
     # The newer part is untouched, byte for byte.
-    newest = [event for event in whole if event["event_type"] == "stream_progress"][-50:]
-    assert newest == [e for e in lines_of(tmp_path) if e["event_type"] == "stream_progress"][-50:]
+    newest = [event for event in whole if event["event_type"] == "stream_progress"][-30:]
+    assert newest == [e for e in lines_of(tmp_path) if e["event_type"] == "stream_progress"][-30:]
     # There is nothing to gain now, nor below the limit.
     assert not compacted(log, HALF)
     assert not compacted(log, EventLogSettings())
@@ -148,8 +161,8 @@ def test_no_event_is_lost_or_comes_twice_when_many_emit_and_one_follows(tmp_path
         with passed:
             assert passed.wait_for(lambda: seen and seen[-1] >= newest, DEADLINE)
 
-    threads = [threading.Thread(target=emit, args=(flow,)) for flow in FLOWS]
-    reader = threading.Thread(target=read)
+    threads = [threading.Thread(target=emit, args=(flow,), daemon=True) for flow in FLOWS]
+    reader = threading.Thread(target=read, daemon=True)
     for thread in (*threads, reader):
         thread.start()
     done = 0
@@ -171,6 +184,40 @@ def test_no_event_is_lost_or_comes_twice_when_many_emit_and_one_follows(tmp_path
         fold(event)
     (total,) = [one for one in fold.series() if one.metric.name == "penstock_events_total"]
     assert sum(total.values.values()) == len(seen)
+
+
+def test_events_that_come_while_the_draft_is_made_are_in_the_new_file(tmp_path: Path):
+    log = filled(tmp_path, 2)
+    assert log.path is not None
+    text, draft = log.path.read_bytes(), tmp_path / ".draft"
+    copied = text.index(b"\n") + 1
+    draft.write_bytes(b"{}\n")
+    log(update_progress(UPDATE, UpdateState.STOPPING, "meanwhile"))
+    rest = log.path.read_bytes()[copied:]
+    assert log.replace(draft, copied)
+    assert log.path.read_bytes() == b"{}\n" + rest
+    log(update_progress(UPDATE, UpdateState.COMPLETED, "later"))
+    assert [event["message"] for event in lines_of(tmp_path)[-2:]] == ["meanwhile", "later"]
+    with pytest.raises(FileNotFoundError):
+        log.replace(tmp_path / "gone" / "draft", 0)
+    log.close()
+    draft.touch()
+    assert not log.replace(draft, 0)
+    assert lines_of(tmp_path)[-1]["message"] == "later"
+
+
+def test_refreshes_that_replace_each_other_are_not_added_up(tmp_path: Path):
+    about = replace(UPDATE, dataset_name=VIEW.dataset_name)
+    found = [definition("dataset_definition", about, "", {"dataset_type": "MATERIALIZED_VIEW"})]
+    found += [committed(VIEW, batch) for batch in range(10)]
+    log = EventLog(tmp_path)
+    for event in found:
+        log(replace(event, timestamp=START))
+    assert log.path is not None
+    text = log.path.read_bytes()
+    assert smaller(text, len(text), 0) == text
+    table = text.replace(b"MATERIALIZED_VIEW", b"STREAMING_TABLE")
+    assert len(smaller(table, len(table), 0)) < len(table) / 2
 
 
 def test_the_dashboard_goes_on_where_it_was_when_the_log_is_replaced(tmp_path: Path):
@@ -401,22 +448,28 @@ def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
     assert not nothing.is_due(1 << 40, 1e9)
 
 
+KINDS = (*["commit"] * 3, *["measured"] * 2, "state", "told", "refresh", "other")
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Event]:
     """Events of some flows in any order that may be, and in orders that may not."""
-    found: list[Event] = []
+    about = replace(UPDATE, dataset_name=VIEW.dataset_name)
+    view = {"dataset_type": "MATERIALIZED_VIEW"}
+    found = [replace(definition("dataset_definition", about, "", view), timestamp=START)]
     batch = dict.fromkeys(range(3), 0)
     minute = 0
-    for _ in range(draw(st.integers(1, 40))):
+    for _ in range(draw(st.integers(10, 40))):
         at = draw(st.integers(0, 2))
         flow = FLOWS[at]
         batch[at] = max(0, batch[at] + draw(st.integers(-1, 2)))
-        one = draw(st.sampled_from(["commit", "measured", "state", "told", "other"]))
+        one = draw(st.sampled_from(KINDS))
         new = {
             "commit": [committed(flow, batch[at])],
             "measured": measured(flow, batch[at]),
             "state": [flow_progress(flow, draw(st.sampled_from(FlowStatus)), "now")],
             "told": [committed(flow, batch[at], "told")],
+            "refresh": [committed(VIEW, batch[at])],
             "other": [update_progress(UPDATE, UpdateState.RUNNING, "")],
         }[one]
         minute += draw(st.sampled_from([0, 0, 1, 50]))
@@ -425,10 +478,27 @@ def histories(draw: st.DrawFn) -> list[Event]:
 
 
 def counters(text: bytes) -> dict[Any, Any]:
-    """What metrics say: everything that is a sum, and the newest value of what is not."""
-    fold = MetricsFold()
+    """What metrics and terminal say: what is a sum, and the newest value of what is not."""
+    fold, snapshot = MetricsFold(), Snapshot()
+    states: dict[str, Any] = {}
     for line in text.splitlines():
-        fold(event_of_json(json.loads(line)))
+        event = event_of_json(json.loads(line))
+        fold(event)
+        snapshot(event)
+        body = event.details[event.event_type]
+        if event.event_type == "flow_progress" and ("metrics" not in body or event.message):
+            # What came before a change of a flow's state stays before it.
+            views = [flow for one in snapshot.view().datasets for flow in one.flows]
+            states[event.id] = [
+                (flow.batches, flow.rows, flow.dropped, flow.lag, flow.state)
+                for flow in views
+                if flow.name == event.origin.flow_name
+            ]
+    flows = {
+        flow.name: replace(flow, rows_per_second=None, batch_seconds=None)
+        for one in snapshot.view(START + timedelta(days=9)).datasets
+        for flow in one.flows
+    }
     values = {
         (series.metric.name, labels): round(value, 6)
         for series in fold.series()
@@ -439,7 +509,7 @@ def counters(text: bytes) -> dict[Any, Any]:
         for series in fold.series()
         for labels, one in series.histograms.items()
     }
-    return {**values, **counts}
+    return {**values, **counts, **states, **flows}
 
 
 def smaller(text: bytes, cut: int, newest: int) -> bytes:
@@ -468,7 +538,7 @@ def test_sums_are_the_same_however_often_a_log_is_rolled_up(
     last = {flow.flow_name: last_batch(folder, flow.flow_name) for flow in FLOWS}
     for _ in range(data.draw(st.integers(1, 3))):
         lines = text.splitlines(keepends=True)
-        cut = len(b"".join(lines[: data.draw(st.integers(0, len(lines)))]))
+        cut = len(b"".join(lines[: -data.draw(st.integers(0, len(lines))) or None]))
         text = smaller(text, cut, data.draw(st.integers(0, 3)))
         assert counters(text) == before
     log.path.write_bytes(text)
