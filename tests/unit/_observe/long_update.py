@@ -141,6 +141,9 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
                 metrics=FlowMetrics(num_output_rows=0),
             ),
         )
+    # Nothing comes any more, which is measured all the same.
+    for minute in range(batches + 140, batches + 300, 3):
+        yield minute, lag_progress(SILVER, {"loss": "none", "sources": []})
 
 
 def filled(folder: Path, batches: int = 250) -> EventLog:
