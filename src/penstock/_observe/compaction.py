@@ -112,7 +112,7 @@ def survey(
 
     Args:
         file: At its beginning.
-        end: The end of its last whole line.
+        end: What is behind it is not read.
         before: Time of an event, as in the file: details older than it go.
         most: So many bytes of details are too many.
         rest: So many of them stay then.
@@ -124,7 +124,8 @@ def survey(
     steps: list[tuple[int, int]] = [(0, 0)]
     offset = 0
     for number, line in enumerate(file):
-        if offset >= end:
+        # A line without an end is being written, or its writer was killed.
+        if offset >= end or not line.endswith(b"\n"):
             break
         pace()
         kind, flow = _kind_of(line)
