@@ -43,9 +43,10 @@ class Stopped(Exception):
 
 
 class Pace:
-    """Works for some milliseconds, then rests three times as long: Python runs one at a time.
+    """Works for some milliseconds, then rests three times as long.
 
-    A low priority would not do: whoever waits for the interpreter waits for the thread that has it.
+    Python runs one thread at a time. On a machine with time to spare a low priority does not keep
+    this one from the interpreter; its rests do.
 
     Args:
         stop: Set it, on any thread, to end the work with `Stopped`.

@@ -193,9 +193,10 @@ class EventLog:
                 out.close()
                 raise
             old, self._file = self._file, out
-            with contextlib.suppress(OSError):
-                old.close()
-            return True
+        # That may take long: the last one to close a file that has no name frees its blocks.
+        with contextlib.suppress(OSError):
+            old.close()
+        return True
 
     def close(self) -> None:
         """Close the file; later events are ignored. May be called again."""

@@ -32,6 +32,7 @@ from penstock._observe.log import (
 _COMPACTED = ".compacted"
 _SIZES = ".sizes"
 _DAY = 86400.0
+_NICENESS = 19
 _LOOK_SECONDS = 10.0
 _QUIET_SECONDS = 3600.0
 _MEGABYTE = 1 << 20
@@ -75,6 +76,9 @@ class Retention:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            # Linux: of this thread only.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         directory, settings = self._log.directory, self._settings
         try:
             clean(directory, settings, own=self._own, now=time.time(), stop=self._stop)
@@ -92,6 +96,7 @@ class Retention:
 
     def _look(self, growth: "Growth") -> None:
         path, now = self._log.path, time.time()
+        release_held(self._log.directory, now=now)
         if path is None or not growth.is_due(path.stat().st_size, now):
             return
         try:
@@ -101,7 +106,6 @@ class Retention:
         finally:
             # Also after a failure: another try is worth it when there is more to gain.
             growth.looked(path.stat().st_size, now)
-        release_held(self._log.directory, now=now)
 
 
 class Growth:
