@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +33,7 @@ from long_update import (
     measured,
 )
 
+from penstock._cli.main import main
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.compaction import Pace, Stopped, survey, write
 from penstock._observe.decoding import event_of_json
@@ -242,6 +244,37 @@ def test_the_dashboard_goes_on_where_it_was_when_the_log_is_replaced(tmp_path: P
     assert idle.model.folded < folded
     for card in ("rows", "quarantined", "failed_checks", "table_version"):
         assert idle.model.cards()[0][card] == watched.model.cards()[0][card]
+
+
+def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_STORAGE", raising=False)
+    log = filled(tmp_path / ".penstock" / "events")
+
+    def told() -> tuple[Counter[str], Any]:
+        sums: Counter[str] = Counter()
+        assert main(["quality", "--output", "json"]) == 0
+        for line in capsys.readouterr().out.splitlines():
+            one = json.loads(line)
+            for key in ("passed", "failed", "batches"):
+                sums[f"{one['rule']} {key}"] += one[key]
+        assert main(["metrics", "--output", "json"]) == 0
+        metrics = json.loads(capsys.readouterr().out)
+        rounded = [
+            (metric["name"], sample["labels"], round(sample.get("value", 0), 6))
+            for metric in metrics
+            for sample in metric["samples"]
+        ]
+        return sums, sorted(rounded, key=str)
+
+    before = told()
+    assert compacted(log)
+    assert told() == before
+    assert main(["events", "--type", "flow_progress", "--dataset", "out"]) == 0
+    text = capsys.readouterr().out
+    assert "out: batches 1 to 59 in one event, 1,770 rows in, 174 rows written" in text
 
 
 def test_the_pipeline_goes_on_with_one_warning_when_the_disk_does_not_take_it(
