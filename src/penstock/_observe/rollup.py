@@ -48,6 +48,7 @@ def counts_of(event: Any) -> dict[str, Any] | None:
             and set(quality) <= {*_QUALITY, "expectations"}
             and _are_counts({key: quality[key] for key in quality if key != "expectations"})
             and _are_counts({"version": body.get("table_version", 0)})
+            and _are_sums(body.get(ROLLED_UP, {}))
         )
         for rule in quality.get("expectations", ()):
             is_plain &= set(rule) == _RULE and _are_counts(
@@ -60,6 +61,17 @@ def counts_of(event: Any) -> dict[str, Any] | None:
 
 def _are_counts(values: dict[str, Any]) -> bool:
     return all(type(value) is int for value in values.values())
+
+
+def _are_sums(rolled: dict[str, Any]) -> bool:
+    """Whether what was rolled up before can be added to more."""
+    inner = [value for value in rolled.values() if isinstance(value, dict)]
+    outer = {
+        key: value
+        for key, value in rolled.items()
+        if key != "since" and not isinstance(value, dict)
+    }
+    return all(_are_counts(values) for values in (outer, *inner))
 
 
 @dataclass
@@ -171,7 +183,7 @@ def measured_of(event: Any) -> dict[str, Any] | None:
             return {"events": 1, "since": event["timestamp"]}
         body = event["details"]["stream_progress"]
         if ROLLED_UP in body:
-            return dict(body[ROLLED_UP])
+            return dict(body[ROLLED_UP]) if _are_sums(body[ROLLED_UP]) else None
         progress = body["progress_json"]
         dropped = {
             f"{at} {operator.get('operatorName', '')}".strip(): operator.get(

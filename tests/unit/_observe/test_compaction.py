@@ -396,6 +396,11 @@ def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
         count.replace(b'"num_input_rows":', b'"num_input_rows":1.5,"x":'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","new":1'),
         count.replace(b'"message":""', b'"message":"told"'),
+        count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"events":"x"}'),
+        count.replace(
+            b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"batches":{"a":0.5}}'
+        ),
+        b'{"details":{"stream_progress":{"rolled_up":[]}},"event_type":"stream_progress"}\n',
         lines[60][:-40] + b"\n",
     ]
     log.path.write_bytes(b"".join([*lines[:100], *odd, *lines[100:]]) + b'{"torn')
