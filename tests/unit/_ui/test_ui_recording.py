@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -282,7 +283,11 @@ def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
     lines = path.read_bytes().splitlines(keepends=True)
     measured = [line for line in lines if b'"event_type":"stream_progress"}' in line]
     many = measured * (7_000_000 // len(b"".join(measured)))
-    path.write_bytes(b"".join(lines[:20]) + b"".join(many) + b"".join(lines[20:]))
+    numbered = (
+        re.sub(rb'"seq_no":\d+', b'"seq_no":%d' % number, line)
+        for number, line in enumerate([*lines[:20], *many, *lines[20:]])
+    )
+    path.write_bytes(b"".join(numbered))
     assert demo.recorded("latest").read_percent is not None
     structure = demo.recorded("latest").model.structure
     compact(path)
@@ -290,4 +295,4 @@ def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
     assert recorded.model.structure > structure
     assert recorded.read_percent is None
     assert recorded.model.head()["state"] == "COMPLETED"
-    assert recorded.model.folded == path.read_bytes().count(b"\n") < len(lines)
+    assert recorded.model.folded == path.read_bytes().count(b"\n") < len(lines) + 10
