@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote
 
+from penstock._model.extras import import_extra
 from penstock._ui.guard import is_loopback
 from penstock._ui.ports import Control, Tables
 from penstock._ui.recording import Recording
-from penstock.errors import MissingExtraError, SetupError
+from penstock.errors import SetupError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7070
@@ -103,7 +105,7 @@ def address_of(listening: socket.socket, host: str, token: str | None) -> str:
             name = f"[{host}]"
     except ValueError:
         pass
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
 
 
 def require_extra() -> None:
@@ -112,17 +114,7 @@ def require_extra() -> None:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "uvicorn"):
-            raise
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            f"the dashboard needs the package {error.name}, which is not installed",
-            hint='pip install "penstock[ui]"',
-        ) from error
+    import_extra("fastapi", "uvicorn", extra="ui", feature="the dashboard")
 
 
 def serve(
@@ -170,7 +162,6 @@ def serve(
             access_log=False,
             log_level="warning",
             server_header=False,
-            date_header=False,
             timeout_graceful_shutdown=1,
             lifespan="off",
             ws="none",
