@@ -52,18 +52,20 @@ class Recorded:
         """
         try:
             status = self.file.path.stat()
+            size = status.st_size
+            is_other = self._inode not in (None, status.st_ino) or size < self._offset
+            if size == self._offset and not is_other:
+                return False
+            lines = self.file.path.open("rb")
         except OSError:
-            return False
-        size = status.st_size
-        if self._inode not in (None, status.st_ino):
-            self._begin_again()
+            return False  # removed, perhaps just now
         self._inode = status.st_ino
-        if size <= self._offset:
-            return False
+        if is_other:
+            self._begin_again()
         self._size = size
         until = min(size, self._offset + _MOST)
         folded = self.model.folded
-        with self.file.path.open("rb") as lines:
+        with lines:
             lines.seek(self._offset)
             while self._offset < until:
                 block = lines.read(_BLOCK)
@@ -80,8 +82,9 @@ class Recorded:
                 self._fold(block[:end], skips_metrics=skips)
                 self._offset += end
                 lines.seek(self._offset)
-        self.version += self.model.folded != folded
-        return self.model.folded != folded
+        is_changed = is_other or self.model.folded != folded
+        self.version += is_changed
+        return is_changed
 
     def _begin_again(self) -> None:
         """The log was cleaned up: its lines are in other places now."""
@@ -167,6 +170,12 @@ class Recording:
         with self._lock:
             self._list()
             return self._files[-1].update_id if self._files else None
+
+    def has(self, update: str) -> bool:
+        """Whether there is an update with this id, or `latest`, which may still come."""
+        with self._lock:
+            self._list()
+            return update == LATEST or update in self._by_id
 
     def count(self) -> int:
         """How many updates are recorded."""
