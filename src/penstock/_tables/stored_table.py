@@ -200,6 +200,7 @@ class StoredTable:
         self._lock = threading.Lock()
         self._table: Any = None
         self._snapshot: Snapshot | None = None
+        self._newest: tuple[int, int] | None = None
         self._rests_until = 0.0
 
     def snapshot(self, *, rests: bool = False) -> Snapshot:
@@ -220,6 +221,9 @@ class StoredTable:
             if rests and self._snapshot is not None and began < self._rests_until:
                 return self._snapshot
             try:
+                if self._table is not None and self._newest_commit() != self._newest:
+                    # Dropped and written anew: delta-rs looks for later versions only.
+                    self._table = self._snapshot = None
                 if self._table is None:
                     self._table = DeltaTable(str(self.path))
                 else:
@@ -228,6 +232,7 @@ class StoredTable:
                 if known is None or known.version != self._table.version():
                     self._snapshot = None
                     self._snapshot = known = self._read()
+                    self._newest = self._newest_commit()
             except SpecError:
                 self._table = None
                 raise
@@ -242,6 +247,14 @@ class StoredTable:
             now = self._monotonic()
             self._rests_until = now + _REST * (now - began)
             return known
+
+    def _newest_commit(self) -> tuple[int, int] | None:
+        """Tells the file of the version that is known from one that took its place."""
+        try:
+            found = (self.path / "_delta_log" / f"{self._table.version():020}.json").stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _read(self) -> Snapshot:
         mode = self._check_features()
@@ -315,10 +328,13 @@ class StoredTable:
 
 _LISTED = ("path", "num_records", "modification_time")
 
+REFUSED = "the table cannot be read without Spark: "
+"""How messages of `TABLE_NOT_READABLE` begin that give a reason."""
+
 
 def _refused(reason: str) -> SpecError:
     return SpecError(
         "TABLE_NOT_READABLE",
-        f"the table cannot be read without Spark: {reason}",
+        f"{REFUSED}{reason}",
         hint="read it with Spark",
     )

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import shutil
 from decimal import Decimal
 from pathlib import Path
 
@@ -239,3 +240,17 @@ def test_no_table_is_reached_elsewhere_when_names_or_logs_say_so(store, tmp_path
         TableBrowser("s3a://bucket/root").preview("a.b.c", "s3a://bucket/t", limit=1)
     with pytest.raises(ValueError, match="not a place"):
         browser.quarantine(NAME, None, before="../1", limit=1)
+
+
+def test_the_new_table_is_shown_when_a_storage_was_deleted_and_filled_again(store, browser):
+    for number in range(3):
+        write_deltalake(str(store.table), pa.table({"x": [number]}), mode="append")
+    assert browser.preview(NAME, None, limit=9)["total"] == 3
+    shutil.rmtree(store.table)
+    write_deltalake(str(store.table), pa.table({"y": ["new"]}))
+    found = browser.preview(NAME, None, limit=9)
+    assert (found["version"], found["rows"]) == (0, [["new"]])
+    # As many versions as there were, so that numbers alone tell nothing.
+    shutil.rmtree(store.table)
+    write_deltalake(str(store.table), pa.table({"z": [True]}))
+    assert browser.preview(NAME, None, limit=9)["rows"] == [["true"]]
