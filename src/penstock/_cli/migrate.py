@@ -1,6 +1,5 @@
 """`migrate`: a changed flow on a new checkpoint, its table computed anew and replaced at once."""
 
-import json
 import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(
-    flow: Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")],
+    flow: options.FlowName,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -41,19 +40,13 @@ def migrate(
             "--accept-less", help="Though its sources have less than its table was made of."
         ),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with one that was interrupted.")
-    ] = False,
-    abandon: Annotated[
-        bool, typer.Option("--abandon", help="Forget one that was interrupted.")
-    ] = False,
+    resume: options.Resume = False,
+    abandon: options.Abandon = False,
     undo: Annotated[
         bool,
         typer.Option("--undo", help="Go back to the table and the checkpoint before the last one."),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
-    ] = False,
+    yes: options.Yes = False,
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
@@ -85,7 +78,7 @@ def migrate(
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         report = migrate_flow(settings, flow, asked)
     if output is OutputFormat.JSON:
-        print(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+        options.print_json(_as_json(report))
         return
     print(f"migration of flow {report.flow}, table {report.target}, from {report.start}:")
     for line in (*report.operators, *report.columns):

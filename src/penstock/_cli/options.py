@@ -1,8 +1,9 @@
 """Options that several commands share."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -103,7 +104,16 @@ Parameters = Annotated[
     ),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
+FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with one that was interrupted.")]
+Abandon = Annotated[bool, typer.Option("--abandon", help="Forget one that was interrupted.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many rows.")]
+
+
+def print_json(body: Any) -> None:
+    """The answer of a command with `--output json`."""
+    print(json.dumps(body, indent=2, ensure_ascii=False))
 
 
 def names(values: list[str] | None) -> tuple[str, ...]:
