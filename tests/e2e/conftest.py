@@ -1,3 +1,6 @@
+import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,6 +14,8 @@ from demo_process import DemoProcess
 
 from penstock._local.broker import stop_broker
 from penstock._local.demo.places import DemoPlaces
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture
@@ -34,3 +39,54 @@ def start_demo(demo_directory: Path, tmp_path: Path) -> Iterator[Callable[..., D
     for process in started:
         with suppress(ProcessLookupError):
             process.kill_group()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    path = os.environ.get("PENSTOCK_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), "")
+    if not path:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is on PATH")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def open_page(browser, problems: list[str]):
+    """Opens pages and notes what goes wrong in them, and requests that leave this machine."""
+    contexts = []
+
+    def open_(address: str, *, width: int = 1280, dark: bool = False):
+        context = browser.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on(
+            "console",
+            lambda said: said.type == "error" and problems.append(f"console: {said.text}"),
+        )
+        page.on(
+            "request",
+            lambda asked: (
+                asked.url.startswith((re.split("[?#]", address)[0], "data:"))
+                or problems.append(f"request to {asked.url}")
+            ),
+        )
+        page.goto(address)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()

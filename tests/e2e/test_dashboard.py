@@ -1,7 +1,6 @@
 """The dashboard as a process, and in a real browser."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from dashboard_process import Served
 from deltalake import CommitProperties, write_deltalake
 
 from penstock._cli.dashboard import dashboard_beside
@@ -39,30 +39,6 @@ from penstock._runtime.lease_paths import pipeline_lease_path
 pytestmark = pytest.mark.e2e
 
 LOGS = Path(__file__).parents[1] / "unit" / "_ui" / "logs"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-class Served:
-    """A running `penstock ui`."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "ui", "--port", "0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        found = None
-        for line in self.process.stdout:
-            if found := re.search(r"http://\S+", line):
-                break
-        assert found, "the dashboard ended before it said where it is"
-        self.address = found[0]
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(10)
 
 
 def get(address: str, **headers: str) -> str:
@@ -179,57 +155,6 @@ def test_the_dashboard_beside_an_update_is_gone_when_the_update_is(
         assert json.loads(get(address + "api/pipelines"))["pipelines"][0]["total"] == 1
     with pytest.raises(urllib.error.URLError):
         get(address)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    path = os.environ.get("PENSTOCK_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), "")
-    if not path:
-        pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is on PATH")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def problems() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def open_page(browser, problems: list[str]):
-    """Opens pages and notes what goes wrong in them, and requests that leave this machine."""
-    contexts = []
-
-    def open_(address: str, *, width: int = 1280, dark: bool = False):
-        context = browser.new_context(
-            viewport={"width": width, "height": 800},
-            color_scheme="dark" if dark else "light",
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(15_000)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on(
-            "console",
-            lambda said: said.type == "error" and problems.append(f"console: {said.text}"),
-        )
-        page.on(
-            "request",
-            lambda asked: (
-                asked.url.startswith((re.split("[?#]", address)[0], "data:"))
-                or problems.append(f"request to {asked.url}")
-            ),
-        )
-        page.goto(address)
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
 
     measured = lag(spark, servers, now)
     found = measured.measure(NAME, {topic: {"0": 2, "1": 1, "2": 0}})
+    assert found["problem"] is None
     behind, done, empty = found["partitions"]
     assert (behind["earliest_offset"], behind["latest_offset"], behind["records"]) == (1, 5, 3)
     assert behind["seconds_behind"] == 498.0  # of the record at 2
@@ -91,7 +92,23 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
 
 
 def test_what_the_broker_does_not_say_is_unknown(kafka_broker, spark):
+    servers = kafka_broker.bootstrap_servers
     missing = lag(spark, kafka_broker.bootstrap_servers, 0, "not-there")
-    (part,) = missing.measure(NAME, {"not-there": {"0": 7}})["partitions"]
+    found = missing.measure(NAME, {"not-there": {"0": 7}})
+    assert found["problem"].startswith(f"the brokers of {servers} refuse: UnknownTopicOrPart")
+    (part,) = found["partitions"]
     assert {part[key] for key in ("latest_offset", "records", "seconds_behind")} == {None}
     assert (part["loss"], part["lost_records"]) == ("unknown", None)
+
+
+def test_brokers_that_do_not_answer_are_told_and_not_asked_by_every_flow(spark):
+    silent: dict[str, float] = {}
+    read = KafkaRead({"subscribe": "lagging", "kafka.bootstrap.servers": "127.0.0.1:1"})
+    for other in range(2):
+        began = time.monotonic()
+        found = KafkaLag(spark, [read], silent=silent).measure(NAME, {"lagging": {"0": 7}})
+        assert found["problem"] == "no broker of 127.0.0.1:1 answers"
+        (part,) = found["partitions"]
+        assert (part["records"], part["loss"]) == (None, "unknown")
+        assert other == 0 or time.monotonic() - began < 1.0
+    assert lag_summary([found])["seconds_behind"] is None

@@ -1,6 +1,7 @@
 """What waits in folders and Delta tables of running flows, and how it gets to `penstock status`."""
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from update_project import Project
 
 from penstock import monitoring
+from penstock._engine.lag import pending
 from penstock._engine.lag.pending import PendingFiles, PendingVersions
 from penstock._runtime.update import UpdateResult
 
@@ -26,7 +28,15 @@ def run_one_batch(df: Any, checkpoint: Path) -> Any:
     return query
 
 
-def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path):
+def commit_times(table: Path) -> list[int]:
+    """When the commits of a table were made, in milliseconds."""
+    lines = (
+        path.read_text().splitlines() for path in sorted((table / "_delta_log").glob("*.json"))
+    )
+    return [json.loads(first)["commitInfo"]["timestamp"] for first, *_ in lines]
+
+
+def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path, monkeypatch: Any):
     folder = tmp_path / "in put"
     folder.mkdir()
     for number in range(4):
@@ -38,10 +48,16 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
     query = run_one_batch(df, tmp_path / "files")
     source = query._jsq.streamingQuery().sources().head()
     try:
-        files = PendingFiles(spark)
-        assert files.measure(source) == {"kind": "files", "files": 3, "bytes": 3 * 10}
+        for number in range(4):
+            os.utime(folder / f"part é {number}.json", (1_000_000 + number, 1_000_000 + number))
+        files = PendingFiles(spark, now_ms=lambda: 1_000_600_000)
+        found = files.measure(source)
+        age = found.pop("seconds_behind")
+        assert found == {"kind": "files", "files": 3, "bytes": 3 * 10}
+        assert age in (599.0, 600.0)  # whichever of them the batch took
         (folder / "late.json").write_text('{"id": 10}\n')
-        assert files.measure(source) == {"kind": "files", "files": 4, "bytes": 3 * 10 + 11}
+        found = files.measure(source)
+        assert (found["files"], found["bytes"], found["seconds_behind"]) == (4, 3 * 10 + 11, age)
     finally:
         query.stop()
 
@@ -52,17 +68,22 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
     query = run_one_batch(stream.option("maxFilesPerTrigger", 1).load(table), tmp_path / "delta")
     try:
         end = json.loads(query.recentProgress[-1].json)["sources"][0]["endOffset"]
-        versions = PendingVersions(spark)
+        first_unread = commit_times(Path(table))[1]
+        versions = PendingVersions(spark, now_ms=lambda: first_unread + 90_000)
         found = versions.measure(table, end)
         assert (found["versions"], found["rows"], found["latest_version"]) == (2, 5, 2)
         assert found["bytes"] > 0
+        assert found["seconds_behind"] == 90.0  # of the first commit that was not read
         # A rewrite of the same rows is no work for a stream.
         spark.sql(f"OPTIMIZE delta.`{table}`").collect()
         again = versions.measure(table, end)
         assert (again["versions"], again["rows"], again["bytes"]) == (2, 5, found["bytes"])
         # Within a first snapshot nobody knows how many bytes are left.
         snapshot = versions.measure(table, {**end, "isStartingVersion": True})
-        assert (snapshot["bytes"], snapshot["rows"]) == (None, None)
+        assert {snapshot[key] for key in ("bytes", "rows", "seconds_behind")} == {None}
+        monkeypatch.setattr(pending, "_MOST_COMMITS", 2)
+        many = versions.measure(table, end)
+        assert (many["versions"], many["rows"], many["seconds_behind"]) == (3, None, 90.0)
         nothing = versions.measure(table, {"strange": 1})
         assert {nothing[key] for key in ("versions", "bytes", "rows")} == {None}
     finally:
@@ -94,7 +115,8 @@ def silver():
     assert (table["versions"], table["bytes"], table["rows"]) == (0, 0, 0)
     assert lags["silver"]["measured_at"] is not None
     # No partitions: nothing is said about them, not even that all is well.
-    assert (lags["silver"]["loss"], lags["silver"]["seconds_behind"]) == (None, None)
+    assert (lags["silver"]["loss"], lags["silver"]["seconds_behind"]) == (None, 0.0)
+    assert (files["seconds_behind"], lags["bronze"]["seconds_behind"]) == (0.0, 0.0)
     assert {event["origin"]["flow_name"] for event in project.log("lag_progress")} == {
         "bronze",
         "silver",

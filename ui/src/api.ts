@@ -41,7 +41,11 @@ export interface Card {
   rows: number;
   rows_per_second: number | null;
   batch_seconds: number | null;
+  /** Rows that wait at its sources. */
   lag: number | null;
+  waiting_files: number | null;
+  /** Why a source gives no answer, and since when. */
+  problem: { message: string; since: string } | null;
   quarantined: number;
   dropped: number;
   failed_checks: number;
@@ -76,6 +80,9 @@ export interface Source {
   versions: number | null;
   waiting_rows: number | null;
   bytes: number | null;
+  /** Age of the oldest that waits. */
+  seconds_behind: number | null;
+  problem: string | null;
   partitions: Partition[];
   shards: { stream: string; shard: string; behind_seconds: number }[];
   metrics: Record<string, string>;

@@ -11,6 +11,9 @@ export interface Line {
   color: string;
 }
 
+/** A single point has so much time around it. */
+const LONE_SECONDS = 30;
+
 interface ChartProps {
   title: string;
   at: number[];
@@ -47,7 +50,7 @@ export function Chart({ title, at, lines, format }: ChartProps) {
         height: 170,
         cursor: { sync: { key: "time" }, y: false, points: { size: 7 } },
         legend: { live: true },
-        scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { range: (_, low, high) => (low === high ? [low - LONE_SECONDS, high + LONE_SECONDS] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
         series: [
           { label: "time", value: (_, value) => (value === null ? "–" : when(value * 1000)) },
           ...lines.map((line) => ({
@@ -56,7 +59,7 @@ export function Chart({ title, at, lines, format }: ChartProps) {
             width: 1.75,
             fill: lines.length === 1 ? colorOf(`${line.color}-soft`) : undefined,
             spanGaps: true,
-            points: { show: at.length < 2, size: 6, fill: colorOf(line.color) },
+            points: { show: (plot: UPlot) => plot.data[0].length < 2, size: 6, fill: colorOf(line.color) },
             value: (_: UPlot, value: number | null) => (value === null || value === undefined ? "–" : format(value)),
           })),
         ],

@@ -2,8 +2,8 @@
 import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update } from "./api";
 import { Chart, RuleBars } from "./chart";
 import { RefreshButtons } from "./control";
-import { brief, bytes, count, moment, percent, rate, seconds, short, when } from "./format";
-import { Empty, Fact, FailureBox } from "./parts";
+import { brief, bytes, count, lag, moment, percent, rate, seconds, short, when } from "./format";
+import { Empty, Fact, FailureBox, Silent } from "./parts";
 import { to } from "./place";
 import { Waiting } from "./lag";
 import { ColumnLineage } from "./lineage";
@@ -93,13 +93,14 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
           title={`${card.state === "FAILED" ? "Failed" : "Last error"}${value.error.at !== null ? ` at ${when(value.error.at)}` : ""}`}
         />
       )}
+      <Silent cards={[card]} />
       {!isSource && (
         <dl class="facts">
           <Fact name="Rows written">{short(card.rows)}</Fact>
           <Fact name="Rows/s">{rate(card.rows_per_second)}</Fact>
           <Fact name="Last batch">{seconds(card.batch_seconds)}</Fact>
-          <Fact name="Lag, rows" alarm={!!card.lag && card.state === "RUNNING"}>
-            {card.lag === null ? "–" : short(card.lag)}
+          <Fact name="Lag" alarm={!!card.lag && card.state === "RUNNING"}>
+            {lag(card.lag, card.waiting_files)}
           </Fact>
           <Fact name="Watermark behind">{brief(card.watermark_delay_seconds)}</Fact>
           <Fact name="Quarantined" alarm={card.quarantined > 0}>

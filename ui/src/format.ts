@@ -5,6 +5,12 @@ const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFra
 export const count = (value: number) => whole.format(value);
 export const short = (value: number) => (Math.abs(value) < 100_000 ? whole.format(value) : compact.format(value));
 
+/** What waits at the sources of a dataset. */
+export function lag(rows: number | null, files: number | null): string {
+  if (rows !== null) return short(rows);
+  return files === null ? "–" : `${short(files)} ${files === 1 ? "file" : "files"}`;
+}
+
 export function rate(value: number | null): string {
   if (value === null) return "–";
   return value > 0 && value < 10 ? value.toFixed(1) : short(value);

@@ -3,7 +3,7 @@ import { Graph as Layout, layout } from "@dagrejs/dagre";
 import { Component } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Card, Edge } from "./api";
-import { brief, rate, short } from "./format";
+import { brief, lag, rate, short } from "./format";
 import { to } from "./place";
 import { look, StateBadge } from "./state";
 
@@ -128,7 +128,7 @@ class CardBox extends Component<CardProps> {
           <Figure name="rows/s" value={rate(card.rows_per_second)} />
           <Figure name={card.kind === "materialized view" ? "refresh" : "batch"} value={brief(card.batch_seconds)} />
           <Figure name="rows" value={short(card.rows)} />
-          <Figure name="lag" value={card.lag === null ? "–" : short(card.lag)} alarm={!!card.lag && card.state === "RUNNING"} />
+          <Figure name="lag" value={lag(card.lag, card.waiting_files)} alarm={!!card.lag && card.state === "RUNNING"} />
           <Figure name="watermark" value={card.watermark_delay_seconds === null ? "–" : `−${brief(card.watermark_delay_seconds)}`} />
           {card.quarantined || !card.dropped ? (
             <Figure name="quarantined" value={short(card.quarantined)} alarm={card.quarantined > 0} />

@@ -9,6 +9,7 @@ function summary(source: Source): string[] {
     versions !== null && `${count(versions)} ${versions === 1 ? "version" : "versions"} not read yet`,
     rows !== null && `${count(rows)} ${rows === 1 ? "row" : "rows"}`,
     source.bytes !== null && bytes(source.bytes),
+    !!(files || versions) && source.seconds_behind !== null && `oldest ${brief(source.seconds_behind)} old`,
   ];
   return parts.filter((part): part is string => !!part);
 }
@@ -16,12 +17,13 @@ function summary(source: Source): string[] {
 export function Waiting({ source }: { source: Source }) {
   const said = summary(source);
   const { partitions, shards } = source;
-  if (!said.length && !partitions.length && !shards.length) return null;
+  if (!said.length && !partitions.length && !shards.length && !source.problem) return null;
   return (
     <div class="waiting">
       <h3>
         <code>{source.description}</code>
       </h3>
+      {source.problem && <p class="warn-text">{source.problem}</p>}
       {said.length > 0 && <p class={source.files || source.versions ? "warn-text" : "muted"}>{said.join(" · ")}</p>}
       {partitions.length > 0 && <Partitions partitions={partitions} />}
       {shards.length > 0 && (

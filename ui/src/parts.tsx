@@ -1,7 +1,7 @@
 /** Pieces that several pages share. */
 import type { ComponentChildren } from "preact";
-import type { Failure, Head, Pipeline, Summary } from "./api";
-import { moment, seconds } from "./format";
+import type { Card, Failure, Head, Pipeline, Summary } from "./api";
+import { moment, seconds, when } from "./format";
 import { to } from "./place";
 import { look } from "./state";
 
@@ -66,6 +66,32 @@ export function FailureBox({ failure, title, href }: { failure: Failure; title: 
         </p>
       )}
     </section>
+  );
+}
+
+/** Datasets that wait for a source which gives no answer, by what is wrong with it. */
+export function Silent({ cards }: { cards: Card[] }) {
+  const problems = new Map<string, { names: string[]; since: string }>();
+  for (const { name, problem } of cards) {
+    if (!problem) continue;
+    const known = problems.get(problem.message);
+    if (known) known.names.push(name);
+    else problems.set(problem.message, { names: [name], since: problem.since });
+  }
+  return (
+    <>
+      {[...problems].map(([message, { names, since }]) => (
+        <section class="failure warns" aria-label="No answer" role="status">
+          <strong>
+            {names.length > 3 ? `${names.length} datasets wait` : `${names.join(", ")} ${names.length === 1 ? "waits" : "wait"}`}: {message}
+          </strong>
+          <p class="hint">
+            {since && <>Since {when(Date.parse(since))}. </>}
+            When it answers again, the flow goes on where its last commit is. What waits there meanwhile is not known.
+          </p>
+        </section>
+      ))}
+    </>
   );
 }
 

@@ -1,10 +1,10 @@
 /** One update of a pipeline: how it is, its graph, its datasets, its timeline. */
 import { useState } from "preact/hooks";
 import type { Card, Flow, Link, Pipeline, Update } from "./api";
-import { ago, brief, count, moment, rate, seconds, short, when } from "./format";
+import { ago, brief, count, lag, moment, rate, seconds, short, when } from "./format";
 import { Controls } from "./control";
 import { Graph } from "./graph";
-import { Dots, Empty, Fact, FailureBox, headState } from "./parts";
+import { Dots, Empty, Fact, FailureBox, headState, Silent } from "./parts";
 import { to, useNow } from "./place";
 import { look, StateBadge } from "./state";
 
@@ -138,12 +138,13 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           </ul>
         </details>
       )}
+      {runs && <Silent cards={real} />}
       <dl class="facts">
         <Fact name="Datasets">{datasetsText(real)}</Fact>
         <Fact name="Rows/s read">{runs ? rate(total(real.map((card) => card.rows_per_second))) : "–"}</Fact>
         <Fact name="Rows written">{short(total(real.map((card) => card.rows)))}</Fact>
         <Fact name="Lag, rows" alarm={runs && total(lags) > 0}>
-          {lags.length ? short(total(lags)) : "–"}
+          {lags.length && !real.some((card) => card.problem) ? short(total(lags)) : "–"}
         </Fact>
         <Fact name="Quarantined" alarm={quarantined > 0}>
           {short(quarantined)}
@@ -274,7 +275,7 @@ function Table({ pipelineKey, update, cards }: { pipelineKey: string; update: st
               <td class="number">{count(card.rows)}</td>
               <td class="number">{rate(card.rows_per_second)}</td>
               <td class="number">{seconds(card.batch_seconds)}</td>
-              <td class="number">{card.lag === null ? "–" : count(card.lag)}</td>
+              <td class="number">{lag(card.lag, card.waiting_files)}</td>
               <td class={card.quarantined ? "number warn-text" : "number"}>{count(card.quarantined)}</td>
               <td class={card.failed_checks ? "number warn-text" : "number"}>{count(card.failed_checks)}</td>
             </tr>

@@ -32,6 +32,7 @@ const LOOKS: Record<string, Look> = {
   SETTING_UP_TABLES: { word: "Setting up tables", tone: "run", path: hourglass },
   STOPPING: { word: "Stopping", tone: "run", path: square },
   CANCELED: { word: "Stopped", tone: "wait", path: square },
+  NO_ANSWER: { word: "No answer", tone: "warn", path: question },
   INTERRUPTED: { word: "Broke off", tone: "warn", path: question },
 };
 const UNKNOWN: Look = { word: "Unknown", tone: "wait", path: question };

@@ -68,7 +68,8 @@ class LinePrinter:
                 self._kinds[event.origin.dataset_name] = kind.lower().replace("_", " ")
             case "planning_information":
                 self._notes[event.origin.dataset_name] = str(body.get("reason", ""))
-        if event.event_type == "update_progress" or event.level in (Level.WARN, Level.ERROR):
+        is_told = event.event_type in ("update_progress", "source_progress")
+        if is_told or event.level in (Level.WARN, Level.ERROR):
             self._general(event, body)
 
     def _general(self, event: Event, body: object) -> None:
@@ -79,7 +80,8 @@ class LinePrinter:
         elif event.level is Level.WARN:
             self._print(event, f"WARN {event.message}")
         else:
-            state = body.get("state", "") if isinstance(body, dict) else ""
+            is_update = event.event_type == "update_progress" and isinstance(body, dict)
+            state = body.get("state", "") if is_update else ""
             self._print(event, f"{state} {event.message}".rstrip())
 
     def _flow(self, event: Event, body: dict[str, object]) -> None:

@@ -221,6 +221,8 @@ def _cell(value: float | None) -> str:
 
 
 def _lag(lag: Mapping[str, Any]) -> str:
+    if any(source.get("problem") for source in lag["sources"]):
+        return "no answer"
     if lag.get("records") is None:
         return "-"
     mark = " (falls behind)" if lag["falls_behind"] else ""
@@ -240,7 +242,11 @@ def _waiting(source: Mapping[str, Any]) -> str:
         parts.append(plural(source["files"], "file"))
     if parts and source.get("bytes") is not None:
         parts.append(size(source["bytes"]))
-    return f": {', '.join(parts)} behind" if parts else ""
+    text = f": {', '.join(parts)} behind" if parts else ""
+    if source.get("files") or source.get("versions"):
+        age = source.get("seconds_behind")
+        text += "" if age is None else f", oldest {seconds(age)} old"
+    return text
 
 
 def _partition(part: Mapping[str, Any]) -> str:
@@ -293,6 +299,8 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
         yield f"lag: {_lag(lag)}{behind}"
         for source in lag["sources"]:
             yield f"  source {source['source']}{_waiting(source)}"
+            if source.get("problem"):
+                yield f"    {source['problem']}, since {source['problem_since']}"
             for part in source["partitions"]:
                 yield f"    {_partition(part)}"
             for shard in source["shards"]:

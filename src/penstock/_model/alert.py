@@ -15,7 +15,7 @@ class AlertKind(StrEnum):
     NO_PROGRESS = "no_progress_seconds"
     """Seconds since the last batch of a running flow."""
     LAG = "lag_seconds"
-    """Age of the oldest unread record of a flow."""
+    """Age of the oldest record, file or commit that a flow has not read."""
     RETENTION = "retention_seconds"
     """Seconds until a source removes rows that a flow has not read."""
     WATERMARK = "watermark_seconds"

@@ -194,7 +194,7 @@ class AlertBook:
         about, behind = f"flow {flow}", body.get("seconds_behind")
         if behind is not None:
             for rule in self._of(AlertKind.LAG, flow):
-                text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
+                text = f"what waits longest for flow {flow} is {behind:,.0f} seconds old"
                 self._set(rule, about, float(behind), text)
         loss, left = body.get("loss"), body.get("seconds_to_loss")
         if loss == "none":

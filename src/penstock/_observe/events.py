@@ -275,6 +275,23 @@ def alert_progress(
     )
 
 
+def source_progress(origin: EventOrigin, message: str, body: Details) -> Event:
+    """A source of a running flow does not answer any more, or does again.
+
+    Args:
+        origin: Of the flow.
+        message: One line.
+        body: `state` (`NO_ANSWER`, `ANSWERS`), `source`, `problem`, `since`.
+    """
+    return Event(
+        event_type="source_progress",
+        message=message,
+        origin=origin,
+        details={"source_progress": dict(body)},
+        level=Level.WARN if body.get("state") == "NO_ANSWER" else Level.INFO,
+    )
+
+
 def source_rows_lost(
     origin: EventOrigin, message: str, ranges: Sequence[Mapping[str, Any]]
 ) -> Event:

@@ -5,9 +5,11 @@ what is still true of it is shown; the rest is unknown until the next one.
 """
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 _MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
+_WITH_AGE = frozenset({"files", "delta"})
 _LOSSES = ("none", "unknown", "expected", "happened")
 
 
@@ -19,28 +21,82 @@ def lag_sources(progress: Mapping[str, Any], measured: Mapping[str, Any]) -> lis
         measured: Body of a `lag_progress` event; may be empty.
     """
     beside = list(measured.get("sources") or ())
+    answered = _has_ended_since(progress, measured.get("measured_at"))
     found = []
     for number, source in enumerate(progress.get("sources") or ()):
         name = source.get("description", "")
         known = beside[number] if number < len(beside) else {}
-        found.append(source_view(source, known if known.get("source") == name else {}))
+        view = source_view(source, known if known.get("source") == name else {})
+        if answered:
+            # A batch has ended since: the source gave it its rows.
+            view |= {"problem": None, "problem_since": None}
+        found.append(view)
     return found
 
 
-def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole flow: the highest age, the shortest time, the worst loss of all partitions.
+def _has_ended_since(progress: Mapping[str, Any], measured_at: str | None) -> bool:
+    try:
+        began = datetime.fromisoformat(str(progress.get("timestamp")))
+        at = datetime.fromisoformat(str(measured_at))
+        millis = float((progress.get("durationMs") or {}).get("triggerExecution", 0))
+        return began + timedelta(milliseconds=millis) > at
+    except (ValueError, TypeError):
+        return False
 
-    The age is known only if that of each partition is.
+
+def waiting_rows(sources: list[dict[str, Any]]) -> int | None:
+    """Rows that wait at all sources together; `None` where one that counts them does not know.
+
+    Kafka counts them, and Delta tables that have statistics do.
+    """
+    counts: list[int | None] = []
+    for source in sources:
+        counts += [part["records"] for part in source.get("partitions") or ()]
+        if source.get("problem"):
+            counts.append(None)
+        if source.get("versions") is not None:
+            counts.append(source["rows"] if source["versions"] else 0)
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
+
+
+def problem_of(sources: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """Why a flow does not get on, and since when; `None` while its sources answer."""
+    for source in sources:
+        if source.get("problem"):
+            return str(source["problem"]), str(source.get("problem_since") or "")
+    return None
+
+
+def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole flow: the highest age, the shortest time, the worst loss of all its sources.
+
+    The age is known only if that of each source that can tell it is.
+
+    Args:
+        sources: As `lag_sources` gives them, or as they were measured.
     """
     parts = [part for source in sources for part in source.get("partitions") or ()]
-    ages = [part["seconds_behind"] for part in parts]
+    ages = [age for source in sources for age in ages_of(source)]
     times = [part["seconds_to_loss"] for part in parts if part["seconds_to_loss"] is not None]
     losses = [part["loss"] for part in parts]
     return {
-        "seconds_behind": None if not ages or None in ages else max(ages),
+        "seconds_behind": _highest(ages) if ages else None,
         "seconds_to_loss": min(times, default=None),
         "loss": max(losses, key=_LOSSES.index, default=None),
     }
+
+
+def ages_of(source: Mapping[str, Any]) -> list[float | None]:
+    """Ages of what waits at a source, one for each of its parts, in seconds.
+
+    `None` is one that is not known; a source that never tells its age has none.
+    """
+    ages = [part["seconds_behind"] for part in source.get("partitions") or ()]
+    ages += [shard["behind_seconds"] for shard in source.get("shards") or ()]
+    if source.get("kind") in _WITH_AGE:
+        ages.append(source.get("seconds_behind"))
+    return ages
 
 
 def source_view(
@@ -55,20 +111,32 @@ def source_view(
     measured = measured or {}
     end, latest = source.get("endOffset"), source.get("latestOffset")
     behind = latest.get("behind_millis") if isinstance(latest, dict) else None
-    return {
+    found = {
         "source": source.get("description", ""),
+        "kind": measured.get("kind"),
         "input_rows": source.get("numInputRows", 0),
         "end_offset": end,
         "latest_offset": latest,
         "partitions": _partitions(end, latest, measured) if behind is None else [],
         "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
         "retention": measured.get("retention"),
+        "problem": measured.get("problem"),
+        "problem_since": measured.get("problem_since"),
         "files": measured.get("files"),
         "versions": measured.get("versions"),
         "rows": measured.get("rows"),
         "bytes": measured.get("bytes"),
+        "seconds_behind": measured.get("seconds_behind"),
         "metrics": dict(source.get("metrics") or {}),
     }
+    if ages := ages_of(found):
+        found["seconds_behind"] = _highest(ages)
+    return found
+
+
+def _highest(ages: list[float | None]) -> float | None:
+    known = [age for age in ages if age is not None]
+    return max(known) if len(known) == len(ages) else None
 
 
 def _shard(place: str, millis: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock._observe.events import Event, FlowStatus, UpdateState
-from penstock._observe.lag import source_view
+from penstock._observe.lag import ages_of, source_view
 from penstock._observe.status import moment
 
 BATCH_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -118,7 +118,7 @@ METRICS: Mapping[str, Metric] = {
         _gauge(
             "penstock_flow_lag_seconds",
             _FLOW,
-            "Age of the oldest record (Kafka, Kinesis) that was not read yet, in seconds.",
+            "Age of the oldest record, file or commit that was not read yet, in seconds.",
         ),
         _gauge(
             "penstock_flow_time_to_loss_seconds",
@@ -401,7 +401,13 @@ class MetricsFold:
             counts = [source.get(what) for source in sources if what in source]
             if counts and None not in counts:
                 self._set(f"penstock_flow_backlog_{what}", flow, sum(counts))
-        if any(source.get("partitions") for source in sources):
+        for source in sources:
+            # What the last batch saw is not true any more.
+            for part in source.get("partitions") or () if source.get("problem") else ():
+                place = (str(part["topic"]), str(part["partition"]))
+                self._tell("penstock_kafka_lag_rows", (*flow, *place), None)
+                self._tell("penstock_flow_backlog_rows", flow, None)
+        if any(ages_of(source) for source in sources):
             # One that is no longer known, or no longer at risk, goes away.
             self._tell("penstock_flow_lag_seconds", flow, body.get("seconds_behind"))
             self._tell("penstock_flow_time_to_loss_seconds", flow, body.get("seconds_to_loss"))

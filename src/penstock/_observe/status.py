@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock._observe.events import ErrorInfo, Event, FlowStatus
-from penstock._observe.lag import lag_sources, lag_summary
+from penstock._observe.lag import lag_sources, lag_summary, problem_of
 from penstock._observe.snapshot import FlowView, Snapshot
 
 VERSION = 1
@@ -174,9 +174,11 @@ def _lag(view: FlowView, stream: _Stream, batches: list[dict[str, Any]]) -> dict
     rate = rows / seconds if rows and seconds else None
     newest = moment((progress.get("eventTime") or {}).get("max"))
     at = moment(progress.get("timestamp"))
+    # What the last batch saw is not true any more of a source that has gone silent since.
+    records = None if problem_of(sources) else view.lag
     return {
-        "records": view.lag,
-        "catch_up_seconds": None if view.lag is None else _catch_up(view.lag, rate),
+        "records": records,
+        "catch_up_seconds": None if records is None else _catch_up(records, rate),
         "event_time_seconds": _between(newest, at),
         "falls_behind": _falls_behind(batches),
         "measured_at": stream.measured.get("measured_at"),

@@ -39,7 +39,7 @@ class AlertRuleSpec(_Part):
         default=None,
         strict=False,
         ge=0,
-        description="Age of the oldest record that a flow has not read.",
+        description="Age of the oldest record, file or commit that a flow has not read.",
     )
     retention_seconds: float | None = Field(
         default=None,

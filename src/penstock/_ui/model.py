@@ -25,6 +25,9 @@ _SHOWN_PROPERTIES = (
     "full_refresh_selection",
     "full_refresh",
 )
+NO_ANSWER = "NO_ANSWER"
+"""Of a card: it runs, but a source of it gives no answer."""
+
 _ENDINGS = {
     FlowStatus.COMPLETED,
     FlowStatus.FAILED,
@@ -60,6 +63,12 @@ class _FlowLife:
     lineage: Mapping[str, Any] | None = None
     message: str = ""
     technique: str = ""
+
+    @property
+    def problem(self) -> dict[str, str] | None:
+        """Why its sources give it nothing, and since when, as far as that was seen."""
+        found = self.progress["problem"] if self.progress is not None else None
+        return None if found is None else {"message": found[0], "since": found[1]}
 
     def change(self, at: int, status: str) -> None:
         """The flow is in this state from now on."""
@@ -321,6 +330,9 @@ class UpdateModel:
             for life in lives
             if life.progress and life.progress["watermark_delay_seconds"] is not None
         ]
+        lag, files = _waits(dataset, lives)
+        problem = next((life.problem for life in lives if life.problem), None)
+        is_silent = problem is not None and dataset.state is FlowStatus.RUNNING
         rate, batch_seconds = dataset.rows_per_second, dataset.batch_seconds
         if batch_seconds is None and dataset.name in self._series:
             batch_seconds = self._series[dataset.name].last_seconds()
@@ -328,11 +340,13 @@ class UpdateModel:
             "id": dataset.name,
             "name": dataset.display,
             "kind": dataset.kind,
-            "state": dataset.state.value,
+            "state": NO_ANSWER if is_silent else dataset.state.value,
+            "problem": problem if is_silent else None,
             "rows": dataset.rows,
             "rows_per_second": round(rate, 1) if rate is not None else None,
             "batch_seconds": round(batch_seconds, 3) if batch_seconds is not None else None,
-            "lag": dataset.lag,
+            "lag": None if is_silent else lag,
+            "waiting_files": files,
             "quarantined": dataset.quarantined,
             "dropped": dataset.dropped,
             "failed_checks": sum(rule.failed for rule in dataset.rules),
@@ -378,6 +392,19 @@ def error_view(error: ErrorInfo | None, *, at: int | None = None) -> dict[str, A
     }
 
 
+def _waits(dataset: DatasetView, lives: list[_FlowLife]) -> tuple[int | None, int | None]:
+    """Rows and files that wait at the sources of a dataset, as far as they are known.
+
+    What was measured beside the batches is newer than what the last batch saw.
+    """
+    known = [life.progress for life in lives if life.progress is not None]
+    rows = [one["waiting_rows"] for one in known if one["waiting_rows"] is not None]
+    files = [one["waiting_files"] for one in known if one["waiting_files"] is not None]
+    if not known:
+        return dataset.lag, None
+    return sum(rows) if rows else None, sum(files) if files else None
+
+
 def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:
     return {
         "id": name,
@@ -387,7 +414,9 @@ def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:
         "rows": 0,
         "rows_per_second": None,
         "batch_seconds": None,
+        "problem": None,
         "lag": None,
+        "waiting_files": None,
         "quarantined": 0,
         "dropped": 0,
         "failed_checks": 0,

@@ -1,10 +1,10 @@
 """What Spark's own progress of a micro-batch tells: sources, state, watermark."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from penstock._observe.lag import lag_sources
+from penstock._observe.lag import lag_sources, problem_of, waiting_rows
 
 _MAX_PARTITIONS = 500
 
@@ -17,6 +17,7 @@ def progress_view(body: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[
         measured: Body of the newest `lag_progress` event of the flow; may be empty.
     """
     durations = body.get("durationMs") or {}
+    sources = lag_sources(body, measured)
     return {
         "batch_id": body.get("batchId"),
         "durations_ms": {
@@ -24,9 +25,17 @@ def progress_view(body: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[
         },
         "watermark": _watermark(body),
         "watermark_delay_seconds": watermark_delay(body),
-        "sources": [_source(source) for source in lag_sources(body, measured)],
+        "sources": [_source(source) for source in sources],
+        "waiting_rows": waiting_rows(sources),
+        "waiting_files": _sum(source["files"] for source in sources if source["files"] is not None),
+        "problem": problem_of(sources),
         "state": [_state(operator) for operator in body.get("stateOperators") or ()],
     }
+
+
+def _sum(counts: Iterable[int]) -> int | None:
+    found = list(counts)
+    return sum(found) if found else None
 
 
 def watermark_delay(body: Mapping[str, Any]) -> float | None:
@@ -54,6 +63,8 @@ def _source(source: Mapping[str, Any]) -> dict[str, Any]:
         "versions": source["versions"],
         "waiting_rows": source["rows"],
         "bytes": source["bytes"],
+        "seconds_behind": source["seconds_behind"],
+        "problem": source["problem"],
         "partitions": [_partition(part) for part in source["partitions"][:_MAX_PARTITIONS]],
         "shards": source["shards"][:_MAX_PARTITIONS],
         "metrics": {str(name): str(value) for name, value in source["metrics"].items()},

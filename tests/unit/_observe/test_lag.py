@@ -48,7 +48,13 @@ def measured(*parts: dict[str, Any], files: int | None = 7) -> dict[str, Any]:
         "measured_at": "2026-03-04T10:00:00.000Z",
         "sources": [
             {"source": NAME, "kind": "kafka", "partitions": list(parts), "retention": {}},
-            {"source": "FileStreamSource[file:/in]", "kind": "files", "files": files, "bytes": 70},
+            {
+                "source": "FileStreamSource[file:/in]",
+                "kind": "files",
+                "files": files,
+                "bytes": 70,
+                "seconds_behind": None if files is None else 12.0,
+            },
         ],
     }
 
@@ -101,6 +107,29 @@ def test_nothing_is_zero_because_nobody_knows():
     mixed = [{"partitions": [part("0", 1, 9, loss="unknown"), part("1", 2, 9, loss="happened")]}]
     assert lag_summary(mixed)["loss"] == "happened"
     assert lag_summary([]) == {"seconds_behind": None, "seconds_to_loss": None, "loss": None}
+
+
+def test_files_and_tables_have_an_age_where_it_was_measured():
+    def age(*parts: dict[str, Any], files: float | None, end: int = 60) -> Any:
+        body = measured(*parts)
+        body["sources"][1]["seconds_behind"] = files
+        sources = lag_sources(progress({"0": end}, {"0": 90}), body)
+        assert sources[1]["seconds_behind"] == files
+        # What the event says of the whole flow is what its reader makes of it.
+        if end == 60:
+            assert lag_summary(body["sources"]) == lag_summary(sources)
+        return sources[0]["seconds_behind"], lag_summary(sources)["seconds_behind"]
+
+    assert age(part("0", 60, 95), files=12.5) == (30.0, 30.0)
+    assert age(part("0", 60, 95), files=99.5) == (30.0, 99.5)
+    assert age(part("0", 60, 95), files=None) == (30.0, None)
+    assert age(part("0", 60, 95), files=99.5, end=70) == (None, None)
+    table = {"source": "DeltaSource[/t]", "kind": "delta", "versions": 1, "seconds_behind": 7.0}
+    assert lag_summary([table])["seconds_behind"] == 7.0
+    # A source that never tells an age hides nobody else's.
+    assert lag_summary([table, {"source": "rate", "kind": "other"}])["seconds_behind"] == 7.0
+    shards = [{"stream": "s", "shard": str(at), "behind_seconds": at} for at in (2.0, 9.0)]
+    assert lag_summary([{"kind": "kinesis", "shards": shards}])["seconds_behind"] == 9.0
 
 
 def test_the_status_has_it():

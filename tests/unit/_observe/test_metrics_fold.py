@@ -107,7 +107,7 @@ def test_what_waits_was_measured_beside_the_batches_and_unknown_is_not_zero():
 
 def test_age_and_time_to_loss_go_away_when_they_are_not_known():
     def lag(seconds: float | None, left: float | None) -> Event:
-        part = {"topic": "orders", "partition": "0"}
+        part = {"topic": "orders", "partition": "0", "seconds_behind": seconds}
         body = {"seconds_behind": seconds, "seconds_to_loss": left}
         return lag_progress(flow(), {**body, "sources": [{"partitions": [part]}]})
 
@@ -117,14 +117,28 @@ def test_age_and_time_to_loss_go_away_when_they_are_not_known():
         names = ("penstock_flow_lag_seconds", "penstock_flow_time_to_loss_seconds")
         return [found.get(name, {}).get(own) for name in names]
 
-    files = lag_progress(flow(), {"seconds_behind": None, "sources": [{"kind": "files"}]})
-    assert now(lag(90.5, 3600.0)) == now(lag(90.5, 3600.0), files) == [90.5, 3600.0]
+    other = lag_progress(flow(), {"seconds_behind": None, "sources": [{"kind": "other"}]})
+    assert now(lag(90.5, 3600.0)) == now(lag(90.5, 3600.0), other) == [90.5, 3600.0]
+    folder = [{"kind": "files", "files": 2, "seconds_behind": 7.5}]
+    assert now(lag_progress(flow(), {"seconds_behind": 7.5, "sources": folder})) == [7.5, None]
     assert now(lag(90.5, 0.0)) == [90.5, 0.0]
     assert now(lag(90.5, 3600.0), lag(0.0, None)) == [0.0, None]
     assert now(lag(90.5, 3600.0), lag(None, None)) == [None, None]
     behind = {"s/shard-0": 1500, "s/shard-1": 4000}
     shards = [{"endOffset": {}, "latestOffset": {"behind_millis": behind}}]
-    assert now(stream_progress(flow(), {"sources": shards}), files) == [4.0, None]
+    assert now(stream_progress(flow(), {"sources": shards}), other) == [4.0, None]
+
+
+def test_no_backlog_is_told_of_brokers_that_do_not_answer():
+    fold = folded(*batch(0))
+    own = ("shop", "silver", "c.s.silver")
+    lags = figures(fold)["penstock_kafka_lag_rows"]
+    assert lags and own in figures(fold)["penstock_flow_backlog_rows"]
+    parts = [{"topic": t, "partition": p, "seconds_behind": None} for *_, t, p in lags]
+    source = {"kind": "kafka", "partitions": parts, "problem": "no broker answers"}
+    fold(lag_progress(flow(), {"sources": [source], "seconds_behind": None}))
+    for name in ("penstock_kafka_lag_rows", "penstock_flow_backlog_rows"):
+        assert not figures(fold).get(name)
 
 
 def test_every_figure_of_two_batches_is_there():

@@ -87,6 +87,47 @@ def test_what_waits_is_told_when_it_was_measured_beside_the_batch():
     assert shown["seconds_to_loss"] is None
 
 
+def test_a_card_says_that_a_source_gives_no_answer_until_a_batch_has_ended():
+    def card():
+        (found,) = model.cards()
+        return found["state"], found["lag"], found["problem"] and found["problem"]["message"]
+
+    def batch(began, kafka):
+        body = {"timestamp": began, "durationMs": {"triggerExecution": 2000}, "sources": [kafka]}
+        model.fold(stream_progress(ORIGIN, {"batchId": 1, **body}))
+
+    model = _model()
+    batch("2026-03-04T10:00:00.000Z", _kafka(10, 25))
+    assert card() == ("RUNNING", 15, None)
+    silent = {"source": KAFKA, "kind": "kafka", "partitions": [], "problem": "no broker answers"}
+    silent["problem_since"] = "2026-03-04T10:00:11.000Z"
+    measured = {"measured_at": "2026-03-04T10:00:21.000Z", "sources": [silent]}
+    model.fold(lag_progress(ORIGIN, measured))
+    assert card() == ("NO_ANSWER", None, "no broker answers")
+    assert model.cards()[0]["problem"]["since"] == "2026-03-04T10:00:11.000Z"
+    # A batch that began before it was seen, and one that has ended after it.
+    batch("2026-03-04T10:00:18.000Z", _kafka(10, 25))
+    assert card() == ("NO_ANSWER", None, "no broker answers")
+    batch("2026-03-04T10:00:20.000Z", _kafka(25, 40))
+    assert card() == ("RUNNING", 15, None)
+    model.fold(lag_progress(ORIGIN, {**measured, "measured_at": "2026-03-04T10:00:30.000Z"}))
+    model.fold(flow_progress(ORIGIN, FlowStatus.STOPPED, ""))
+    assert card() == ("STOPPED", None, None)
+
+
+def test_a_card_counts_what_waits_at_all_sources_as_far_as_they_tell():
+    model = _model()
+    model.fold(_progress({"description": FILES}, {"description": DELTA}, _kafka(10, 25)))
+    files = {"source": FILES, "kind": "files", "files": 7, "bytes": 1200}
+    table = {"source": DELTA, "kind": "delta", "versions": 2, "rows": 40, "bytes": 900}
+    model.fold(lag_progress(ORIGIN, {"sources": [files, table]}))
+    assert (model.cards()[0]["lag"], model.cards()[0]["waiting_files"]) == (55, 7)
+    model.fold(lag_progress(ORIGIN, {"sources": [files, {**table, "rows": None}]}))
+    assert (model.cards()[0]["lag"], model.cards()[0]["waiting_files"]) == (None, 7)
+    model.fold(lag_progress(ORIGIN, {"sources": [files, {**table, "versions": 0, "rows": None}]}))
+    assert model.cards()[0]["lag"] == 15
+
+
 def test_a_page_is_answered_when_measurements_make_no_sense():
     model = _model()
     model.fold(lag_progress(ORIGIN, {"sources": [{"source": KAFKA, "partitions": [{}]}]}))

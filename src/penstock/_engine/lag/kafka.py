@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.lag.retention import Retention, StartRate, risk_of
 
 _TIMEOUT_MS = 5000
+_SILENT_SECONDS = 5.0
 _CONFIG_SECONDS = 300.0
 _READ_PARTITIONS = 64
 _READ_SECONDS = 3.0
@@ -32,6 +33,8 @@ class KafkaLag:
         spark: Its JVM has the Kafka client.
         reads: The flow's streams.
         now_ms: The time as Kafka's timestamps have it.
+        silent: Brokers that did not answer, and until when nobody asks them again; one for all
+            flows, so that they do not wait for the same brokers one after the other.
     """
 
     def __init__(
@@ -39,7 +42,10 @@ class KafkaLag:
         spark: SparkSession,
         reads: Sequence[KafkaRead],
         now_ms: Callable[[], int] = lambda: round(time.time() * 1000),
+        silent: dict[str, float] | None = None,
     ) -> None:
+        self._silent = silent if silent is not None else {}
+        self._failed: Py4JJavaError | None = None
         self._jvm: Any = spark._jvm
         self._reads = list(reads)
         self._now_ms = now_ms
@@ -63,10 +69,21 @@ class KafkaLag:
         earliest: dict[Place, int] = {}
         latest: dict[Place, int] = {}
         retention: dict[str, Retention | None] = {}
+        problem: str | None = None
+        servers = "" if read is None else read.option("kafka.bootstrap.servers") or ""
         if read is not None and places:
-            with contextlib.suppress(Py4JError), self._admin(read) as admin:
-                earliest, latest = self._bounds(admin, places)
-                retention = self._retentions(admin, sorted(offsets))
+            if time.monotonic() >= self._silent.get(servers, 0.0):
+                self._failed = None
+                with self._noting_failure(), self._admin(read) as admin:
+                    earliest, latest = self._bounds(admin, places)
+                    if latest:
+                        retention = self._retentions(admin, sorted(offsets))
+                if latest:
+                    self._silent.pop(servers, None)
+                else:
+                    self._silent[servers] = time.monotonic() + _SILENT_SECONDS
+            if not latest:
+                problem = _problem(servers, self._failed)
         unread = {
             place: max(offset, earliest[place])
             for place, offset in places.items()
@@ -81,7 +98,12 @@ class KafkaLag:
         shown = {
             topic: None if found is None else found.as_json() for topic, found in retention.items()
         }
-        return {"kind": "kafka", "partitions": partitions, "retention": shown}
+        return {
+            "kind": "kafka",
+            "partitions": partitions,
+            "retention": shown,
+            "problem": problem,
+        }
 
     def _partition(
         self,
@@ -125,6 +147,15 @@ class KafkaLag:
             "loss_by": risk.by,
             "lost_records": risk.lost_records,
         }
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Py4JJavaError as error:
+            self._failed = error
+        except Py4JError:
+            self._failed = None  # the JVM is going down
 
     # -- the client ----------------------------------------------------------------------------
 
@@ -186,7 +217,7 @@ class KafkaLag:
             offsets: dict[Place, int] = {}
             for place, partition in known.items():
                 # A partition that is gone must not hide the others.
-                with contextlib.suppress(Py4JError):
+                with self._noting_failure():
                     offsets[place] = int(answer.partitionResult(partition).get().offset())
             found.append(offsets)
         return found[0], found[1]
@@ -266,6 +297,22 @@ class KafkaLag:
             yield consumer
         finally:
             consumer.close(self._jvm.java.time.Duration.ZERO)
+
+
+def _problem(servers: str, failed: Py4JJavaError | None) -> str:
+    """Why nothing is known of a topic; brokers that are gone are told from those that refuse."""
+    if failed is None:
+        return f"no broker of {servers} answers"
+    found, cause = failed.java_exception, failed.java_exception.getCause()
+    while cause is not None:
+        found, cause = cause, cause.getCause()
+    name = str(found.getClass().getSimpleName())
+    if name in _NO_ANSWER:
+        return f"no broker of {servers} answers"
+    return f"the brokers of {servers} refuse: {name}: {found.getMessage()}"
+
+
+_NO_ANSWER = frozenset({"TimeoutException", "DisconnectException", "ConnectException"})
 
 
 def _retention(config: Any) -> Retention:

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.lag.kafka import KafkaLag
-from penstock._engine.lag.pending import PendingFiles, PendingVersions
-from penstock._observe.events import EventOrigin, lag_progress
-from penstock._observe.lag import lag_summary
+from penstock._engine.lag.pending import UNKNOWN_FILES, PendingFiles, PendingVersions
+from penstock._observe.events import Event, EventOrigin, lag_progress, source_progress
+from penstock._observe.lag import lag_summary, source_view
 
 _PAUSE_SECONDS = 10.0
 # At most one twentieth of the time is spent with measuring, and the event log does not fill up.
@@ -35,6 +35,7 @@ class FlowLag:
         origin: Of the flow.
         reads: Its streams from Kafka.
         wake: Called when there is something to measure.
+        silent: See `KafkaLag`.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class FlowLag:
         origin: EventOrigin,
         reads: Sequence[KafkaRead],
         wake: Callable[[], None],
+        silent: dict[str, float] | None = None,
     ) -> None:
+        self._problems: dict[str, tuple[str, str]] = {}
         self._origin = origin
         self._wake = wake
-        self._kafka = KafkaLag(spark, reads)
+        self._kafka = KafkaLag(spark, reads, silent=silent)
         self._files = PendingFiles(spark)
         self._versions = PendingVersions(spark)
         self._sources: Callable[[], Sequence[Any]] = tuple
@@ -81,8 +84,8 @@ class FlowLag:
             return None
         return 0.0 if self._has_ended else max(0.0, self._due - now)
 
-    def measure(self) -> Any:
-        """The event, or `None` if nothing has changed since the last one."""
+    def measure(self) -> list[Event]:
+        """What is new: a measurement, and sources that stopped or began to answer."""
         ending, started = self._has_ended, time.monotonic()
         progress: Mapping[str, Any] = self._progress or {}
         found: list[dict[str, Any]] = []
@@ -92,16 +95,41 @@ class FlowLag:
         finally:
             spent = time.monotonic() - started
             parts = sum(len(one.get("partitions", ())) for one in found)
+            if any(one.get("problem") for one in found):
+                spent = 0.0  # with waiting
             pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
             self._due = time.monotonic() + pause
             self._is_done = ending
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        changes = [] if ending else self._changes(found, moment)
         body = {"sources": found, **lag_summary(found)}
         if not found or body == self._told:
-            return None
+            return changes
         self._told = body
-        moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         origin = replace(self._origin, batch_id=progress.get("batchId"))
-        return lag_progress(origin, {"measured_at": moment, **body})
+        return [*changes, lag_progress(origin, {"measured_at": moment, **body})]
+
+    def _changes(self, found: Sequence[dict[str, Any]], moment: str) -> list[Event]:
+        """Notes since when each source has its problem; an event where that is new."""
+        events = []
+        flow = self._origin.flow_name
+        for one in found:
+            name, problem = one["source"], one.get("problem")
+            known = self._problems.get(name)
+            if problem:
+                since = known[1] if known is not None else moment
+                self._problems[name] = problem, since
+                one["problem_since"] = since
+                if known is None:
+                    text = f"flow {flow} waits for its source {name}: {problem}"
+                    body = {"state": "NO_ANSWER", "source": name, "problem": problem}
+                    events.append(source_progress(self._origin, text, {**body, "since": since}))
+            elif known is not None:
+                del self._problems[name]
+                text = f"source {name} of flow {flow} answers again"
+                body = {"state": "ANSWERS", "source": name, "problem": None, "since": moment}
+                events.append(source_progress(self._origin, text, body))
+        return events
 
     def _source(self, source: Mapping[str, Any]) -> dict[str, Any]:
         name, end = str(source.get("description", "")), source.get("endOffset")
@@ -112,8 +140,9 @@ class FlowLag:
             found = self._versions.measure(name[len(_DELTA) : -1], end)
         elif name.startswith(_FILES):
             java = next((one for one in self._sources() if str(one.toString()) == name), None)
-            unknown = {"kind": "files", "files": None, "bytes": None}
-            found = unknown if java is None else self._files.measure(java)
+            found = dict(UNKNOWN_FILES) if java is None else self._files.measure(java)
+        elif shards := source_view(source)["shards"]:
+            found = {"kind": "kinesis", "shards": shards}
         return {"source": name, **found}
 
 
@@ -129,13 +158,14 @@ class LagProbe:
         self._spark = spark
         self._emit = emit
         self._flows: list[FlowLag] = []
+        self._silent: dict[str, float] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def watch(self, origin: EventOrigin, reads: Sequence[KafkaRead]) -> FlowLag:
         """Begin with a flow that starts."""
-        flow = FlowLag(self._spark, origin, reads, self._wake)
+        flow = FlowLag(self._spark, origin, reads, self._wake, self._silent)
         with self._changed:
             self._flows.append(flow)
             if self._thread is None:
@@ -158,10 +188,10 @@ class LagProbe:
     def _run(self) -> None:
         while (flow := self._next()) is not None:
             try:
-                event = flow.measure()
+                events = flow.measure()
             except (Py4JError, OSError):
                 continue  # the JVM is going down, or a source of Spark's is of another kind
-            if event is not None:
+            for event in events:
                 self._emit(event)
 
     def _next(self) -> FlowLag | None:

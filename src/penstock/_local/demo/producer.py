@@ -10,7 +10,9 @@ from penstock._local.demo.orders import OrderStream
 from penstock.errors import SetupError
 
 _TICK_SECONDS = 0.01
-_FLUSH_SECONDS = 30.0
+# A broker may be away for so long; when nothing more is to be sent, less.
+_PATIENCE_SECONDS = 120.0
+_LAST_PATIENCE_SECONDS = 30.0
 # Never more than this much of the schedule, and so many messages, are unacknowledged. When a broker
 # that was away comes back, one partition is served before the others; this bounds by how much, and
 # with it how late an order can look to the watermark.
@@ -119,9 +121,12 @@ class OrderProducer:
         self._client.poll(0)
 
     def _flush(self) -> None:
-        left = self._client.flush(_FLUSH_SECONDS)
-        if left:
-            raise TimeoutError(f"{left} messages were not acknowledged in {_FLUSH_SECONDS:g} s")
+        waited = 0.0
+        while left := self._client.flush(1.0):
+            waited += 1.0
+            patience = _LAST_PATIENCE_SECONDS if self._stop.is_set() else _PATIENCE_SECONDS
+            if waited >= patience:
+                raise TimeoutError(f"{left} messages were not acknowledged in {waited:g} s")
 
     def _delivered(self, error: Any, _message: Any) -> None:
         if error is None:

@@ -1,0 +1,29 @@
+"""`penstock ui` as a process of its own."""
+
+import re
+import signal
+import subprocess
+import sys
+
+
+class Served:
+    """A running `penstock ui`."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "ui", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        found = None
+        for line in self.process.stdout:
+            if found := re.search(r"http://\S+", line):
+                break
+        assert found, "the dashboard ended before it said where it is"
+        self.address = found[0]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(10)
