@@ -80,8 +80,9 @@ class LinePrinter:
         elif event.level is Level.WARN:
             self._print(event, f"WARN {event.message}")
         else:
-            is_update = event.event_type == "update_progress" and isinstance(body, dict)
-            state = body.get("state", "") if is_update else ""
+            state = ""
+            if event.event_type == "update_progress" and isinstance(body, dict):
+                state = body.get("state", "")
             self._print(event, f"{state} {event.message}".rstrip())
 
     def _flow(self, event: Event, body: dict[str, object]) -> None:
