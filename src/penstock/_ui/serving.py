@@ -1,5 +1,6 @@
 """Serving the dashboard until it is told to stop."""
 
+import asyncio
 import ipaddress
 import re
 import secrets
@@ -22,6 +23,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7070
 _TOKEN_BYTES = 24
 _BACKLOG = 128
+_IDLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,7 @@ def serve(
     """
     require_extra()
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from penstock._ui.hub import Hub
     from penstock._ui.server import build_app
@@ -156,6 +159,25 @@ def serve(
             await hub.close()
             await super().shutdown(sockets)
 
+    class Protocol(H11Protocol):
+        """Ends connections without a request: who sends one byte by byte would hold many."""
+
+        was_idle = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(_IDLE_SECONDS, self.look)
+
+        def look(self) -> None:
+            if self.transport.is_closing():
+                return
+            is_idle = self.cycle is None or self.cycle.response_complete
+            if is_idle and self.was_idle:
+                self.transport.close()
+                return
+            self.was_idle = is_idle
+            self.loop.call_later(_IDLE_SECONDS, self.look)
+
     server = Server(
         uvicorn.Config(
             build_app(recordings_of(logs), host=host, token=token, hub=hub, acts=acts),
@@ -165,6 +187,7 @@ def serve(
             timeout_graceful_shutdown=1,
             lifespan="off",
             ws="none",
+            http=Protocol,
             h11_max_incomplete_event_size=32 << 10,
         )
     )
