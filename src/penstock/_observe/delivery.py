@@ -18,7 +18,7 @@ QUEUE_SIZE = 2000
 DRAIN_SECONDS = 10.0
 """So long the end of an update waits for what is not sent yet."""
 
-_MOMENT_SECONDS = 1.0
+MOMENT_SECONDS = 1.0
 """So long it waits for what is under way to a receiver that failed the last time."""
 
 _TELL_SECONDS = 30.0
@@ -127,6 +127,11 @@ class Delivery:
         if event.event_type not in self._unheard:
             self._events.put(event)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the receiver did not take what it was sent last."""
+        return self._failures > 0
+
     def close(self, timeout_seconds: float = DRAIN_SECONDS) -> None:
         """Send what is waiting; after the timeout the rest is dropped, and that is told.
 
@@ -138,7 +143,7 @@ class Delivery:
         self._events.put(None)
         self._threads[0].join(timeout_seconds)
         self._closing.set()
-        most = _MOMENT_SECONDS if self._failures else timeout_seconds
+        most = MOMENT_SECONDS if self._failures else timeout_seconds
         self._threads[1].join(max(0.5, min(most, self._deadline - time.monotonic())))
         # One that hangs in the receiver is a daemon; whatever it still holds was not delivered.
         held = self._sending if self._threads[1].is_alive() else 0

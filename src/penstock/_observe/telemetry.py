@@ -11,7 +11,7 @@ from penstock._model.export import TelemetrySettings
 from penstock._model.extras import import_extra
 from penstock._model.redaction import redact, remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import Delivery, Telling
+from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Telling
 from penstock._observe.events import Event, EventOrigin
 from penstock._observe.masking import shown
 from penstock._observe.metrics import MetricsFold
@@ -130,9 +130,15 @@ class Telemetry:
             self._traces(event)
 
     def close(self) -> None:
-        """Send what is waiting, within bounds, both signals at a time."""
+        """Send what is waiting, within bounds, both signals at a time.
+
+        Mostly both go to one receiver: where one signal fails, the other one hardly waits, either.
+        """
         open_ones = [one for one in (self._metrics, self._traces) if one is not None]
-        closing = [threading.Thread(target=one.close, daemon=True) for one in open_ones]
+        most = MOMENT_SECONDS if any(one.is_failing for one in open_ones) else DRAIN_SECONDS
+        closing = [
+            threading.Thread(target=one.close, args=(most,), daemon=True) for one in open_ones
+        ]
         for thread in closing:
             thread.start()
         for thread in closing:
