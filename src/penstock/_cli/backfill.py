@@ -84,9 +84,10 @@ def backfill(
     Prints the plan first. The range must have been read by the flow. Killed half-way, it goes on
     with --resume. The flow's own checkpoint is not touched. Refused while the pipeline runs.
     """
+    range_ = {"--from": begin, "--to": end, "--files": files}
+    how = {"--by": by, "--replace-where": where, "--accept-fewer": accept_fewer}
+    options.check_ways({"--resume": resume, "--abandon": abandon}, {**range_, **how})
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    if resume and abandon:
-        raise typer.BadParameter("either goes on or forgets", param_hint="--resume, --abandon")
     from penstock._engine.rereading.sources import parse_place
     from penstock._repair.backfill import BackfillOptions, backfill_flow
 

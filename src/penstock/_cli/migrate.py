@@ -61,9 +61,11 @@ def migrate(
     commit; the next update goes on from there. Killed half-way, it goes on with --resume. Refused
     while the pipeline runs, and where the sources have less than the table was made of.
     """
+    options.check_ways(
+        {"--resume": resume, "--abandon": abandon, "--undo": undo},
+        {"--from": begin, "--accept-less": accept_less},
+    )
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    if resume + abandon + undo > 1:
-        raise typer.BadParameter("only one of them", param_hint="--resume, --abandon, --undo")
     from penstock._engine.rereading.sources import parse_place
     from penstock._repair.migrate import MigrationOptions, migrate_flow
 
