@@ -175,7 +175,7 @@ def run_update(
         )
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
-        retention = Retention(log.directory, settings.events, update_id)
+        retention = Retention(log, settings.events, update_id)
         status = StatusFile(status_path(settings))
         bus.subscribe(status)
         alerts = _alerts(settings, bus, origin)

@@ -1,15 +1,26 @@
 """The event log over crashes and clean-ups, and as a table in SQL."""
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from update_project import Project
 
+from penstock._engine.sql_names import FunctionCall
+from penstock._engine.table_functions import FunctionReaders, call_function
 from penstock._model.pipeline import EventLogSettings
-from penstock._observe.events import UpdateState
-from penstock._observe.log import commit_of_line, read_events, updates
-from penstock._observe.retention import clean
+from penstock._observe.events import (
+    EventOrigin,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    flow_progress,
+    stream_progress,
+)
+from penstock._observe.log import EventLog, commit_of_line, read_events, updates
+from penstock._observe.retention import clean, compact_running
 
 pytestmark = pytest.mark.spark
 
@@ -93,3 +104,40 @@ def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
     assert updates(folder) == []
     assert project.run().state is UpdateState.COMPLETED
     assert [event.message for event in project.events if REPORTED in event.message] == []
+
+
+def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rewritten_meanwhile(
+    tmp_path: Path, spark: Any
+):
+    log = EventLog(tmp_path)
+    origin = EventOrigin(update_id="long", flow_name="silver", dataset_name="silver")
+    log(flow_progress(origin, FlowStatus.RUNNING, "runs"))
+    # Larger than what Spark reads in one part.
+    for batch in range(2500):
+        one = replace(origin, batch_id=batch)
+        log(stream_progress(one, {"batchId": batch, "name": "x" * 4000}))
+        log(flow_progress(one, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_input_rows=batch)))
+
+    def unused(*_: Any) -> Any:
+        raise AssertionError("the log is read by another reader")
+
+    readers = FunctionReaders(files=unused, changes=unused, stream=unused, events=tmp_path)
+    call = FunctionCall(start=0, end=0, name="event_log", arguments=())
+
+    def query() -> Any:
+        events = call_function(spark, call, readers)
+        assert events is not None
+        return events.selectExpr(
+            "count(*)",
+            "count(distinct sequence.data_plane_id.seq_no)",
+            "sum(get_json_object(details, '$.flow_progress.metrics.num_input_rows'))",
+        )
+
+    planned = query()
+    settings = EventLogSettings(keep_progress_days=1e-6)
+    assert compact_running(log, settings, now=4e9, stop=threading.Event())
+    total = sum(range(2500))
+    assert tuple(planned.collect()[0]) == (5001, 5001, total)
+    (count, places, rows) = query().collect()[0]
+    assert (count == places < 500, rows) == (True, total)
+    log.close()

@@ -263,6 +263,7 @@ def _counts(event: dict[str, Any]) -> Iterable[dict[str, Any]]:
             "update_id": origin.get("update_id"),
             "flow": origin.get("flow_name"),
             "batch_id": origin.get("batch_id"),
+            "batches": (body.get("rolled_up") or {}).get("batches", 1),
             "dataset": counts["dataset"],
             "rule": counts["name"],
             "passed": counts["passed_records"],
@@ -311,7 +312,11 @@ def _figures(event: dict[str, Any]) -> str:
     if not metrics and not quality:
         return ""
     parts = []
-    if "batch_id" in event.get("origin", {}):
+    rolled = body.get("rolled_up")
+    if rolled is not None:
+        last = event["origin"]["batch_id"]
+        parts.append(f"batches {rolled['first_batch_id']} to {last} in one event")
+    elif "batch_id" in event.get("origin", {}):
         parts.append(f"batch {event['origin']['batch_id']}")
     if "num_input_rows" in metrics:
         parts.append(f"{plural(metrics['num_input_rows'], 'row')} in")

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._engine.sql_names import FunctionCall
+from penstock._observe.held import held_files
 from penstock.errors import DefinitionError
 
 _REFUSED = {
@@ -153,9 +154,11 @@ def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
         return spark.createDataFrame([], _EVENT_COLUMNS)
     reader = spark.read.schema(_EVENT_COLUMNS).option("recursiveFileLookup", "true")
-    # Old updates may go away while it is read.
-    reader = reader.option("ignoreMissingFiles", "true")
-    return reader.json(folder.as_uri())
+    # Files may be rewritten, and old ones go away, between the plan of a query and its end.
+    held = held_files(folder)
+    if held is None:
+        reader = reader.option("ignoreMissingFiles", "true")
+    return reader.json((held or folder).as_uri())
 
 
 def _arguments(spark: SparkSession, call: FunctionCall) -> tuple[list[Any], dict[str, Any]]:

@@ -41,16 +41,18 @@ _NO_TABLES: Mapping[str, ExternalTable] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class EventLogSettings:
-    """What the event log keeps of updates that are over.
+    """What the event log keeps.
 
     Attributes:
-        keep_days: After so many days an update goes away; `None` = never.
-        keep_progress_days: After so many days Spark's measurements of single batches go away;
-            `None` = never.
+        keep_days: After so many days an update that is over goes away; `None` = never.
+        keep_progress_days: After so many days the details of single batches go away, and their
+            sums stay; `None` = never.
+        max_progress_mb: So many MiB of them stay of an update, the newest ones; `None` = all.
     """
 
     keep_days: float | None = None
     keep_progress_days: float | None = 30.0
+    max_progress_mb: float | None = 256.0
 
 
 @dataclass(frozen=True, kw_only=True)

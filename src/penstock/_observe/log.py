@@ -6,6 +6,8 @@ the machine that runs the driver; `event_directory` decides.
 
 import contextlib
 import json
+import os
+import re
 import threading
 import uuid
 from collections import deque
@@ -21,8 +23,10 @@ from penstock._observe.events import Event, Level, UpdateState
 LATEST = "latest"
 TERMINAL_STATES = frozenset({UpdateState.COMPLETED, UpdateState.FAILED, UpdateState.CANCELED})
 
-SCHEMA_VERSION = 1
-"""Of the JSON form of an event; it changes when a field changes its meaning or goes away."""
+SCHEMA_VERSION = 2
+"""Of the JSON form of an event; it changes when a field changes its meaning or goes away.
+
+Since 2 an event may stand for several micro-batches (`rolled_up`)."""
 
 LAST_BATCHES = ".last_batches"
 """In the folder of the log: the newest micro-batches of updates that were removed from it."""
@@ -31,6 +35,8 @@ _SUFFIX = ".jsonl"
 _STARTED = "%Y%m%dT%H%M%S%fZ"
 _POLL_SECONDS = 0.25
 _BLOCK = 1 << 20
+_PLACE = re.compile(rb'"data_plane_id":\{"instance":"([^"]*)","seq_no":(\d+)\}')
+_PLACE_WITHIN = 400
 _SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
 
 
@@ -160,6 +166,38 @@ class EventLog:
             self._torn = False
             self._seq_no += 1
 
+    def replace(self, draft: Path, copied: int) -> bool:
+        """Go on in a draft that has the older events in fewer bytes, under the name of the file.
+
+        Events wait while what came meanwhile is copied: a reader has all of them, in the old file
+        or in the new one. After a failure the old file goes on.
+
+        Args:
+            draft: In the same folder.
+            copied: So many bytes of the file are in it; the rest follows.
+
+        Returns:
+            Whether it was done: not after the end, nor before the first event.
+
+        Raises:
+            OSError: It could not be copied or renamed.
+        """
+        with self._lock:
+            if self._closed or self._path is None or self._file is None:
+                return False
+            out = draft.open("ab", buffering=0)
+            try:
+                copy_bytes(self._path, out, copied)
+                draft.replace(self._path)
+            except BaseException:
+                out.close()
+                raise
+            old, self._file = self._file, out
+        # That may take long: the last one to close a file that has no name frees its blocks.
+        with contextlib.suppress(OSError):
+            old.close()
+        return True
+
     def close(self) -> None:
         """Close the file; later events are ignored. May be called again."""
         with self._lock:
@@ -175,6 +213,19 @@ class EventLog:
         self._path = self.directory / f"{started}-{update_id}{_SUFFIX}"
         self._file = self._path.open("ab", buffering=0)
         return self._file
+
+
+def copy_bytes(path: Path, out: BinaryIO, start: int) -> int:
+    """Copy a file from an offset to its present end; how far that is."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while block := file.read(_BLOCK):
+            start += len(block)
+            rest = memoryview(block)
+            while rest:
+                # A file without a buffer may take less than it is given.
+                rest = rest[out.write(rest) :]
+    return start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,13 +375,20 @@ def _tail(
     directory: Path, path: Path, stop: threading.Event, *, endless: bool
 ) -> Iterator[dict[str, Any]]:
     """Events of a file until its update has ended, or a newer one began (`endless`)."""
-    rest = b""
-    with path.open("rb") as file:
+    seen: dict[bytes, int] = {}
+    told: dict[bytes, int] = {}
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(path.open("rb"))
         while True:
             # Asked before the read: whatever was written until then is still read below.
             superseded = endless and any(newer.path > path for newer in updates(directory))
-            *lines, rest = (rest + file.read()).split(b"\n")
-            for line in lines:
+            is_replaced = _is_replaced(path, file)
+            for line in _whole_lines(file):
+                place = place_of_line(line)
+                if place is not None:
+                    if place.seq_no <= told.get(place.instance, -1):
+                        continue
+                    seen[place.instance] = place.seq_no
                 event = _decode(line)
                 if event is None:
                     continue
@@ -338,8 +396,66 @@ def _tail(
                 progress = event.get("details", {}).get("update_progress", {})
                 if progress.get("state") in TERMINAL_STATES:
                     return
-            if superseded or stop.wait(_POLL_SECONDS):
+            if is_replaced:
+                # Read to its end, to which nobody adds any more: the rest is in the new file.
+                told = dict(seen)
+                files.close()
+                file = files.enter_context(path.open("rb"))
+            elif superseded or stop.wait(_POLL_SECONDS):
                 return
+
+
+def _is_replaced(path: Path, file: BinaryIO) -> bool:
+    try:
+        return path.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines from where the file is to its end; what has no end yet is there the next time."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            file.seek(-len(line), os.SEEK_CUR)
+            return
+        yield line
+
+
+class Place(NamedTuple):
+    """Where an event is among those of its writer."""
+
+    instance: bytes
+    seq_no: int
+
+
+def place_of_line(line: bytes) -> Place | None:
+    """Where the event of a line is; `None` if that is not where it should be."""
+    found = _PLACE.search(line, 0, _PLACE_WITHIN)
+    return Place(found[1], int(found[2])) if found is not None else None
+
+
+class LineAt(NamedTuple):
+    """Where the line of an event is in a file; `end` is after its line break."""
+
+    place: Place
+    start: int
+    end: int
+
+
+def last_seen_line(file: BinaryIO, seen: Place) -> LineAt | None:
+    """After which line a reader of a rewritten file goes on, if it has seen all up to a place.
+
+    `None` if what follows may stand for events that the reader has seen, too.
+    """
+    end = file.seek(0, os.SEEK_END)
+    for line in _lines_backwards(file):
+        place = place_of_line(line)
+        if place is not None and place.instance == seen.instance and place.seq_no <= seen.seq_no:
+            return LineAt(place, end - len(line), end + 1)
+        if b'"rolled_up":{' in line:
+            return None
+        end -= len(line) + 1
+    return None
 
 
 def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
@@ -354,8 +470,8 @@ def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
     needle = f'"flow_name":{_dumps(flow)}'.encode("utf-8", "backslashreplace")
     for file in reversed(updates(directory)):
         # One that is removed meanwhile has left its last batches behind before.
-        with contextlib.suppress(FileNotFoundError):
-            for line in _lines_backwards(file.path):
+        with contextlib.suppress(FileNotFoundError), file.path.open("rb") as lines:
+            for line in _lines_backwards(lines):
                 if needle in line and (commit := commit_of_line(line)) is not None:
                     name, batch = commit
                     if name == flow:
@@ -388,29 +504,29 @@ def kept_batches(directory: Path) -> dict[str, RecordedBatch]:
 def last_event(file: UpdateFile, event_type: str) -> dict[str, Any] | None:
     """The newest event of a type in one update, read from the end of its file."""
     needle = f'"event_type":"{event_type}"'.encode()
-    for line in _lines_backwards(file.path):
-        if needle in line and (event := _decode(line)) is not None:
-            return event
+    with file.path.open("rb") as lines:
+        for line in _lines_backwards(lines):
+            if needle in line and (event := _decode(line)) is not None:
+                return event
     return None
 
 
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, last one first."""
-    with path.open("rb") as file:
-        position = file.seek(0, 2)
-        pieces: deque[bytes] = deque()  # the beginning-less line that continues to the left
-        while position > 0:
-            size = min(_BLOCK, position)
-            position -= size
-            file.seek(position)
-            first, *lines = file.read(size).split(b"\n")
-            if lines:
-                pieces.appendleft(lines.pop())
-                yield b"".join(pieces)
-                pieces.clear()
-                yield from reversed(lines)
-            pieces.appendleft(first)
-        yield b"".join(pieces)
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, last one first: that is what follows the last line break."""
+    position = file.seek(0, os.SEEK_END)
+    pieces: deque[bytes] = deque()  # the beginning-less line that continues to the left
+    while position > 0:
+        size = min(_BLOCK, position)
+        position -= size
+        file.seek(position)
+        first, *lines = file.read(size).split(b"\n")
+        if lines:
+            pieces.appendleft(lines.pop())
+            yield b"".join(pieces)
+            pieces.clear()
+            yield from reversed(lines)
+        pieces.appendleft(first)
+    yield b"".join(pieces)
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:

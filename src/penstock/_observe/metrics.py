@@ -206,6 +206,13 @@ class Histogram:
         self.counts[at] += 1
         self.total += value
 
+    def add(self, counts: Mapping[str, int], total: float) -> None:
+        """Count many values at once: how many there are up to each bound, and their sum."""
+        for bound, count in counts.items():
+            at = next((i for i, known in enumerate(BATCH_BUCKETS) if float(bound) <= known), -1)
+            self.counts[at] += count
+        self.total += total
+
     def copy(self) -> "Histogram":
         """The same, apart."""
         return Histogram(list(self.counts), self.total)
@@ -258,7 +265,8 @@ class MetricsFold:
 
     def _fold(self, event: Event) -> None:
         body = event.details.get(event.event_type, {})
-        self._add("penstock_events_total", (event.level.value,))
+        rolled = body.get("rolled_up") or {}
+        self._add("penstock_events_total", (event.level.value,), rolled.get("events", 1))
         match event.event_type:
             case "create_update":
                 mode = "continuous" if body.get("continuous") else "triggered"
@@ -273,6 +281,8 @@ class MetricsFold:
                 self._expect_flow(event, body)
             case "flow_progress":
                 self._flow_progress(event, body)
+            case "stream_progress" if rolled:
+                self._rolled_up(event, rolled)
             case "stream_progress" if event.origin.flow_name:
                 self._stream_progress(event, body.get("progress_json") or {})
             case "lag_progress" if event.origin.flow_name:
@@ -323,7 +333,7 @@ class MetricsFold:
                 is_it = float(body.get("status") == state)
                 self._set("penstock_flow_state", (*flow, state.value), is_it)
         else:
-            self._batch(event, flow, metrics)
+            self._batch(event, flow, metrics, body.get("rolled_up"))
         if "table_version" in body:
             self._set("penstock_flow_table_version", flow, body["table_version"])
         if event.error is not None:
@@ -341,7 +351,13 @@ class MetricsFold:
                 name = f"penstock_expectation_{key}_rows_total"
                 self._add(name, labels, counts[f"{key}_records"])
 
-    def _batch(self, event: Event, flow: Labels, metrics: Mapping[str, Any]) -> None:
+    def _batch(
+        self,
+        event: Event,
+        flow: Labels,
+        metrics: Mapping[str, Any],
+        rolled: Mapping[str, Any] | None,
+    ) -> None:
         for key in ("output", "upserted", "deleted", "input"):
             if f"num_{key}_rows" in metrics:
                 count = metrics[f"num_{key}_rows"]
@@ -349,12 +365,15 @@ class MetricsFold:
         if "backlog_records" in metrics:
             self._set("penstock_flow_backlog_rows", flow, metrics["backlog_records"])
         if "batch_duration_ms" in metrics:
-            self._observe(flow, metrics["batch_duration_ms"] / 1000)
+            counts = rolled.get("batch_durations") if rolled is not None else None
+            self._observe(flow, metrics["batch_duration_ms"] / 1000, counts)
         ended = event.timestamp.timestamp()
         self._set("penstock_flow_last_batch_timestamp_seconds", flow, ended)
         # Its writer and Spark's progress tell about one micro-batch in separate events.
         batch_id, newest = event.origin.batch_id, self._newest.get(flow)
-        if batch_id is None or newest is None or batch_id > newest:
+        if rolled is not None:
+            self._add("penstock_flow_batches_total", flow, rolled["batches"])
+        elif batch_id is None or newest is None or batch_id > newest:
             self._add("penstock_flow_batches_total", flow)
         if batch_id is not None and len(self._newest) < MAX_SERIES:
             self._newest[flow] = max(batch_id, newest if newest is not None else batch_id)
@@ -362,9 +381,7 @@ class MetricsFold:
     def _stream_progress(self, event: Event, progress: Mapping[str, Any]) -> None:
         flow = _flow_of(event)
         for phase, milliseconds in (progress.get("durationMs") or {}).items():
-            if phase != "triggerExecution":
-                labels = (*flow, phase)
-                self._add("penstock_flow_phase_seconds_total", labels, milliseconds / 1000)
+            self._phase(flow, phase, milliseconds)
         partitions: dict[tuple[str, str], int] = {}
         waiting: dict[str, float] = {}
         behind: list[float] = []
@@ -393,6 +410,18 @@ class MetricsFold:
             dropped = operator.get("numRowsDroppedByWatermark", 0)
             self._add("penstock_state_dropped_rows_total", labels, dropped)
         self._watermark(flow, progress)
+
+    def _rolled_up(self, event: Event, rolled: Mapping[str, Any]) -> None:
+        """The sums of measurements that went away."""
+        flow = _flow_of(event)
+        for phase, milliseconds in rolled.get("durations_ms", {}).items():
+            self._phase(flow, phase, milliseconds)
+        for operator, count in rolled.get("dropped_by_watermark", {}).items():
+            self._add("penstock_state_dropped_rows_total", (*flow, operator), count)
+
+    def _phase(self, flow: Labels, phase: str, milliseconds: float) -> None:
+        if phase != "triggerExecution":
+            self._add("penstock_flow_phase_seconds_total", (*flow, phase), milliseconds / 1000)
 
     def _lag_progress(self, event: Event, body: Mapping[str, Any]) -> None:
         """What waits at the sources; nothing is said of what is not known."""
@@ -459,13 +488,16 @@ class MetricsFold:
         else:
             self._set(name, labels, value)
 
-    def _observe(self, flow: Labels, value: float) -> None:
+    def _observe(self, flow: Labels, value: float, counts: Mapping[str, int] | None = None) -> None:
         key = self._key(flow)
         if key not in self._histograms:
             if not self._has_room("penstock_flow_batch_duration_seconds", len(self._histograms)):
                 return
             self._histograms[key] = Histogram()
-        self._histograms[key].observe(value)
+        if counts is None:
+            self._histograms[key].observe(value)
+        else:
+            self._histograms[key].add(counts, value)
 
     def _key(self, labels: Labels) -> Labels:
         return (self._pipeline, *(_label(one) for one in labels))

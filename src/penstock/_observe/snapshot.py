@@ -340,13 +340,16 @@ def _fold_metrics(flow: _Flow, event: Event, metrics: Mapping[str, Any]) -> None
     # Its writer and Spark's progress tell about a micro-batch in separate events.
     # Those of the next one may come in between.
     batch_id, newest = event.origin.batch_id, flow.batch_id
-    if batch_id is None or newest is None or batch_id > newest:
+    rolled = event.details["flow_progress"].get("rolled_up")
+    if rolled is not None:
+        flow.batches += rolled["batches"]
+    elif batch_id is None or newest is None or batch_id > newest:
         flow.batches += 1
     flow.last_batch_at = event.timestamp
     flow.lag = metrics.get("backlog_records", flow.lag)
     if batch_id is not None:
         flow.batch_id = batch_id if newest is None else max(batch_id, newest)
-    if "batch_duration_ms" in metrics:
+    if "batch_duration_ms" in metrics and rolled is None:
         rows_in = metrics.get("num_input_rows", written)
         flow.recent.append((rows_in, metrics["batch_duration_ms"]))
 

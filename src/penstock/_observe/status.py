@@ -62,6 +62,9 @@ class StatusFold:
                     status = FlowStatus(body["status"])
                     if status is not stream.status:
                         stream.status, stream.since = status, event.timestamp
+                case "stream_progress" if flow and "rolled_up" in body:
+                    late = body["rolled_up"].get("dropped_by_watermark", {})
+                    self._streams.setdefault(flow, _Stream()).late_rows += sum(late.values())
                 case "stream_progress" if flow:
                     stream = self._streams.setdefault(flow, _Stream())
                     stream.progress = body.get("progress_json", {})

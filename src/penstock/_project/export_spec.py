@@ -13,7 +13,7 @@ class _Part(BaseModel):
 
 
 class EventsSpec(_Part):
-    """`events: {keep_days: ..., keep_progress_days: ...}`."""
+    """`events: {keep_days: ..., keep_progress_days: ..., max_progress_mb: ...}`."""
 
     keep_days: float | None = Field(
         default=None,
@@ -25,13 +25,21 @@ class EventsSpec(_Part):
         default=EventLogSettings().keep_progress_days,
         strict=False,
         gt=0,
-        description="After so many days measurements of single batches go away; null: never.",
+        description="After so many days details of single batches are rolled up; null: never.",
+    )
+    max_progress_mb: float | None = Field(
+        default=EventLogSettings().max_progress_mb,
+        strict=False,
+        gt=0,
+        description="So many MiB of details of single batches stay of an update; null: all.",
     )
 
     def settings(self) -> EventLogSettings:
         """The same as plain data."""
         return EventLogSettings(
-            keep_days=self.keep_days, keep_progress_days=self.keep_progress_days
+            keep_days=self.keep_days,
+            keep_progress_days=self.keep_progress_days,
+            max_progress_mb=self.max_progress_mb,
         )
 
 

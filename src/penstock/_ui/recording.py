@@ -7,11 +7,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock._observe.decoding import event_of_line
 from penstock._observe.events import Event, UpdateState
-from penstock._observe.log import TERMINAL_STATES, UpdateFile, updates
+from penstock._observe.log import (
+    TERMINAL_STATES,
+    LineAt,
+    Place,
+    UpdateFile,
+    last_seen_line,
+    place_of_line,
+    updates,
+)
 from penstock._observe.masking import masked
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel, error_view
@@ -23,6 +31,7 @@ _BLOCK = 1 << 20
 _MOST = 2 * _BLOCK
 _RECENT = 8 * _BLOCK
 _TAIL = 64 << 10
+_PLACE_BYTES = 1 << 10
 _METRICS_LINE = b'"event_type":"stream_progress"'
 LATEST = "latest"
 
@@ -36,7 +45,9 @@ class Recorded:
         self.version = 0
         self._offset = 0
         self._size = 0
-        self._inode: int | None = None
+        self._known: tuple[int, int, int] | None = None
+        self._seen: Place | None = None
+        self._mark: LineAt | None = None
 
     @property
     def read_percent(self) -> int | None:
@@ -50,22 +61,23 @@ class Recorded:
 
         Of a long log only a part is read at a time, so that others are served in between.
         """
+        folded = self.model.folded
         try:
-            status = self.file.path.stat()
-            size = status.st_size
-            is_other = self._inode not in (None, status.st_ino) or size < self._offset
-            if size == self._offset and not is_other:
-                return False
             lines = self.file.path.open("rb")
         except OSError:
-            return False  # removed, perhaps just now
-        self._inode = status.st_ino
-        if is_other:
-            self._begin_again()
-        self._size = size
-        until = min(size, self._offset + _MOST)
-        folded = self.model.folded
+            return False
         with lines:
+            # Of the file that is open: another one may have its name by now.
+            status = os.fstat(lines.fileno())
+            size = status.st_size
+            known = (status.st_ino, size, status.st_mtime_ns)
+            if known != self._known and self._is_replaced(lines, status.st_ino):
+                folded = self._go_on_in(lines)
+            self._known = known
+            if size <= self._offset:
+                return False
+            self._size = size
+            until = min(size, self._offset + _MOST)
             lines.seek(self._offset)
             while self._offset < until:
                 block = lines.read(_BLOCK)
@@ -82,19 +94,44 @@ class Recorded:
                 self._fold(block[:end], skips_metrics=skips)
                 self._offset += end
                 lines.seek(self._offset)
-        is_changed = is_other or self.model.folded != folded
-        self.version += is_changed
-        return is_changed
+        self.version += self.model.folded != folded
+        return self.model.folded != folded
 
-    def _begin_again(self) -> None:
-        """The log was cleaned up: its lines are in other places now."""
+    def _is_replaced(self, lines: BinaryIO, inode: int) -> bool:
+        """Whether the line before the first unread one is no longer where it was.
+
+        The number of a file does not tell: it is given to another one when it is free.
+        """
+        if self._mark is None:
+            return self._known is not None and self._known[0] != inode
+        lines.seek(self._mark.start)
+        return place_of_line(lines.read(_PLACE_BYTES)) != self._mark.place
+
+    def _go_on_in(self, lines: BinaryIO) -> int:
+        """The log was cleaned up, its lines are in other places now: find the first unseen one.
+
+        Where that cannot be told it begins again. Returns how much the model has folded.
+        """
+        found = last_seen_line(lines, self._seen) if self._seen is not None else None
+        if found is not None:
+            self._mark, self._offset = found, found.end
+            return self.model.folded
         structure = self.model.structure
         self.model = UpdateModel()
         self.model.structure = structure + 1
         self._offset = 0
+        self._seen = self._mark = None
+        return 0
 
     def _fold(self, block: bytes, *, skips_metrics: bool) -> None:
-        for line in block.split(b"\n"):
+        whole = block.split(b"\n")
+        end = self._offset + len(block)
+        for line in reversed(whole):
+            if (place := place_of_line(line)) is not None:
+                self._seen, self._mark = place, LineAt(place, end - len(line), end + 1)
+                break
+            end -= len(line) + 1
+        for line in whole:
             if not line or (skips_metrics and _METRICS_LINE in line[-200:]):
                 continue
             event = event_of_line(masked(line))
@@ -271,14 +308,14 @@ class Recording:
         known = self._summaries.get(file.path)
         if known is not None and known[0] == size:
             return known[1]
-        summary = _summary_of(file, size)
+        summary = _summary_of(file)
         self._summaries[file.path] = (size, summary)
         return summary
 
 
-def _summary_of(file: UpdateFile, size: int) -> UpdateSummary:
+def _summary_of(file: UpdateFile) -> UpdateSummary:
     """From the first events of a file and its last ones, however long it is."""
-    first, last = _ends_of(file.path, size)
+    first, last = _ends_of(file.path)
     pipeline, body, changes = "", {}, []
     for event in first:
         pipeline = pipeline or event.origin.pipeline_name
@@ -306,10 +343,11 @@ def _summary_of(file: UpdateFile, size: int) -> UpdateSummary:
     )
 
 
-def _ends_of(path: Path, size: int) -> tuple[list[Event], list[Event]]:
+def _ends_of(path: Path) -> tuple[list[Event], list[Event]]:
     try:
         with path.open("rb") as file:
             head = file.read(_TAIL)
+            size = os.fstat(file.fileno()).st_size  # it may be another file by now
             file.seek(max(len(head), size - _TAIL))
             tail = file.read(_TAIL)
     except OSError:

@@ -27,6 +27,7 @@ class Point:
         dropped: Rows that broke a drop rule, quarantined ones included.
         lag: What waited at the sources after the last one, if known.
         rules: Passed and failed rows per rule.
+        is_rolled_up: Whether its event stands for many micro-batches.
     """
 
     at: int
@@ -38,6 +39,7 @@ class Point:
     dropped: int = 0
     lag: int | None = None
     rules: dict[str, list[int]] = field(default_factory=dict)
+    is_rolled_up: bool = False
 
     def absorb(self, later: "Point") -> None:
         """Take in the next point."""
@@ -88,14 +90,16 @@ class Series:
         if event.origin.batch_id is None and not point.busy_ms and since_ms is not None:
             point.busy_ms = max(0, at - since_ms)
             point.rows_in = point.rows_in or point.rows_out
-        point.slowest_ms = point.busy_ms
+        rolled = body.get("rolled_up") or {}
+        point.is_rolled_up = bool(rolled)
+        point.slowest_ms = rolled.get("longest_batch_ms", point.busy_ms)
         for counts in (quality.get("expectations") or ())[:_MAX_RULES]:
             sums = point.rules.setdefault(counts["name"], [0, 0])
             sums[0] += counts["passed_records"]
             sums[1] += counts["failed_records"]
         key = (event.origin.flow_name, event.origin.batch_id)
         known = next((found for other, found in reversed(self._recent) if other == key), None)
-        if known is not None and key[1] is not None:
+        if known is not None and key[1] is not None and not rolled:
             known.absorb(point)
             return
         self._recent.append((key, point))
@@ -125,6 +129,7 @@ class Series:
                 "quarantined": point.quarantined,
             }
             for (flow, batch_id), point in reversed(self._recent)
+            if not point.is_rolled_up
         ]
 
     def columns(self) -> dict[str, Any]:

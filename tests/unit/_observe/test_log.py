@@ -91,7 +91,7 @@ def test_a_line_has_the_shape_of_the_lakeflow_log_when_an_event_is_written(tmp_p
             "exceptions": [{"class_name": "FlowError", "message": "a\nb", "condition": "BOOM"}],
         },
         "details": {"flow_progress": {"status": "FAILED"}},
-        "schema_version": 1,
+        "schema_version": 2,
         "event_type": "flow_progress",
     }
 

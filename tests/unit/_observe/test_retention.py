@@ -1,4 +1,4 @@
-"""What the event log keeps of updates that are over."""
+"""What the event log keeps of updates that are over; `test_compaction` has the one that runs."""
 
 import os
 import threading
@@ -81,6 +81,8 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
         ("stream_progress", 7),
         ("lag_progress", 7),
         ("flow_progress", 1),
+        # The sums of those that are gone.
+        ("stream_progress", 1),
         ("flow_progress", 2),
         ("stream_progress", 2),
         ("lag_progress", 2),
@@ -129,7 +131,7 @@ def test_the_running_update_and_what_a_kill_left_are_seen_to(tmp_path: Path):
 def test_it_is_done_beside_an_update(tmp_path: Path):
     write(tmp_path, "old", 400, *progress("a", 0))
     write(tmp_path, "new", -400, *progress("a", 1))
-    retention = Retention(tmp_path, EventLogSettings(keep_days=30), "running")
+    retention = Retention(EventLog(tmp_path), EventLogSettings(keep_days=30), "running")
     deadline = threading.Event()
     for _ in range(200):
         if len(updates(tmp_path)) == 1:
@@ -146,8 +148,9 @@ def test_settings_are_read(tmp_path: Path):
 
     assert read("") == EventLogSettings(keep_days=None, keep_progress_days=30)
     assert read("events: {keep_days: 365}\n") == EventLogSettings(keep_days=365)
-    found = read("events: {keep_progress_days: null}\n")
-    assert found == EventLogSettings(keep_progress_days=None)
+    found = read("events: {keep_progress_days: null, max_progress_mb: 0.5}\n")
+    assert found == EventLogSettings(keep_progress_days=None, max_progress_mb=0.5)
+    assert read("events: {max_progress_mb: null}\n") == EventLogSettings(max_progress_mb=None)
     with pytest.raises(SpecError, match="greater than 0"):
         read("events: {keep_days: 0}\n")
     with pytest.raises(SpecError, match="did you mean `keep_days`"):

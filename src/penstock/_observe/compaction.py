@@ -1,0 +1,322 @@
+"""Makes a file of the event log smaller: the details of old micro-batches go, their sums stay.
+
+A file is read twice. The survey finds up to which place it is to be made smaller, and what of that
+stays whatever its age; `write` copies it to there. What comes after that place is nobody's business
+here. States, errors, definitions and all that is not known here stay as they are, in their order.
+"""
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, BinaryIO
+
+from penstock._observe.log import encode
+from penstock._observe.rollup import Counts, Measured, counts_of, measured_of
+
+NEWEST = 128
+"""So many events with counts of each flow stay: a micro-batch has two, and pages show 60."""
+
+_FLOW = re.compile(rb'"flow_name":("(?:[^"\\]|\\.)*")')
+_TIME = re.compile(rb'"timestamp":"([^"]*)"')
+_HOUR = len("2026-11-22T09")
+_STREAM = b'"event_type":"stream_progress"}'
+_LAG = b'"event_type":"lag_progress"}'
+_PROGRESS = b'"event_type":"flow_progress"}'
+_ENDING = 40
+_DEFINITION = b'"event_type":"dataset_definition"}'
+_ROLLED = b'"rolled_up":{'
+_COUNTS = b'"message":"","level":"INFO",'
+_METRICS = b'"metrics":{'
+_STEPS = 64
+_MOST_WAITING = 4 << 20
+_LINES = 16
+_WORK_SECONDS = 0.004
+_REST = 3
+
+
+class Stopped(Exception):
+    """It was asked to end early."""
+
+
+class Pace:
+    """Works for some milliseconds, then rests three times as long.
+
+    Python runs one thread at a time. On a machine with time to spare a low priority does not keep
+    this one from the interpreter; its rests do.
+
+    Args:
+        stop: Set it, on any thread, to end the work with `Stopped`.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._began = time.perf_counter()
+        self._calls = 0
+
+    def __call__(self) -> None:
+        """Called once per line."""
+        self._calls += 1
+        if self._calls % _LINES:
+            return
+        worked = time.perf_counter() - self._began
+        if worked < _WORK_SECONDS:
+            return
+        # What the machine made it wait is no work of this thread.
+        if self._stop.wait(_REST * min(worked, 2 * _WORK_SECONDS)):
+            raise Stopped
+        self._began = time.perf_counter()
+
+
+class _Kind(Enum):
+    OTHER = 0
+    MEASURED = 1
+    COUNTED = 2
+    STATE = 3
+    DEFINITION = 4
+
+
+@dataclass
+class Survey:
+    """What a file has, and what is to become of it.
+
+    Attributes:
+        cut: Offset; what is before it is made smaller.
+        size: Bytes of the details of single batches, before and after the cut.
+        gain: Those of them that are before the cut; some of them stay.
+        staying: Numbers of lines that stay: the newest measurement and commit of each flow.
+        counted: Events with counts of each flow.
+        newest: So many of those stay, the last ones.
+    """
+
+    cut: int = 0
+    size: int = 0
+    gain: int = 0
+    staying: set[int] = field(default_factory=set)
+    counted: Counter[bytes] = field(default_factory=Counter)
+    newest: int = NEWEST
+
+
+def survey(
+    file: BinaryIO,
+    *,
+    end: int,
+    before: bytes | None,
+    most: int | None,
+    rest: int,
+    pace: Pace,
+) -> Survey:
+    """Read a file and decide.
+
+    Args:
+        file: At its beginning.
+        end: What is behind it is not read.
+        before: Time of an event, as in the file: details older than it go.
+        most: So many bytes of details are too many.
+        rest: So many of them stay then.
+        pace: Called for each line.
+    """
+    found = Survey()
+    last: dict[tuple[bytes, bytes], int] = {}
+    aged: tuple[int, int] | None = None
+    steps: list[tuple[int, int]] = [(0, 0)]
+    offset = 0
+    for number, line in enumerate(file):
+        # A line without an end is being written, or its writer was killed.
+        if offset >= end or not line.endswith(b"\n"):
+            break
+        pace()
+        kind, flow = _kind_of(line)
+        if kind in (_Kind.MEASURED, _Kind.COUNTED):
+            is_rolled_up = _ROLLED in line
+            if kind is _Kind.COUNTED:
+                found.counted[flow] += 1
+                if b'"table_version"' in line:
+                    last[_PROGRESS, flow] = number
+            elif not is_rolled_up:
+                last[_STREAM if _STREAM in line[-_ENDING:] else _LAG, flow] = number
+            if before is not None and aged is None and _time_of(line) >= before:
+                aged = offset, found.size
+            if not is_rolled_up:
+                found.size += len(line)
+                if most is not None and found.size - steps[-1][1] > most // _STEPS:
+                    steps.append((offset + len(line), found.size))
+        offset += len(line)
+    if before is not None:
+        found.cut, found.gain = aged or (offset, found.size)
+    if most is not None and found.size > most:
+        too_much = found.size - rest
+        cut = next((step for step in steps if step[1] >= too_much), (offset, found.size))
+        found.cut, found.gain = max((found.cut, found.gain), cut)
+    found.staying = set(last.values())
+    return found
+
+
+def write(file: BinaryIO, out: BinaryIO, found: Survey, *, pace: Pace) -> None:
+    """Copy a file up to the cut, without the details of single batches.
+
+    Args:
+        file: At its beginning.
+        out: Gets the lines.
+        found: Of the same file.
+        pace: Called for each line.
+    """
+    writer = _Writer(out, found)
+    offset = 0
+    for number, line in enumerate(file):
+        if offset >= found.cut:
+            break
+        pace()
+        writer.take(number, line)
+        offset += len(line)
+    writer.close_groups()
+
+
+class _Writer:
+    """Writes lines in their order; groups of them, per flow and hour, as one."""
+
+    def __init__(self, out: BinaryIO, found: Survey) -> None:
+        self._out = out
+        self._found = found
+        self._hour = b""
+        self._waiting: list[tuple[int, bytes]] = []
+        self._bytes = 0
+        self._counts: dict[bytes, tuple[int, bytes, Counts]] = {}
+        self._measured: dict[bytes, tuple[int, Measured]] = {}
+        self._counted: Counter[bytes] = Counter()
+        self._newest: dict[tuple[str, bytes], int] = {}
+        self._started: set[tuple[str, bytes]] = set()
+        self._replaced: set[str] = set()
+
+    def take(self, number: int, line: bytes) -> None:
+        """The next line."""
+        kind, flow = _kind_of(line)
+        if kind is _Kind.OTHER:
+            self._keep(number, line)
+            return
+        if kind is _Kind.DEFINITION:
+            self._define(line)
+            self._keep(number, line)
+            return
+        hour = _time_of(line)[:_HOUR]
+        if hour != self._hour:
+            self.close_groups()
+            self._hour = hour
+        if kind is _Kind.MEASURED:
+            self._measure(number, line, flow)
+        else:
+            self._progress(number, line, flow, kind)
+
+    def close_groups(self) -> None:
+        """Write what waits; each group at the place of its last line."""
+        self._waiting += [_line_of(*group) for group in self._counts.values()]
+        self._waiting += [
+            (number, encode(group.as_json()) + b"\n") for number, group in self._measured.values()
+        ]
+        self._counts.clear()
+        self._measured.clear()
+        for _, line in sorted(self._waiting, key=lambda one: one[0]):
+            self._out.write(line)
+        self._waiting.clear()
+        self._bytes = 0
+
+    def _keep(self, number: int, line: bytes) -> None:
+        self._waiting.append((number, line))
+        self._bytes += len(line)
+        if self._bytes > _MOST_WAITING:
+            self.close_groups()
+
+    def _define(self, line: bytes) -> None:
+        event = _parsed(line)
+        try:
+            kind = str(event["details"]["dataset_definition"]["dataset_type"])
+            name = str(event["origin"]["dataset_name"])
+        except (KeyError, TypeError):
+            return
+        # A refresh replaces the counts of the one before it: there is nothing to add up.
+        if kind.lower().replace("_", " ") == "materialized view":
+            self._replaced.add(name)
+
+    def _measure(self, number: int, line: bytes, flow: bytes) -> None:
+        event = None if number in self._found.staying else _parsed(line)
+        found = measured_of(event) if event is not None else None
+        if event is None or found is None:
+            self._keep(number, line)
+            return
+        _, group = self._measured.get(flow, (0, Measured()))
+        group.add(event, found)
+        self._measured[flow] = number, group
+
+    def _progress(self, number: int, line: bytes, flow: bytes, kind: _Kind) -> None:
+        event = _parsed(line)
+        body = counts_of(event) if kind is _Kind.COUNTED else None
+        is_new, has_started = self._know(event, flow)
+        self._counted[flow] += kind is _Kind.COUNTED
+        newest = self._found.counted[flow] - self._counted[flow] < self._found.newest
+        stays = newest or not has_started or number in self._found.staying
+        if body is None or stays or event["origin"].get("dataset_name") in self._replaced:
+            # Not over it: what came before a state belongs before it.
+            self._close(flow)
+            self._keep(number, line)
+            return
+        if flow in self._counts and not self._counts[flow][2].fits(event):
+            self._close(flow)
+        _, _, group = self._counts.get(flow, (0, b"", Counts()))
+        group.add(event, body, is_new=is_new)
+        self._counts[flow] = number, line, group
+
+    def _know(self, event: Any, flow: bytes) -> tuple[bool, bool]:
+        """Whether readers count an event as a new batch; whether its flow has begun for them."""
+        try:
+            origin, body = event["origin"], event["details"]["flow_progress"]
+            key = (origin.get("dataset_name") or origin.get("sink_name") or "", flow)
+            has_started = key in self._started
+            if body["status"] in ("STARTING", "RUNNING"):
+                self._started.add(key)
+            batch_id = origin.get("batch_id")
+            if "metrics" not in body or batch_id is None:
+                return False, has_started
+            is_new = batch_id > self._newest.get(key, -1)
+            self._newest[key] = max(batch_id, self._newest.get(key, -1))
+        except (KeyError, TypeError, AttributeError):
+            return False, False
+        return is_new, has_started
+
+    def _close(self, flow: bytes) -> None:
+        if flow in self._counts:
+            self._keep(*_line_of(*self._counts.pop(flow)))
+
+
+def _line_of(number: int, line: bytes, group: Counts) -> tuple[int, bytes]:
+    # One event alone says more as it is.
+    return number, line if group.added == 1 else encode(group.as_json()) + b"\n"
+
+
+def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
+    """What a line is, as far as its text tells, and the flow of one that matters."""
+    text = line[:-1] if line.endswith(b"\n") else line
+    if text.endswith((_STREAM, _LAG)):
+        kind = _Kind.MEASURED
+    elif text.endswith(_PROGRESS):
+        is_count = _METRICS in line and _COUNTS in line
+        kind = _Kind.COUNTED if is_count else _Kind.STATE
+    else:
+        is_definition = text.endswith(_DEFINITION)
+        return (_Kind.DEFINITION if is_definition else _Kind.OTHER), b""
+    flow = _FLOW.search(line)
+    return kind, flow[1] if flow is not None else b""
+
+
+def _time_of(line: bytes) -> bytes:
+    found = _TIME.search(line)
+    return found[1] if found is not None else b""
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

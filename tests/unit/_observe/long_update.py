@@ -1,0 +1,207 @@
+"""An update with many micro-batches, and what all readers of its log make of it."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from penstock._model.pipeline import EventLogSettings
+from penstock._observe.decoding import event_of_json
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+    definition,
+    flow_progress,
+    lag_progress,
+    plan_warning,
+    planning_information,
+    stream_progress,
+    update_progress,
+)
+from penstock._observe.log import EventLog, last_batch, read_events
+from penstock._observe.metrics import MetricsFold
+from penstock._observe.retention import compact_running
+from penstock._observe.status import StatusFold
+from penstock._ui.model import UpdateModel
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+UPDATE = EventOrigin(pipeline_name="shop", update_id="running")
+SILVER = replace(UPDATE, dataset_name="c.s.silver", flow_name='sil"ver')
+GOLD = replace(UPDATE, dataset_name="c.s.silver", flow_name="gold")
+OUT = replace(UPDATE, sink_name="out", flow_name="out")
+VIEW = replace(UPDATE, dataset_name="c.s.view", flow_name="view")
+NOW = (START + timedelta(hours=7)).timestamp()
+ALL = EventLogSettings(keep_progress_days=1e-6, max_progress_mb=None)
+FLOWS = (SILVER, GOLD, OUT)
+
+
+def committed(flow: EventOrigin, batch: int, message: str = "") -> Event:
+    """From the commit of a batch; every third one of a table has no rows and no version."""
+    has_version = flow is not OUT and batch % 3 != 2
+    return flow_progress(
+        replace(flow, batch_id=batch),
+        FlowStatus.RUNNING,
+        message,
+        metrics=FlowMetrics(
+            num_output_rows=batch % 7 if flow is not GOLD else None,
+            num_upserted_rows=batch % 5 if flow is GOLD else None,
+            num_deleted_rows=batch % 2 if flow is GOLD else None,
+            dropped_records=batch % 4 if flow is SILVER else None,
+            quarantined_records=batch % 3 if flow is SILVER else None,
+            late_records=batch % 2 or None,
+            duplicate_records=batch % 11 or None,
+        ),
+        expectations=[
+            ExpectationCounts(
+                name=name, dataset=flow.dataset_name, passed_records=batch, failed_records=failed
+            )
+            for failed, name in enumerate(("positive", "known"))
+            if flow is SILVER
+        ],
+        table_version=batch + 10 if has_version else None,
+    )
+
+
+def measured(flow: EventOrigin, batch: int) -> list[Event]:
+    """From Spark, and from beside it."""
+    origin = replace(flow, batch_id=batch)
+    operators = [{"operatorName": "dedupe", "numRowsDroppedByWatermark": batch % 3}]
+    progress = {
+        "batchId": batch,
+        "numInputRows": batch,
+        "name": '"event_type":"stream_progress"}\n',
+        "durationMs": {"addBatch": batch % 50, "triggerExecution": batch % 60},
+        "stateOperators": operators if flow is SILVER else [],
+    }
+    metrics = FlowMetrics(
+        num_input_rows=batch, batch_duration_ms=batch * 97 % 3000, backlog_records=batch % 13
+    )
+    return [
+        stream_progress(origin, progress),
+        flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics),
+        lag_progress(origin, {"loss": "none", "sources": []}),
+    ]
+
+
+def events(batches: int = 250) -> list[Event]:
+    """All kinds of events of a long update that has not ended, a batch a minute."""
+    found = list(_events(batches))
+    moments = [START + timedelta(minutes=minute) for minute, _ in found]
+    return [replace(event, timestamp=at) for (_, event), at in zip(found, moments, strict=True)]
+
+
+def _events(batches: int) -> Iterator[tuple[int, Event]]:
+    yield 0, definition("create_update", UPDATE, "", {"continuous": True})
+    yield 0, update_progress(UPDATE, UpdateState.RUNNING, "runs")
+    kinds = {"c.s.silver": "STREAMING_TABLE", "c.s.view": "MATERIALIZED_VIEW"}
+    for name, kind in kinds.items():
+        about = replace(UPDATE, dataset_name=name)
+        yield 0, definition("dataset_definition", about, "", {"dataset_type": kind})
+    yield 0, definition("sink_definition", replace(UPDATE, sink_name="out"), "", {"format": "x"})
+    for flow in FLOWS:
+        yield 0, flow_progress(flow, FlowStatus.QUEUED, "waits")
+    # Of the update before, reported late: the flow has not begun here.
+    yield 1, committed(SILVER, 0, "recorded by the table, reported after a restart")
+    for flow in FLOWS:
+        yield 1, flow_progress(flow, FlowStatus.RUNNING, "runs")
+    for batch in range(1, batches):
+        for flow in FLOWS:
+            # The next commit may come before the figures of the one before it.
+            if batch % 10 != 3:
+                yield batch, committed(flow, batch)
+            if batch % 10 == 2:
+                yield batch, committed(flow, batch + 1)
+            for event in measured(flow, batch):
+                yield batch, event
+        if batch % 50 == 0:
+            yield batch, planning_information(VIEW, "COMPLETE_RECOMPUTE", "new rows")
+            refreshed = FlowMetrics(num_output_rows=batch)
+            yield batch, flow_progress(VIEW, FlowStatus.RUNNING, "", metrics=refreshed)
+            yield batch, plan_warning(UPDATE, f"warning {batch}")
+        if batch % 90 == 0:
+            error = ErrorInfo(condition="GONE", class_name="FlowError", message="m", fatal=False)
+            yield batch, flow_progress(GOLD, FlowStatus.FAILED, "failed", error=error)
+            yield batch, flow_progress(GOLD, FlowStatus.STARTING, "again")
+            yield batch, flow_progress(GOLD, FlowStatus.RUNNING, "runs")
+    # Batches without rows make no version: the newest one that made one is further up.
+    for batch in range(batches, batches + 140):
+        yield (
+            batch,
+            flow_progress(
+                replace(SILVER, batch_id=batch),
+                FlowStatus.RUNNING,
+                "",
+                metrics=FlowMetrics(num_output_rows=0),
+            ),
+        )
+    # Nothing comes any more, which is measured all the same.
+    for minute in range(batches + 140, batches + 300, 3):
+        yield minute, lag_progress(SILVER, {"loss": "none", "sources": []})
+
+
+def filled(folder: Path, batches: int = 250) -> EventLog:
+    """A log with all of them that is still open."""
+    log = EventLog(folder)
+    for event in events(batches):
+        log(event)
+    return log
+
+
+def compacted(log: EventLog, settings: EventLogSettings = ALL, now: float = NOW) -> bool:
+    """Roll it up; whether that was worth it."""
+    return compact_running(log, settings, now=now, stop=threading.Event())
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The events of the log, parsed."""
+    return list(read_events(folder))
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What metrics, status, dashboard and the start of the next update find in a log."""
+    metrics, status, model = MetricsFold(), StatusFold(), UpdateModel()
+    now = START + timedelta(days=1)
+    for body in lines_of(folder):
+        event = event_of_json(body)
+        metrics(event)
+        status(event)
+        model.fold(event)
+    told = status.as_json(now)
+    for flow in told["flows"]:
+        # Of the newest batches, as many as there are.
+        flow["recent_progress"] = flow["recent_progress"][-1:]
+        if flow["lag"] is not None:
+            flow["lag"].pop("catch_up_seconds")
+    found: dict[str, Any] = {"status": told, "head": {**model.head(), "events": None}}
+    found["metrics"] = {
+        (series.metric.name, labels): round(value, 6)
+        for series in metrics.series()
+        for labels, value in series.values.items()
+    }
+    found["durations"] = {
+        labels: (one.counts, round(one.total, 6))
+        for series in metrics.series()
+        for labels, one in series.histograms.items()
+    }
+    for name in ("c.s.silver", "c.s.view", "out"):
+        dataset = model.dataset(name)
+        assert dataset is not None
+        series = dataset.pop("series") or {}
+        rules = series.get("rules", {})
+        found[name] = {
+            **dataset,
+            "rows_out": sum(series.get("rows_out", ())),
+            "quarantined": sum(series.get("quarantined", ())),
+            "slowest": max((one for one in series.get("batch_seconds", ()) if one), default=None),
+            "rule_counts": {key: [sum(c) for c in rule.values()] for key, rule in rules.items()},
+        }
+    found["busy"] = [one.get("busy_seconds") for one in model.outline()["datasets"]]
+    found["last"] = {flow.flow_name: last_batch(folder, flow.flow_name) for flow in FLOWS}
+    return found
