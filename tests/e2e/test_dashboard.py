@@ -249,6 +249,65 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         served.stop()
 
 
+def test_a_late_answer_is_not_shown_when_the_page_is_about_something_else(
+    open_page, problems, recorded: str
+) -> None:
+    page = open_page(recorded + "#/shop")
+    page.wait_for_selector(".card")
+    held, dataset = [], "location.hash = '#/shop/dataset/spark_catalog.default."
+    page.route(re.compile(r"/dataset\?.*default\.bronze"), lambda route: held.append(route))
+    page.evaluate(f"{dataset}bronze'")
+    page.wait_for_selector('.empty:has-text("Loading")')
+    page.wait_for_function("true")  # the request is routed while something is waited for
+    page.evaluate(f"{dataset}silver'")
+    page.wait_for_selector('h1:has-text("silver")')
+    body = get(recorded + "api/pipelines/shop/dataset?name=spark_catalog.default.bronze")
+    for route in held:
+        route.fulfill(body=body, content_type="application/json")
+    page.evaluate("fetch('api/pipelines').then((answer) => answer.text())")
+    page.wait_for_function("document.title.includes('silver')")
+    assert "silver" in page.inner_text("h1")
+    page.evaluate("location.hash = '#/shop/update/removed-long-ago'")
+    page.click('.empty:has-text("not recorded") a')
+    page.wait_for_selector(".card")
+    # Nor is what was shown before, where there is nothing to show.
+    page.evaluate("location.hash = '#/shop/dataset/nothing'")
+    page.wait_for_selector('.empty:has-text("This dataset is not in this update")')
+    assert len(held) == 1
+    assert [text for text in problems if "404" not in text] == []
+
+
+def test_a_page_finds_its_way_back_when_its_stream_or_its_clock_is_wrong(
+    open_page, problems, tmp_path: Path
+) -> None:
+    story = Story(tmp_path / "events")
+    story.begin()
+    served = Served(str(tmp_path))
+    try:
+        page = open_page(served.address)
+        page.wait_for_selector(".link-live")
+        # Two hours behind, and a proxy that has nothing behind it.
+        page.add_init_script("const now = Date.now; Date.now = () => now() - 7_200_000;")
+        refused = []
+
+        def refuse(route) -> None:
+            refused.append(route)
+            route.fulfill(status=503, body="nobody is there")
+
+        page.route("**/stream?*", refuse, times=1)
+        page.reload()
+        page.wait_for_selector(".link-lost")
+        page.wait_for_selector(".link-live")
+        assert len(refused) == 1
+        page.wait_for_selector("text=/running for \\d/")
+        assert "no event for" not in page.inner_text(".page-head")
+        page.click("nav >> text=Updates")
+        page.wait_for_selector(".update")
+        assert [text for text in problems if "503" not in text] == []
+    finally:
+        served.stop()
+
+
 def test_a_name_is_only_text_when_it_looks_like_something_else(
     open_page, problems, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ from update_project import Project
 
 from penstock import monitoring
 from penstock._cli.main import main
+from penstock._engine.flow_state import StateStore
 from penstock._engine.rereading.sources import parse_place
 from penstock._project.spec import load_settings
 from penstock._repair.backfill import (
     COMMITTED,
+    PLANNED,
     STAGED,
     BackfillOptions,
     BackfillReport,
     backfill_flow,
 )
 from penstock._tables.checkpoint_files import flow_records
+from penstock._tables.files import StorageFiles
 from penstock.errors import PenstockError
 
 SOURCE = """
@@ -165,6 +169,21 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     assert "resumed" in steps
     assert steps[-1] == "done"
     assert _refused(project, "bronze", by=("id",), files="x*") == "BACKFILL_RANGE_INVALID"
+
+    # Begun, and overtaken by a reset: rows of the range may come by themselves now.
+    def planned(step: str) -> None:
+        raise KeyboardInterrupt(step)
+
+    with pytest.raises(KeyboardInterrupt, match=PLANNED):
+        _backfill(project, "bronze", files="[bc].json", by=("id",), reached=planned)
+    store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"))
+    known = store.flow("bronze")
+    assert known is not None
+    store.save_flow("bronze", replace(known, epoch="another"))
+    assert _refused(project, "bronze", resume=True) == "BACKFILL_NOT_POSSIBLE"
+    assert _backfill(project, "bronze", abandon=True).state == "abandoned"
+    store.save_flow("bronze", known)
+    capsys.readouterr()
 
     # A file that the flow would still read by itself.
     project.add("new.json", [_row(8, 8)])

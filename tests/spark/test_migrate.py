@@ -1,14 +1,17 @@
 """A changed query gets a table and a checkpoint that fit it, killed wherever it may be."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from update_project import Project
@@ -16,7 +19,7 @@ from update_project import Project
 from penstock._cli.main import main
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._repair.migrate import QUARANTINED, MigrationOptions, migrate_flow
+from penstock._repair.migrate import LEFT, QUARANTINED, MigrationOptions, migrate_flow
 from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import last_number
@@ -137,6 +140,21 @@ def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> A
     return json.loads(shown.out) if code == 0 else shown.err
 
 
+@contextlib.contextmanager
+def _taken_away(project: Project, name: str) -> Iterator[None]:
+    """Without the files of a table that its newest version does not have, as after VACUUM."""
+    folder = Path(project.path(name))
+    newest = {Path(unquote(urlsplit(one).path)) for one in project.table(name).inputFiles()}
+    old = [file for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts]
+    old = [file for file in old if file not in newest]
+    assert old
+    for file in old:
+        file.rename(file.with_suffix(".away"))
+    yield
+    for file in old:
+        file.with_suffix(".away").rename(file)
+
+
 def _update(project: Project) -> UpdateState:
     return project.run(refresh=("bronze", "windows", "view")).state
 
@@ -185,8 +203,19 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     assert steps[0] == "planned"
     assert {"batch", "resumed", "built", "done"} <= set(steps)
 
-    # And back, to the table and the checkpoint before; what came since is read once more.
+    # Where VACUUM has taken what going back needs, all stays as it is, the quarantine as well.
     project.source(SOURCE)
+    state = project.root / ".penstock" / "state" / "flows" / "windows.json"
+    migrated = state.read_text(), project.table("windows_quarantine").count()
+    for name in ("windows_quarantine", "windows"):
+        with _taken_away(project, name):
+            assert f"{name} cannot go back to version" in _says(
+                capsys, "windows", "--undo", "--yes", code=2
+            )
+        assert (state.read_text(), project.table("windows_quarantine").count()) == migrated
+        assert _found(project, 5) == _expected(3, 5)
+
+    # And back, to the table and the checkpoint before; what came since is read once more.
     assert _says(capsys, "windows", "--undo", "--yes")["state"] == "undone"
     assert _found(project, 10) == _expected(2, 10)
     assert project.table("windows_quarantine").count() == quarantined
@@ -200,18 +229,19 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     assert "MIGRATION_WOULD_LOSE_HISTORY" in refused
     assert "(DELETE)" in refused
     # Not wanted any more right before the table would be replaced: all is as it was.
-    state = project.root / ".penstock" / "state" / "flows" / "windows.json"
     before = state.read_text()
     quarantined = project.table("windows_quarantine").count()
 
     def dies(step: str) -> None:
-        if step == QUARANTINED:
+        if step in (QUARANTINED, LEFT):
             raise KeyboardInterrupt
 
-    accepted = MigrationOptions(accept_less=True, act=True)
-    with pytest.raises(KeyboardInterrupt):
-        migrate_flow(load_settings(project.root), "windows", accepted, reached=dies)
-    assert state.read_text() != before
+    for asked in (MigrationOptions(accept_less=True, act=True), MigrationOptions(abandon=True)):
+        with pytest.raises(KeyboardInterrupt):
+            migrate_flow(load_settings(project.root), "windows", asked, reached=dies)
+        assert state.read_text() != before
+    # The quarantine is the old one again, so the new table must not come any more.
+    assert "--abandon ends it" in _says(capsys, "windows", "--resume", code=2)
     assert _says(capsys, "windows", "--abandon")["state"] == "abandoned"
     assert state.read_text() == before
     assert project.table("windows_quarantine").count() == quarantined

@@ -1,5 +1,6 @@
 /** What the server says, and how to hear it. */
 import { useEffect, useRef, useState } from "preact/hooks";
+import { hearServerTime } from "./place";
 
 export interface Failure {
   condition: string;
@@ -148,7 +149,6 @@ export interface Head {
 
 export interface Update {
   pipeline: string;
-  now: number;
   newest: boolean;
   /** Of a long log, how much is read by now. */
   read_percent: number | null;
@@ -284,6 +284,7 @@ const named = (update: string) => `update=${encodeURIComponent(update)}`;
 
 async function get<T>(address: string, signal?: AbortSignal): Promise<T> {
   const answer = await fetch(address, { signal });
+  hearServerTime(answer.headers.get("date"));
   if (!answer.ok) throw new Error((await answer.text()) || `status ${answer.status}`);
   return answer.json() as Promise<T>;
 }
@@ -336,24 +337,34 @@ export const getQuarantine = (key: string, asked: { name: string; search: string
 /** Asks again whenever `again` changes, at most once per second, and keeps the last answer meanwhile. */
 export function useAnswer<T>(ask: (signal: AbortSignal) => Promise<T>, about: string, again: unknown) {
   const [answer, setAnswer] = useState<{ about: string; value?: T; problem?: string }>({ about });
-  const last = useRef({ about: "", at: 0 });
+  const last = useRef({ about: "", at: 0, asked: 0, told: 0, stop: new AbortController() });
+  useEffect(() => () => last.current.stop.abort(), []);
   useEffect(() => {
-    const stop = new AbortController();
-    const isNew = last.current.about !== about;
-    const wait = isNew ? 0 : Math.max(0, last.current.at + 1000 - Date.now());
+    const state = last.current;
+    const isNew = state.about !== about;
+    if (isNew) {
+      state.stop.abort();
+      state.stop = new AbortController();
+      state.about = about;
+    }
+    const { signal } = state.stop;
+    const wait = isNew ? 0 : Math.max(0, state.at + 1000 - Date.now());
     const timer = setTimeout(() => {
-      last.current = { about, at: Date.now() };
-      ask(stop.signal)
-        .then((value) => setAnswer({ about, value }))
+      const number = ++state.asked;
+      state.at = Date.now();
+      // An answer that was overtaken by a later one, or is about what was shown before, is old news.
+      const isNews = () => {
+        if (signal.aborted || number < state.told) return false;
+        state.told = number;
+        return true;
+      };
+      ask(signal)
+        .then((value) => isNews() && setAnswer({ about, value }))
         .catch((error: Error) => {
-          if (!stop.signal.aborted) setAnswer((old) => ({ ...old, about, problem: error.message }));
+          if (isNews()) setAnswer((old) => ({ about, value: old.about === about ? old.value : undefined, problem: error.message }));
         });
     }, wait);
-    return () => {
-      clearTimeout(timer);
-      // A request under way is worth its answer, unless the page is about something else now.
-      if (last.current.about !== about) stop.abort();
-    };
+    return () => clearTimeout(timer);
   }, [about, again]);
   return answer.about === about ? answer : { about };
 }
@@ -364,7 +375,9 @@ function merged<T>(old: T[], changed: T[], key: (item: T) => string): T[] {
   return old.map((item) => fresh.get(key(item)) ?? item);
 }
 
-export type Link = "connecting" | "live" | "lost";
+export type Link = "connecting" | "live" | "lost" | "missing";
+
+const AGAIN_MS = 3000;
 
 /** An update as it goes on. Nothing is asked for while the page is hidden. */
 export function useUpdate(key: string, update: string): { body: Update | null; link: Link } {
@@ -372,12 +385,24 @@ export function useUpdate(key: string, update: string): { body: Update | null; l
   const [link, setLink] = useState<Link>("connecting");
   useEffect(() => {
     let stream: EventSource | null = null;
+    let retry: ReturnType<typeof setTimeout> | undefined;
     setBody(null);
     const open = () => {
       if (stream || document.hidden) return;
       stream = new EventSource(`${at(key)}/stream?${named(update)}`);
+      const own = stream;
       stream.addEventListener("open", () => setLink("live"));
-      stream.addEventListener("error", () => setLink("lost"));
+      stream.addEventListener("error", () => {
+        setLink("lost");
+        // After an answer that is no stream (too many watch, a proxy is there alone) a browser gives up.
+        if (own.readyState !== EventSource.CLOSED || stream !== own) return;
+        close();
+        retry = setTimeout(open, AGAIN_MS);
+      });
+      stream.addEventListener("missing", () => {
+        close();
+        setLink("missing");
+      });
       stream.addEventListener("update", (event) => setBody(JSON.parse((event as MessageEvent<string>).data)));
       stream.addEventListener("changes", (event) => {
         const changes = JSON.parse((event as MessageEvent<string>).data) as Update;
@@ -394,6 +419,7 @@ export function useUpdate(key: string, update: string): { body: Update | null; l
       });
     };
     const close = () => {
+      clearTimeout(retry);
       stream?.close();
       stream = null;
     };

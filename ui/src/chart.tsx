@@ -2,6 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import UPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { when } from "./format";
 import { useTheme } from "./theme";
 
 export interface Line {
@@ -51,7 +52,7 @@ export function Chart({ title, at, lines, format }: ChartProps) {
         legend: { live: true },
         scales: { x: { range: (_, low, high) => (low === high ? [low - LONE_SECONDS, high + LONE_SECONDS] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
         series: [
-          { label: "time", value: (_, value) => (value === null ? "–" : new Date(value * 1000).toLocaleTimeString("en-GB")) },
+          { label: "time", value: (_, value) => (value === null ? "–" : when(value * 1000)) },
           ...lines.map((line) => ({
             label: line.name,
             stroke: colorOf(line.color),
@@ -125,7 +126,7 @@ export function RuleBars({ passed, failed, at }: BarsProps) {
         const height = share ? Math.max(2, (22 * share) / most) : bar.good ? 1 : 0;
         return (
           <rect class={share ? "bad" : "good"} x={i * width} y={24 - height} width={width * 0.8} height={height}>
-            <title>{`${new Date(bar.at).toLocaleTimeString("en-GB")}: ${bar.bad} of ${bar.good + bar.bad} failed`}</title>
+            <title>{`${when(bar.at)}: ${bar.bad} of ${bar.good + bar.bad} failed`}</title>
           </rect>
         );
       })}

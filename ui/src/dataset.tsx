@@ -2,7 +2,7 @@
 import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update } from "./api";
 import { Chart, RuleBars } from "./chart";
 import { RefreshButtons } from "./control";
-import { brief, bytes, clock, count, lag, moment, percent, rate, seconds, short } from "./format";
+import { brief, bytes, count, lag, moment, percent, rate, seconds, short, when } from "./format";
 import { Empty, Fact, FailureBox, Silent } from "./parts";
 import { to } from "./place";
 import { Waiting } from "./lag";
@@ -90,7 +90,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
       {value.error && (
         <FailureBox
           failure={value.error}
-          title={`${card.state === "FAILED" ? "Failed" : "Last error"}${value.error.at !== null ? ` at ${clock(value.error.at)}` : ""}`}
+          title={`${card.state === "FAILED" ? "Failed" : "Last error"}${value.error.at !== null ? ` at ${when(value.error.at)}` : ""}`}
         />
       )}
       <Silent cards={[card]} />
@@ -328,7 +328,7 @@ function Batches({ value }: { value: Dataset }) {
               <tr>
                 {several && <td>{batch.flow}</td>}
                 {hasIds && <td class="number">{batch.batch_id ?? "–"}</td>}
-                <td>{clock(batch.at)}</td>
+                <td>{when(batch.at)}</td>
                 {hasIds && <td class="number">{count(batch.rows_in)}</td>}
                 <td class="number">{count(batch.rows_out)}</td>
                 <td class={batch.quarantined ? "number warn-text" : "number"}>{count(batch.quarantined)}</td>

@@ -18,11 +18,13 @@ export function rate(value: number | null): string {
 
 export function seconds(value: number | null): string {
   if (value === null) return "–";
-  if (value === 0) return "0 s";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
-  const minutes = Math.floor(value / 60);
-  if (minutes < 60) return `${minutes} min ${Math.floor(value % 60)} s`;
+  // Less than nothing: the clocks of two machines.
+  if (value <= 0) return "0 s";
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  if (value < 59.5) return `${value.toFixed(value < 9.95 ? 1 : 0)} s`;
+  const rounded = Math.round(value);
+  const minutes = Math.floor(rounded / 60);
+  if (minutes < 60) return `${minutes} min ${rounded % 60} s`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${hours} h ${minutes % 60} min`;
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
@@ -31,7 +33,7 @@ export function seconds(value: number | null): string {
 /** A length of time where there is little room. */
 export function brief(value: number | null): string {
   if (value === null) return "–";
-  if (value < 60) return seconds(value);
+  if (value < 59.5) return seconds(value);
   if (value < 3600) return `${Math.round(value / 60)} min`;
   return value < 172_800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86_400)} d`;
 }
@@ -45,13 +47,16 @@ export function bytes(value: number | null): string {
   return `${size < 10 && unit ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
 }
 
-export const clock = (at: number) => new Date(at).toLocaleTimeString("en-GB");
+const clock = (at: number) => new Date(at).toLocaleTimeString("en-GB");
 
 export function moment(at: number): string {
   const date = new Date(at);
   const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
   return `${day}, ${date.toLocaleTimeString("en-GB")}`;
 }
+
+/** A time of today by the clock, another one with its day. */
+export const when = (at: number) => (new Date(at).toDateString() === new Date().toDateString() ? clock(at) : moment(at));
 
 export function ago(at: number, now: number): string {
   const passed = Math.max(0, now - at) / 1000;

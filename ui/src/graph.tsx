@@ -264,6 +264,11 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
   const move = (event: PointerEvent) => {
     const last = pointers.current.get(event.pointerId);
     if (!last) return;
+    if (!event.buttons) {
+      // It was let go where nobody heard of it.
+      pointers.current.delete(event.pointerId);
+      return;
+    }
     const box = frame.current!.getBoundingClientRect();
     const others = [...pointers.current].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
     travelled.current += Math.abs(event.clientX - last.x) + Math.abs(event.clientY - last.y);

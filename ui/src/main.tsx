@@ -13,18 +13,25 @@ import { toggleTheme, useTheme } from "./theme";
 import { UpdatesPage } from "./updates";
 
 const AGAIN_MS = 4000;
+const PATIENCE_MS = 60_000;
 
 function App() {
   const place = usePlace();
   const [pipelines, setPipelines] = useState<Pipeline[] | null>(null);
+  const [problem, setProblem] = useState("");
+  const isAsking = useRef(false);
   const tick = useNow(AGAIN_MS);
   useEffect(() => {
-    if (document.hidden) return;
-    const stop = new AbortController();
-    getPipelines(stop.signal)
-      .then((found) => setPipelines((old) => (JSON.stringify(old) === JSON.stringify(found.pipelines) ? old : found.pipelines)))
-      .catch(() => undefined);
-    return () => stop.abort();
+    // A slow answer is waited for: asking anew each time would get none at all.
+    if (document.hidden || isAsking.current) return;
+    isAsking.current = true;
+    getPipelines(AbortSignal.timeout(PATIENCE_MS))
+      .then((found) => {
+        setPipelines((old) => (JSON.stringify(old) === JSON.stringify(found.pipelines) ? old : found.pipelines));
+        setProblem("");
+      })
+      .catch((error: Error) => setProblem(error.message))
+      .finally(() => (isAsking.current = false));
   }, [tick]);
 
   const shown = useRef("");
@@ -57,13 +64,13 @@ function App() {
         <>
           <Bar place={place} pipelines={pipelines} link={null} />
           {place.page === "updates" ? (
-            <UpdatesPage pipeline={pipeline} pipelineKey={place.pipeline} />
+            <UpdatesPage key={place.pipeline} pipeline={pipeline} pipelineKey={place.pipeline} />
           ) : place.page === "compare" ? (
             <ComparePage key={place.pipeline} pipeline={pipeline} place={place} />
           ) : place.page === "quarantine" ? (
             <QuarantinePage key={`${place.pipeline} ${place.dataset}`} pipeline={pipeline} place={place} />
           ) : (
-            <Pipelines pipelines={pipelines} />
+            <Pipelines pipelines={pipelines} problem={problem} />
           )}
         </>
       )}

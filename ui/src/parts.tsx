@@ -1,7 +1,7 @@
 /** Pieces that several pages share. */
 import type { ComponentChildren } from "preact";
 import type { Card, Failure, Head, Pipeline, Summary } from "./api";
-import { clock, moment, seconds } from "./format";
+import { moment, seconds, when } from "./format";
 import { to } from "./place";
 import { look } from "./state";
 
@@ -86,7 +86,7 @@ export function Silent({ cards }: { cards: Card[] }) {
             {names.length > 3 ? `${names.length} datasets wait` : `${names.join(", ")} ${names.length === 1 ? "waits" : "wait"}`}: {message}
           </strong>
           <p class="hint">
-            {since && <>Since {clock(Date.parse(since))}. </>}
+            {since && <>Since {when(Date.parse(since))}. </>}
             When it answers again, the flow goes on where its last commit is. What waits there meanwhile is not known.
           </p>
         </section>

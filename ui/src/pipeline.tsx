@@ -1,7 +1,7 @@
 /** One update of a pipeline: how it is, its graph, its datasets, its timeline. */
 import { useState } from "preact/hooks";
 import type { Card, Flow, Link, Pipeline, Update } from "./api";
-import { ago, brief, clock, count, lag, moment, rate, seconds, short } from "./format";
+import { ago, brief, count, lag, moment, rate, seconds, short, when } from "./format";
 import { Controls } from "./control";
 import { Graph } from "./graph";
 import { Dots, Empty, Fact, FailureBox, headState, Silent } from "./parts";
@@ -45,6 +45,14 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           <Empty title="No update yet">
             Start one with <code>penstock run</code>. This page shows it by itself. Events are looked for in{" "}
             <code>{pipeline.event_log}</code>
+          </Empty>
+        </main>
+      );
+    if (link === "missing")
+      return (
+        <main id="main">
+          <Empty title="This update is not recorded, or no longer">
+            <a href={to.pipeline(pipelineKey)}>Show the latest one</a>
           </Empty>
         </main>
       );
@@ -302,10 +310,10 @@ function Timeline({ pipelineKey, update, body, end }: { pipelineKey: string; upd
       {parts.map((part, i) => {
         const { word, tone } = look(part.state);
         const isLast = i === parts.length - 1;
-        const text = `${word}: ${clock(part.from)}, ${seconds((part.to - part.from) / 1000)}`;
+        const text = `${word}: ${when(part.from)}, ${seconds((part.to - part.from) / 1000)}`;
         const style = { left: at(part.from), width: `calc(${at(part.to)} - ${at(part.from)})` };
         if (isLast && FINAL.has(part.state))
-          return <span class={`end tone-${tone}`} style={{ left: at(part.from) }} title={`${word} at ${clock(part.from)}`} />;
+          return <span class={`end tone-${tone}`} style={{ left: at(part.from) }} title={`${word} at ${when(part.from)}`} />;
         return <span class={`stretch tone-${tone} state-${part.state.toLowerCase()}`} style={style} title={text} />;
       })}
     </div>

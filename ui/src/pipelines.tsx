@@ -5,10 +5,15 @@ import { Dots, Empty, stateOf } from "./parts";
 import { to, useNow } from "./place";
 import { StateBadge } from "./state";
 
-export function Pipelines({ pipelines }: { pipelines: Pipeline[] | null }) {
+export function Pipelines({ pipelines, problem }: { pipelines: Pipeline[] | null; problem: string }) {
   const now = useNow(5000);
   const isDouble = (name: string) => (pipelines?.filter((each) => each.name === name).length ?? 0) > 1;
-  if (!pipelines) return <Empty title="Loading…" />;
+  if (!pipelines)
+    return (
+      <main id="main">
+        <Empty title={problem ? "The pipelines could not be listed" : "Loading…"}>{problem}</Empty>
+      </main>
+    );
   return (
     <main id="main">
       <h1>Pipelines</h1>

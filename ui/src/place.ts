@@ -70,13 +70,27 @@ export function usePlace(): Place {
   return place;
 }
 
-/** The time, renewed as often as asked for; `0` stands still. */
+const AT_MOST_WRONG_MS = 2000;
+let ahead = 0;
+
+/** Takes the `Date` of an answer: events have the times of the server, and this clock may be wrong. */
+export function hearServerTime(date: string | null): void {
+  const at = Date.parse(date ?? "");
+  if (Number.isNaN(at)) return;
+  // Of whole seconds, and some time ago.
+  const found = at + 500 - Date.now();
+  ahead = Math.abs(found) < AT_MOST_WRONG_MS ? 0 : found;
+}
+
+const serverNow = () => Date.now() + ahead;
+
+/** The server's time, renewed as often as asked for; `0` stands still. */
 export function useNow(everyMs: number): number {
-  const [now, setNow] = useState(Date.now());
+  const [now, setNow] = useState(serverNow);
   useEffect(() => {
     if (!everyMs) return;
-    setNow(Date.now());
-    const timer = setInterval(() => setNow(Date.now()), everyMs);
+    setNow(serverNow());
+    const timer = setInterval(() => setNow(serverNow()), everyMs);
     return () => clearInterval(timer);
   }, [everyMs]);
   return now;

@@ -6,9 +6,15 @@ import { Empty, stateOf } from "./parts";
 import { to } from "./place";
 import { look, StateBadge } from "./state";
 
+function joined(first: Summary[], second: Summary[]): Summary[] {
+  const ids = new Set(first.map((update) => update.update_id));
+  return [...first, ...second.filter((update) => !ids.has(update.update_id))];
+}
+
 export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | null; pipelineKey: string }) {
   const [updates, setUpdates] = useState<Summary[]>([]);
-  const [next, setNext] = useState<number | null>(null);
+  const [next, setNext] = useState<number | null | undefined>(undefined);
+  const [busy, setBusy] = useState(false);
   const [total, setTotal] = useState<number | null>(null);
   const [problem, setProblem] = useState("");
   const [only, setOnly] = useState("");
@@ -16,12 +22,17 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
   const load = (before: number | null, signal?: AbortSignal) =>
     getHistory(pipelineKey, before, signal)
       .then((found) => {
-        setUpdates((old) => (before === null ? found.updates : [...old, ...found.updates]));
-        setNext(found.next);
+        // What was loaded of earlier ones stays when there is a new one.
+        setUpdates((old) => (before === null ? joined(found.updates, old) : joined(old, found.updates)));
+        setNext((old) => (before === null && old !== undefined ? old : found.next));
         setTotal(found.total);
         setProblem("");
       })
       .catch((error: Error) => signal?.aborted || setProblem(error.message));
+  const older = (before: number) => {
+    setBusy(true);
+    void load(before).finally(() => setBusy(false));
+  };
   const newest = pipeline?.updates[0];
   useEffect(() => {
     const stop = new AbortController();
@@ -88,8 +99,8 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
           );
         })}
       </ol>
-      {next !== null && next > 0 && (
-        <button type="button" class="load" onClick={() => void load(next)}>
+      {!!next && (
+        <button type="button" class="load" disabled={busy} onClick={() => older(next)}>
           Show older updates
         </button>
       )}

@@ -1,6 +1,5 @@
 """`backfill`: a flow once more over a range of its sources, without doubled rows."""
 
-import json
 import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backfill(
-    flow: Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")],
+    flow: options.FlowName,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -69,15 +68,9 @@ def backfill(
         bool,
         typer.Option("--accept-fewer", help="Though the range has fewer of these than the table."),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with one that was interrupted.")
-    ] = False,
-    abandon: Annotated[
-        bool, typer.Option("--abandon", help="Forget one that was interrupted.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
-    ] = False,
+    resume: options.Resume = False,
+    abandon: options.Abandon = False,
+    yes: options.Yes = False,
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
@@ -91,9 +84,10 @@ def backfill(
     Prints the plan first. The range must have been read by the flow. Killed half-way, it goes on
     with --resume. The flow's own checkpoint is not touched. Refused while the pipeline runs.
     """
+    range_ = {"--from": begin, "--to": end, "--files": files}
+    how = {"--by": by, "--replace-where": where, "--accept-fewer": accept_fewer}
+    options.check_ways({"--resume": resume, "--abandon": abandon}, {**range_, **how})
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    if resume and abandon:
-        raise typer.BadParameter("either goes on or forgets", param_hint="--resume, --abandon")
     from penstock._engine.rereading.sources import parse_place
     from penstock._repair.backfill import BackfillOptions, backfill_flow
 
@@ -111,7 +105,7 @@ def backfill(
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         report = backfill_flow(settings, flow, asked)
     if output is OutputFormat.JSON:
-        print(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+        options.print_json(_as_json(report))
         return
     print(f"backfill of flow {report.flow} into {report.target}: {report.range}")
     for step in report.steps:

@@ -1,6 +1,5 @@
 """`check`: what of a foreign project would run here, and what it needs."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -55,7 +54,7 @@ def check(
         reports.write_junit(junit, "penstock check", _cases(found))
     match output:
         case reports.ReportFormat.JSON:
-            print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
+            options.print_json(_as_json(found))
         case reports.ReportFormat.GITHUB:
             for line in (*reports.annotations(_cases(found)), _verdict(found)):
                 print(line)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _app = typer.Typer(help="Checkpoints of flows: how far they have read, and what is wrong.")
 
-FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
@@ -52,7 +50,7 @@ def list_all(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     )
     if output is OutputFormat.JSON:
-        _print_json([_summary(one) for one in found])
+        options.print_json([_summary(one) for one in found])
         return
     if not found:
         print("no flow has a checkpoint yet")
@@ -77,7 +75,7 @@ def list_all(
 
 
 def inspect(
-    flow: FlowName,
+    flow: options.FlowName,
     epoch: Annotated[
         str | None, typer.Option("--epoch", help="Instead of the one that is used.")
     ] = None,
@@ -100,7 +98,7 @@ def inspect(
         )
     one = chosen[0]
     if output is OutputFormat.JSON:
-        _print_json(_details(one))
+        options.print_json(_details(one))
         return
     body = _details(one)
     print(f"flow {one.flow}, epoch {one.epoch}{'' if one.is_current else ' (not used)'}")
@@ -143,7 +141,7 @@ def doctor(
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     found = examine(settings, flow)
     if output is OutputFormat.JSON:
-        _print_json(
+        options.print_json(
             [
                 {
                     "flow": one.flow,
@@ -168,7 +166,7 @@ def doctor(
 
 
 def reset(
-    flow: FlowName,
+    flow: options.FlowName,
     start: Annotated[
         str,
         typer.Option(
@@ -187,9 +185,7 @@ def reset(
             "--accept-duplicates", help="Though rows will be in the target twice, or wrong."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
-    ] = False,
+    yes: options.Yes = False,
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
@@ -219,7 +215,7 @@ def reset(
             act=yes,
         )
     if output is OutputFormat.JSON:
-        _print_json(
+        options.print_json(
             {
                 "flow": plan.flow,
                 "target": plan.target,
@@ -303,7 +299,3 @@ def _moment(milliseconds: int | None) -> str | None:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _print_json(body: Any) -> None:
-    print(json.dumps(body, indent=2, ensure_ascii=False))

@@ -1,6 +1,5 @@
 """`graph` and `explain`: what a pipeline consists of, and what one dataset is made of."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
@@ -69,7 +68,7 @@ def graph(
     )
     found = drawing.flow_graph(_events(settings, update))
     if output is OutputFormat.JSON:
-        print(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        options.print_json(found.as_json())
         return
     match form:
         case GraphFormat.TEXT:
@@ -126,7 +125,7 @@ def explain(
     )
     body = _explanation(settings, dataset)
     if output is OutputFormat.JSON:
-        print(json.dumps(body, indent=2, ensure_ascii=False))
+        options.print_json(body)
         return
     for line in _lines(body):
         print(line)

@@ -1,6 +1,5 @@
 """`lint`: what a reviewer would say about a pipeline, before it runs."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -90,9 +89,9 @@ def lint(
         reports.write_junit(junit, "penstock lint", _cases(report, fail_on))
     match output:
         case FindingFormat.JSON:
-            print(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+            options.print_json(_as_json(report))
         case FindingFormat.SARIF:
-            print(json.dumps(_as_sarif(report), indent=2, ensure_ascii=False))
+            options.print_json(_as_sarif(report))
         case FindingFormat.GITHUB:
             print("\n".join(_as_github(report)))
         case FindingFormat.TEXT:

@@ -1,6 +1,5 @@
 """`migrate`: a changed flow on a new checkpoint, its table computed anew and replaced at once."""
 
-import json
 import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(
-    flow: Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")],
+    flow: options.FlowName,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -41,19 +40,13 @@ def migrate(
             "--accept-less", help="Though its sources have less than its table was made of."
         ),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with one that was interrupted.")
-    ] = False,
-    abandon: Annotated[
-        bool, typer.Option("--abandon", help="Forget one that was interrupted.")
-    ] = False,
+    resume: options.Resume = False,
+    abandon: options.Abandon = False,
     undo: Annotated[
         bool,
         typer.Option("--undo", help="Go back to the table and the checkpoint before the last one."),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")
-    ] = False,
+    yes: options.Yes = False,
     project: options.Project = None,
     spec: options.Spec = None,
     storage: options.Storage = None,
@@ -68,9 +61,11 @@ def migrate(
     commit; the next update goes on from there. Killed half-way, it goes on with --resume. Refused
     while the pipeline runs, and where the sources have less than the table was made of.
     """
+    options.check_ways(
+        {"--resume": resume, "--abandon": abandon, "--undo": undo},
+        {"--from": begin, "--accept-less": accept_less},
+    )
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    if resume + abandon + undo > 1:
-        raise typer.BadParameter("only one of them", param_hint="--resume, --abandon, --undo")
     from penstock._engine.rereading.sources import parse_place
     from penstock._repair.migrate import MigrationOptions, migrate_flow
 
@@ -85,7 +80,7 @@ def migrate(
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         report = migrate_flow(settings, flow, asked)
     if output is OutputFormat.JSON:
-        print(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+        options.print_json(_as_json(report))
         return
     print(f"migration of flow {report.flow}, table {report.target}, from {report.start}:")
     for line in (*report.operators, *report.columns):

@@ -1,8 +1,9 @@
 """Options that several commands share."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -103,7 +104,37 @@ Parameters = Annotated[
     ),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
+FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with one that was interrupted.")]
+Abandon = Annotated[bool, typer.Option("--abandon", help="Forget one that was interrupted.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many rows.")]
+
+
+def check_ways(ways: dict[str, bool], others: dict[str, object]) -> None:
+    """Refuse two ways of a command at once, and what a way would pass over without a word.
+
+    Args:
+        ways: Switches such as `--resume`, of which at most one is given.
+        others: Options that only count without them.
+
+    Raises:
+        typer.BadParameter: One of both was given.
+    """
+    chosen = [name for name, is_given in ways.items() if is_given]
+    if len(chosen) > 1:
+        raise typer.BadParameter("only one of them", param_hint=", ".join(chosen))
+    given = [name for name, value in others.items() if value]
+    if chosen and given:
+        raise typer.BadParameter(
+            f"means nothing with {chosen[0]}: what is done was decided when it was begun",
+            param_hint=", ".join(given),
+        )
+
+
+def print_json(body: Any) -> None:
+    """The answer of a command with `--output json`."""
+    print(json.dumps(body, indent=2, ensure_ascii=False))
 
 
 def names(values: list[str] | None) -> tuple[str, ...]:

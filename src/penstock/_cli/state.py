@@ -27,7 +27,7 @@ def _root() -> None:
 
 
 def show(
-    flow: Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")],
+    flow: options.FlowName,
     operator: Annotated[
         int | None,
         typer.Option("--operator", min=0, help="Only the operation with this number."),

@@ -467,8 +467,11 @@ class SparkEngine:
         again = forget_overwritten(self._spark, files, checkpoint)
         if again:
             shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
-            text = f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
-            self._context.emit(plan_warning(self._origin(node), f"{node.flow.name}: {text}"))
+            text = (
+                f"{len(again)} file(s) changed since flow {node.flow.name} read them, and are read "
+                f"again: {shown}"
+            )
+            self._context.emit(plan_warning(self._origin(node), text))
         return bool(again)
 
     def _check_files(self, files: list[OpenedFiles], checkpoint: str, batch_id: int) -> None:

@@ -4,7 +4,8 @@ import threading
 import time
 from typing import Any
 
-from penstock.errors import MissingExtraError, SetupError
+from penstock._model.extras import import_extra
+from penstock.errors import SetupError
 
 _POLL_SECONDS = 0.05
 
@@ -15,15 +16,12 @@ def import_admin() -> Any:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        from confluent_kafka import admin
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "the Kafka client for Python is not installed",
-            hint="pip install 'penstock[kafka]'",
-        ) from error
-    return admin
+    return import_extra(
+        "confluent_kafka.admin",
+        extra="kafka",
+        feature="the embedded broker",
+        package="confluent-kafka",
+    )
 
 
 def admin_client(bootstrap_servers: str) -> Any:

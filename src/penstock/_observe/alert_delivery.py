@@ -1,12 +1,16 @@
 """Tells people about alerts, on a thread of its own: no event waits for a network."""
 
 import json
+import logging
 import queue
 import smtplib
+import ssl
 import subprocess
 import threading
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
@@ -17,14 +21,37 @@ from penstock._observe.alerts import HEARD, AlertBook, Notice
 from penstock._observe.bus import EventBus
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, alert_progress
 
-_EVENT_TYPE = "alert_progress"
 _TICK_SECONDS = 1.0
 _TIMEOUT_SECONDS = 10.0
 _PAUSES_SECONDS = (1.0, 4.0)
 """Between tries."""
 _DRAIN_SECONDS = 20.0
 
-Send = Callable[[AlertTarget, Notice], None]
+_logger = logging.getLogger(__name__)
+
+
+class _Tick:
+    """No event came for a while."""
+
+
+_TICK = _Tick()
+
+
+@dataclass
+class _Telling:
+    """A notice, and how far its telling is.
+
+    Attributes:
+        notice: What is told.
+        done: How many targets were tried.
+        told: Labels of those that know.
+        errors: Why others do not.
+    """
+
+    notice: Notice
+    done: int = 0
+    told: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
 
 class Alerts:
@@ -60,6 +87,9 @@ class Alerts:
             settings.rules, repeat_seconds=settings.repeat_seconds, schemas=schemas
         )
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._to_tell: deque[_Telling] = deque()
+        self._is_left = False
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="alerts", daemon=True)
         self._thread.start()
@@ -70,41 +100,88 @@ class Alerts:
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
-        """Tell what is left to be told; after the timeout it is left out."""
+        """Tell what is left to be told; what takes longer than that is left out, as its event says.
+
+        May be called again.
+        """
         self._events.put(None)
         self._hurry.set()
         self._thread.join(timeout_seconds)
+        with self._lock:
+            if self._is_left:
+                return
+            self._is_left = True
+            # Decided now, while the thread hangs in a receiver: nobody was told of these, either.
+            while not self._events.empty():
+                event = self._events.get()
+                if event is not None:
+                    self._decide(event)
+            left, self._to_tell = list(self._to_tell), deque()
+        for telling in left:
+            for target in self._settings.targets[telling.done :]:
+                telling.errors.append(f"{target.label}: was not told before the update ended")
+            self._emit(telling)
 
     def _watch(self) -> None:
         while True:
+            event: Event | _Tick | None
             try:
                 event = self._events.get(timeout=_TICK_SECONDS)
             except queue.Empty:
-                notices = self._book.tick(datetime.now(UTC))
-            else:
-                if event is None:
+                event = _TICK
+            if event is None:
+                return
+            with self._lock:
+                if self._is_left:
                     return
-                notices = self._book.observe(event)
-            for notice in notices:
-                self._tell(notice)
+                self._decide(event)
+            while (telling := self._next()) is not None:
+                self._tell(telling)
 
-    def _tell(self, notice: Notice) -> None:
-        told, errors = [], []
-        for target in self._settings.targets:
-            error = self._try(target, notice)
-            if error is None:
-                told.append(target.label)
+    def _next(self) -> "_Telling | None":
+        with self._lock:
+            return self._to_tell[0] if self._to_tell else None
+
+    def _decide(self, event: "Event | _Tick") -> None:
+        try:
+            if isinstance(event, Event):
+                notices = self._book.observe(event)
             else:
-                errors.append(f"{target.label}: {error}")
-        info = None
-        if errors:
+                notices = self._book.tick(datetime.now(UTC))
+        except Exception:
+            # An event of another version, say: the alerts about all others go on.
+            _logger.warning("an event could not be looked at for alerts", exc_info=True)
+        else:
+            self._to_tell.extend(_Telling(notice) for notice in notices)
+
+    def _tell(self, telling: "_Telling") -> None:
+        """Tell the targets, and the bus; once `close` has given up, it says it instead."""
+        for target in self._settings.targets:
+            error = self._try(target, telling.notice)
+            with self._lock:
+                if self._is_left:
+                    return
+                telling.done += 1
+                if error is None:
+                    telling.told.append(target.label)
+                else:
+                    telling.errors.append(f"{target.label}: {error}")
+        with self._lock:
+            if self._is_left:
+                return
+            self._to_tell.popleft()
+        self._emit(telling)
+
+    def _emit(self, telling: "_Telling") -> None:
+        notice, info = telling.notice, None
+        if telling.errors:
             info = ErrorInfo(
                 condition="ALERT_NOT_DELIVERED",
                 class_name="AlertError",
-                message="; ".join(errors),
+                message="; ".join(telling.errors),
                 fatal=False,
             )
-        body = {**notice.as_json(), "told": told, "not_told": errors}
+        body = {**notice.as_json(), "told": telling.told, "not_told": telling.errors}
         text = f"alert {notice.alert} is {notice.state}: {notice.message}"
         self._bus.emit(alert_progress(self._origin, redact(text), body, info))
 
@@ -189,11 +266,17 @@ def _mail(target: AlertTarget, notice: Notice, resolve: Callable[[str], str]) ->
         f"{notice.message}\n\n{json.dumps(notice.as_json(), indent=2, ensure_ascii=False)}\n"
     )
     host, tls = settings.get("host", "localhost"), settings.get("tls", "starttls")
-    kind = smtplib.SMTP_SSL if tls == "ssl" else smtplib.SMTP
     port = int(settings.get("port", {"ssl": 465, "starttls": 587}.get(tls, 25)))
-    with kind(host, port, timeout=_TIMEOUT_SECONDS) as server:
+    # Without a context of ours smtplib believes every certificate, and the password is for whoever
+    # is in between.
+    context = ssl.create_default_context()
+    with (
+        smtplib.SMTP_SSL(host, port, timeout=_TIMEOUT_SECONDS, context=context)
+        if tls == "ssl"
+        else smtplib.SMTP(host, port, timeout=_TIMEOUT_SECONDS)
+    ) as server:
         if tls == "starttls":
-            server.starttls()
+            server.starttls(context=context)
         if settings.get("user"):
             server.login(settings["user"], settings.get("password", ""))
         server.send_message(message)

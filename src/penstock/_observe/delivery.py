@@ -18,6 +18,9 @@ QUEUE_SIZE = 2000
 DRAIN_SECONDS = 10.0
 """So long the end of an update waits for what is not sent yet."""
 
+MOMENT_SECONDS = 1.0
+"""So long it waits for what is under way to a receiver that failed the last time."""
+
 _TELL_SECONDS = 30.0
 _LONGEST_PAUSE = 30.0
 
@@ -69,6 +72,8 @@ class Delivery:
         gather_seconds: So long is waited for more of them.
         unheard: Types of events that are not folded.
         queue_size: See `QUEUE_SIZE`.
+        newest_counts: Where the queue is full, its oldest thing is dropped instead of the new one:
+            for things of which each has all that was in those before.
     """
 
     def __init__(
@@ -86,10 +91,12 @@ class Delivery:
         gather_seconds: float = 0.0,
         unheard: tuple[str, ...] = (),
         queue_size: int = QUEUE_SIZE,
+        newest_counts: bool = False,
     ) -> None:
         self._bus = bus
         self._origin = origin
         self._telling = telling
+        self._newest_counts = newest_counts
         self._fold = fold
         self._send = send
         self._finish = finish
@@ -103,7 +110,8 @@ class Delivery:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._sums = {"sent": 0, "failed": 0, "dropped": 0}
-        self._sending = 0
+        self._sending = self._failures = 0
+        self._is_over = False
         self._counting = threading.Lock()
         self._told_at = -_TELL_SECONDS
         self._told: dict[str, int] = {}
@@ -119,19 +127,30 @@ class Delivery:
         if event.event_type not in self._unheard:
             self._events.put(event)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the receiver did not take what it was sent last."""
+        return self._failures > 0
+
     def close(self, timeout_seconds: float = DRAIN_SECONDS) -> None:
-        """Send what is waiting; after the timeout the rest is dropped, and that is told."""
+        """Send what is waiting; after the timeout the rest is dropped, and that is told.
+
+        A receiver that failed the last time is hardly waited for.
+        """
         if self._closing.is_set():
             return
         self._deadline = time.monotonic() + timeout_seconds
         self._events.put(None)
         self._threads[0].join(timeout_seconds)
         self._closing.set()
-        self._threads[1].join(max(0.5, self._deadline - time.monotonic()))
+        most = MOMENT_SECONDS if self._failures else timeout_seconds
+        self._threads[1].join(max(0.5, min(most, self._deadline - time.monotonic())))
         # One that hangs in the receiver is a daemon; whatever it still holds was not delivered.
         held = self._sending if self._threads[1].is_alive() else 0
         self._count("dropped", self._waiting.qsize() + held)
         self._tell(None, at_the_end=True)
+        with self._counting:
+            self._is_over = True
 
     # -- threads -------------------------------------------------------------------------------
 
@@ -156,17 +175,27 @@ class Delivery:
     def _make(self, make: Callable[..., Iterable[Any]], *arguments: Event) -> None:
         try:
             for made in make(*arguments):
-                try:
-                    self._waiting.put_nowait(made)
-                except queue.Full:
-                    self._count("dropped")
+                self._put(made)
         except Exception as error:
             _logger.debug("an event could not be told as %s", self._telling.name, exc_info=True)
             self._count("failed")
             self._tell(error)
 
+    def _put(self, made: Any) -> None:
+        while True:
+            try:
+                self._waiting.put_nowait(made)
+                return
+            except queue.Full:
+                self._count("dropped")
+                if not self._newest_counts:
+                    return
+            try:
+                self._waiting.get_nowait()
+            except queue.Empty:
+                self._count("dropped", -1)  # sent just now
+
     def _send_all(self) -> None:
-        failures = 0
         while True:
             try:
                 things = [self._waiting.get(timeout=0.2)]
@@ -182,34 +211,38 @@ class Delivery:
                 except queue.Empty:
                     break
             # After a failure at the end there is no more waiting for a receiver that is down.
-            if self._closing.is_set() and (failures or time.monotonic() > self._deadline):
+            if self._closing.is_set() and (self._failures or time.monotonic() > self._deadline):
                 self._count("dropped", len(things))
                 continue
             self._sending = len(things)
             try:
                 self._send(things)
             except Exception as error:
-                failures += 1
+                self._failures += 1
                 self._count("failed", len(things))
                 self._tell(error)
-                self._closing.wait(min(2.0 ** (failures - 1), _LONGEST_PAUSE))
+                self._sending = 0
+                # Bounded before it is a power: a receiver may be down for days.
+                self._closing.wait(min(2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE))
             else:
-                failures = 0
+                self._failures = 0
                 self._count("sent", len(things))
                 self._tell(None)
+            self._sending = 0
 
     # -- what became of it ---------------------------------------------------------------------
 
     def _count(self, outcome: str, number: int = 1) -> None:
         with self._counting:
-            self._sums[outcome] += number
+            if not self._is_over:
+                self._sums[outcome] += number
 
     def _tell(self, error: Exception | None, *, at_the_end: bool = False) -> None:
         with self._counting:
             now, sums = time.monotonic(), dict(self._sums)
             is_first = error is not None and not self._told.get("failed")
             due = now - self._told_at >= _TELL_SECONDS
-            if not (at_the_end or is_first or due) or sums == self._told:
+            if self._is_over or not (at_the_end or is_first or due) or sums == self._told:
                 return
             lost = any(sums[key] > self._told.get(key, 0) for key in ("failed", "dropped"))
             self._told, self._told_at = sums, now

@@ -379,7 +379,7 @@ def planning_information(origin: EventOrigin, technique: str, reason: str) -> Ev
     """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
     return Event(
         event_type="planning_information",
-        message=f"{origin.dataset_name}: {technique} ({reason})",
+        message=f"{technique} of {origin.dataset_name} ({reason})",
         origin=origin,
         details={
             "planning_information": {

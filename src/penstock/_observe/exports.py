@@ -6,22 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe import lineage_delivery, telemetry
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, plan_warning
-from penstock._observe.lineage_delivery import (
-    Lineage,
-    close_client,
-    has_extra,
-    is_wanted,
-    make_client,
-    missing_extra,
-)
+from penstock._observe.lineage_delivery import Lineage, close_client, is_wanted, make_client
 from penstock._observe.metrics import MetricsFold
 from penstock._observe.metrics_endpoint import MetricsEndpoint
 from penstock._observe.telemetry import Telemetry
-from penstock._observe.telemetry import has_extra as has_telemetry
-from penstock._observe.telemetry import is_wanted as wants_telemetry
-from penstock._observe.telemetry import missing_extra as missing_telemetry
 from penstock.errors import MissingExtraError, SpecError
 
 
@@ -57,7 +48,7 @@ class Exports:
         self._endpoint: MetricsEndpoint | None = None
         self._telemetry: Telemetry | None = None
         fold, wanted = MetricsFold(), settings.metrics
-        if wants_telemetry(settings.telemetry, os.environ):
+        if telemetry.is_wanted(settings.telemetry, os.environ):
             self._open_telemetry(settings, fold, resolve_secrets)
         if wanted.port is not None:
             self._endpoint = MetricsEndpoint(fold, address=wanted.address, port=wanted.port)
@@ -81,12 +72,12 @@ class Exports:
 
     def close(self) -> None:
         """Send what is waiting, within bounds, and stop serving."""
-        telemetry = threading.Thread(target=self._close_telemetry, name="traces close")
-        telemetry.start()
+        closing = threading.Thread(target=self._close_telemetry, name="traces close")
+        closing.start()
         if self._lineage is not None:
             self._lineage.close()
             close_client(self._client)
-        telemetry.join()
+        closing.join()
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -102,8 +93,7 @@ class Exports:
     ) -> None:
         asked = settings.telemetry.is_wanted
         try:
-            if not has_telemetry():
-                raise missing_telemetry()
+            telemetry.require_extra()
             self._telemetry = Telemetry(
                 settings.telemetry, self._bus, self._origin, fold, resolve_secrets=resolve_secrets
             )
@@ -119,10 +109,11 @@ class Exports:
     def _open_lineage(
         self, settings: PipelineSettings, resolve_secrets: Callable[[str], str]
     ) -> None:
-        if not has_extra():
-            missing = missing_extra()
+        try:
+            lineage_delivery.require_extra()
+        except MissingExtraError as missing:
             if settings.lineage.is_wanted:
-                raise missing
+                raise
             # Somebody configured OpenLineage for everything on this machine.
             self._warnings.append(f"{missing.message}: no lineage is sent; {missing.hint}")
             return

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.export import LineageSettings
+from penstock._model.extras import import_extra
 from penstock._model.redaction import redact, remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import QUEUE_SIZE, Delivery, Telling
 from penstock._observe.events import EventOrigin
 from penstock._observe.lineage import DEFAULT_NAMESPACE, RUNNING_SECONDS, LineageFold
-from penstock.errors import MissingExtraError, SpecError
+from penstock.errors import SpecError
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -50,23 +51,17 @@ def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) 
     return any((home / _FILE).is_file() for home in homes)
 
 
-def has_extra() -> bool:
-    """Whether OpenLineage's client is installed."""
-    try:
-        import openlineage.client  # noqa: F401
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("openlineage"):
-            raise
-        return False
-    return True
+def require_extra() -> None:
+    """Make sure that OpenLineage's client is installed.
 
-
-def missing_extra() -> MissingExtraError:
-    """What to say when it is not."""
-    return MissingExtraError(
-        "MISSING_EXTRA",
-        "lineage needs the package openlineage-python, which is not installed",
-        hint='pip install "penstock[openlineage]"',
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    import_extra(
+        "openlineage.client",
+        extra="openlineage",
+        feature="lineage",
+        package="openlineage-python",
     )
 
 

@@ -17,7 +17,7 @@ _MASK = rb"[redacted]"
 _KEY = (
     rb"(?:password|passwd|passphrase|secret|token|api[._\-]?key|access[._\-]?key"
     rb"|account[._\-]?key|shared[._\-]?key|private[._\-]?key|credentials?|authorization"
-    rb"|signature|jaas[._\-]?config)[\w.\-]*"
+    rb"|signature|jaas[._\-]?config)[\w.\-]*+"
 )
 # Most lines hold none of these words, and looking for words is quicker than for patterns.
 _HINTS = (
@@ -64,6 +64,8 @@ _NO_TEXT = rb"[{\[]|(?:-?\d[\d.eE+\-]*|null|true|false|None|True|False)(?![\w.\-
 # A member of the line itself has its text masked and everything else left: the line stays JSON.
 # Within a text: `key=value`, `key: value`, `"key": "value"`, in any depth of escaped quotes. A
 # value in quotes ends at the same quotes, or with its string; a bare one at a space or the like.
+# A name that nothing is assigned to is a match as well, and left as it is: a long text of such
+# names would be gone through once for each of them otherwise.
 _ASSIGNED = re.compile(
     rb"(?P<key>" + _KEY + rb")"
     rb'(?:(?P<member>"\s*:\s*)"' + _UNIT + rb'*"'
@@ -71,7 +73,7 @@ _ASSIGNED = re.compile(
     rb"(?:(?P<quote>" + _QUOTE + rb")(?:(?!(?<!\\)(?P=quote))" + _UNIT + rb")*"
     rb"(?P<close>(?P=quote))?"
     rb"|(?(around)(?!" + _NO_TEXT + rb")|(?!\[redacted\]))"
-    rb"(?:(?:Bearer|Basic)\s+)?[^\s\"'\\,;&)}\]>]+))",
+    rb"(?:(?:Bearer|Basic)\s+)?[^\s\"'\\,;&)}\]>]+))?",
     re.IGNORECASE,
 )
 _START = rb"(?:\b|(?<=\\[nrt]))"
@@ -117,6 +119,8 @@ def masked(line: bytes) -> bytes:
 def _masked_assignment(found: re.Match[bytes]) -> bytes:
     if found["member"] is not None:
         return found["key"] + found["member"] + b'"' + _MASK + b'"'
+    if found["sign"] is None:
+        return found[0]
     quote, close = found["quote"] or b"", found["close"] or b""
     return found["key"] + found["sign"] + quote + _MASK + close
 

@@ -2,14 +2,16 @@
 
 import ipaddress
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from penstock._model.extras import import_extra
 from penstock._observe.metrics import BATCH_BUCKETS, Kind, MetricsFold, Series
-from penstock.errors import MissingExtraError, SetupError
+from penstock.errors import SetupError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -26,16 +28,12 @@ def require_metrics_extra() -> None:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        import prometheus_client  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "prometheus_client":
-            raise
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "metrics need the package prometheus-client, which is not installed",
-            hint='pip install "penstock[metrics]"',
-        ) from error
+    import_extra(
+        "prometheus_client",
+        extra="metrics",
+        feature="the endpoint of metrics",
+        package="prometheus-client",
+    )
 
 
 class FoldCollector:
@@ -178,6 +176,10 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, *arguments: Any) -> None:
         self._room = threading.BoundedSemaphore(_MAX_CLIENTS)
         super().__init__(*arguments)
+
+    def server_bind(self) -> None:
+        # Not that of HTTP servers: it asks the network for the name of the address, and waits.
+        socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):

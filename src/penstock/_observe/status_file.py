@@ -6,6 +6,7 @@ more at the end. The file is replaced as a whole, so that a reader never sees ha
 
 import json
 import os
+import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -61,7 +62,8 @@ class StatusFile:
         self._write()
 
     def _write(self) -> None:
-        body = {**self._fold.as_json(), "process_id": os.getpid()}
+        mine = {"process_id": os.getpid(), "host": socket.gethostname()}
+        body = {**self._fold.as_json(), **mine}
         # Beside the file, so that the replacement is one step for the file system.
         draft = self._path.with_name(f".{_NAME}.{os.getpid()}")
         try:
@@ -95,18 +97,22 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
     fold = StatusFold()
     for event in read_events(directory, update=update_id):
         fold(event_of_json(event))
-    return {**fold.as_json(), "process_id": None}
+    return {**fold.as_json(), "process_id": None, "host": None}
 
 
 def writer_of(directory: Path) -> tuple[str, int] | None:
     """Which update last wrote its status beside this event log, and its process id.
 
-    `None` where no status is beside it: a copy of a log, or one of long ago.
+    `None` where no status is beside it (a copy of a log, or one of long ago), and where another
+    machine or container wrote it: its processes are not known here.
     """
     try:
         body = json.loads((directory.parent / "state" / _NAME).read_bytes())
         update_id, process_id = body["update_id"], body["process_id"]
+        host = body.get("host")
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if host is not None and host != socket.gethostname():
         return None
     if not isinstance(update_id, str) or not isinstance(process_id, int) or process_id <= 0:
         return None

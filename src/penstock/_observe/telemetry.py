@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.export import TelemetrySettings
+from penstock._model.extras import import_extra
 from penstock._model.redaction import redact, remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import Delivery, Telling
+from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Telling
 from penstock._observe.events import Event, EventOrigin
 from penstock._observe.masking import shown
 from penstock._observe.metrics import MetricsFold
-from penstock.errors import MissingExtraError, SpecError
+from penstock.errors import SpecError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -58,25 +59,18 @@ def _has_signal(settings: TelemetrySettings, signal: str, environ: Mapping[str, 
     return bool(getattr(settings, signal)) and exporter != "none"
 
 
-def has_extra() -> bool:
-    """Whether OpenTelemetry's SDK and exporters are installed."""
-    try:
-        import opentelemetry.exporter.otlp.proto.http
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("opentelemetry"):
-            raise
-        return False
-    return True
+def require_extra() -> None:
+    """Make sure that OpenTelemetry's SDK and exporters are installed.
 
-
-def missing_extra() -> MissingExtraError:
-    """What to say when they are not."""
-    return MissingExtraError(
-        "MISSING_EXTRA",
-        "OpenTelemetry needs the packages opentelemetry-sdk and "
-        "opentelemetry-exporter-otlp-proto-http, which are not installed",
-        hint='pip install "penstock[otel]"',
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    import_extra(
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry.sdk.trace",
+        extra="otel",
+        feature="OpenTelemetry",
+        package="opentelemetry-exporter-otlp-proto-http",
     )
 
 
@@ -136,9 +130,15 @@ class Telemetry:
             self._traces(event)
 
     def close(self) -> None:
-        """Send what is waiting, within bounds, both signals at a time."""
+        """Send what is waiting, within bounds, both signals at a time.
+
+        Mostly both go to one receiver: where one signal fails, the other one hardly waits, either.
+        """
         open_ones = [one for one in (self._metrics, self._traces) if one is not None]
-        closing = [threading.Thread(target=one.close, daemon=True) for one in open_ones]
+        most = MOMENT_SECONDS if any(one.is_failing for one in open_ones) else DRAIN_SECONDS
+        closing = [
+            threading.Thread(target=one.close, args=(most,), daemon=True) for one in open_ones
+        ]
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -209,6 +209,7 @@ class Telemetry:
             every_seconds=options.interval_seconds,
             queue_size=2,
             batch_size=2,
+            newest_counts=True,
         )
 
 

@@ -223,6 +223,7 @@ def _decide(
         table_id=table.id,
         version=table.version,
         quarantine_version=-1 if quarantine is None else quarantine.version,
+        epoch=one.epoch,
         range="; ".join(f"{report.source}: {report.text}" for report in reports),
     )
     return decision, reports
@@ -297,6 +298,16 @@ def _check_table(
             origin=node.flow.origin,
             hint="--abandon forgets the backfill",
         )
+    state = pipeline.state.flow(decision.flow)
+    if decision.epoch and (state is None or state.reset_pending or state.epoch != decision.epoch):
+        # What the table had when it began says nothing of what the flow has read since.
+        raise PlanError(
+            "BACKFILL_NOT_POSSIBLE",
+            f"flow {decision.flow!r} has got another checkpoint since its backfill began: it reads "
+            "rows of the range by itself, and they would be there twice",
+            origin=node.flow.origin,
+            hint="--abandon forgets the backfill; begin another one after the next update",
+        )
 
 
 class _Store:
@@ -349,10 +360,9 @@ def _carry_out(
 
     taken = None
     if "modified_before" in decision.position:
-        current = next(
-            one for one in checkpoints(pipeline.settings, decision.flow) if one.is_current
-        )
-        taken = frozenset(table_key(path) for path in progress_of(current).files)
+        found = checkpoints(pipeline.settings, decision.flow)
+        read = [progress_of(one).files for one in found if one.is_current]
+        taken = frozenset(table_key(path) for files in read for path in files)
 
     def staged() -> None:
         store.save(replace(decision, is_staged=True))

@@ -24,6 +24,14 @@ from penstock._repair.migration_plan import (
     steps_forth,
     why_refused,
 )
+from penstock._repair.migration_record import (
+    BUILDING,
+    CUTTING,
+    DONE,
+    LEAVING,
+    UNDOING,
+    Migration,
+)
 from penstock._repair.opened import OpenedPipeline, opened
 from penstock._repair.recording import Record, recording
 from penstock._tables.checkpoint_files import checkpoints
@@ -36,12 +44,12 @@ if TYPE_CHECKING:
     from penstock._engine.rereading.shadow import Shadow
     from penstock._engine.rereading.sources import Place
     from penstock._graph.dataflow import DatasetNode, FlowNode
+    from penstock._tables.layout import TableRef
 
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
+LEFT = "left"
 """Steps after which a migration may die; given to `reached`, and kill points by `migration_`."""
-
-_BUILDING, _CUTTING, _DONE, _UNDOING = "building", "cutting", "done", "undoing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,35 +71,6 @@ class MigrationOptions:
     abandon: bool = False
     undo: bool = False
     act: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Migration:
-    """A migration as it is stored.
-
-    Attributes:
-        migration_id: Epoch of the new checkpoint.
-        flow: Name of the flow.
-        stage: How far it is.
-        start: Where it begins to read, in words.
-        position: The same, fixed.
-        table_id: Delta's id of the table.
-        query: Stateful operators, output mode and columns of the new query.
-        old: State of the flow before the cut-over.
-        old_version: Of the table before the cut-over.
-        old_quarantine: Likewise; -1 if there was none.
-    """
-
-    migration_id: str
-    flow: str
-    stage: str
-    start: str
-    position: Mapping[str, Any]
-    table_id: str
-    query: Mapping[str, Any]
-    old: Mapping[str, Any]
-    old_version: int
-    old_quarantine: int
 
 
 def migrate_flow(
@@ -129,7 +108,9 @@ def migrate_flow(
         run = _Run(pipeline, node, check_flow(pipeline.graph, pipeline.settings, node), passed)
         if asked.abandon:
             return run.abandon()
-        wants_undo = asked.undo or (run.known is not None and run.known.stage == _UNDOING)
+        if run.is_leaving:
+            raise _unfinished(node, "--abandon ends it: forgetting it was begun")
+        wants_undo = asked.undo or (run.known is not None and run.known.stage == UNDOING)
         if run.is_open and not asked.resume and not (wants_undo and asked.undo):
             raise _unfinished(node)
         if asked.resume and not run.is_open:
@@ -176,13 +157,18 @@ class _Run:
         self._folder = pipeline.tables.layout.migration_folder(node.flow.name)
         text = self._files.read(f"{self._folder}/migration.json")
         self.known = Migration(**json.loads(text)) if text else None
-        if self.known is not None and self.known.stage != _DONE:
+        if self.known is not None and self.known.stage != DONE:
             self._check_overtaken(self.known)
 
     @property
     def is_open(self) -> bool:
         """Whether something was begun and is not done."""
-        return self.known is not None and self.known.stage != _DONE
+        return self.known is not None and self.known.stage != DONE
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it can only be forgotten: that was begun."""
+        return self.known is not None and self.known.stage == LEAVING
 
     # -- plans ---------------------------------------------------------------------------------
 
@@ -227,7 +213,7 @@ class _Run:
             migration = Migration(
                 migration_id=self.new_id,
                 flow=node.flow.name,
-                stage=_BUILDING,
+                stage=BUILDING,
                 start=str(place),
                 position=position.as_json(),
                 table_id=table["id"],
@@ -275,11 +261,11 @@ class _Run:
         node, known = self._node, self.known
         if known is None:
             raise _not_begun(node, "could be taken back")
-        if known.stage not in (_DONE, _UNDOING):
+        if known.stage not in (DONE, UNDOING):
             raise _unfinished(node)
         state = self._pipeline.state.flow(node.flow.name)
         table = self._facts.table()
-        if known.stage == _DONE and (
+        if known.stage == DONE and (
             state is None
             or state.epoch != known.migration_id
             or table is None
@@ -304,7 +290,7 @@ class _Run:
             target=self.dataset.display,
             state="planned",
             migration_id=known.migration_id,
-            resumed=known.stage == _UNDOING,
+            resumed=known.stage == UNDOING,
             start=f"version {known.old_version}",
             old_epoch=str(known.old["epoch"]),
             new_epoch=known.migration_id,
@@ -345,7 +331,7 @@ class _Run:
             self._save(migration)
             tell("planned", report.start)
             self._reached(PLANNED)
-        if migration.stage == _BUILDING:
+        if migration.stage == BUILDING:
 
             def told(batches: int, rows: int) -> None:
                 tell("batch", f"{batches} batches are in", batches=batches, rows=rows)
@@ -380,7 +366,7 @@ class _Run:
             )
         migration = replace(
             migration,
-            stage=_CUTTING,
+            stage=CUTTING,
             old=asdict(replace(old, migration=None)),
             old_version=table["version"],
             old_quarantine=self._facts.quarantine_version(),
@@ -408,7 +394,7 @@ class _Run:
             self._reached(REPLACED)
             state.save_flow(name, replace(made, target_id=migration.table_id))
             self._reached(SWITCHED)
-        self._save(replace(migration, stage=_DONE))
+        self._save(replace(migration, stage=DONE))
         self._files.delete_tree(shadow.folder)
 
     def go_back(self, record: Record, report: MigrationReport) -> MigrationReport:
@@ -421,7 +407,10 @@ class _Run:
         now = state.flow(name)
         # Once it goes on with the old checkpoint, an update may have added to the table.
         if now is not None and now.epoch == known.migration_id:
-            self._save(replace(known, stage=_UNDOING))
+            if known.stage != UNDOING or now.migration is None:  # else died with it marked
+                version = self._facts.quarantine_version()
+                known = replace(known, stage=UNDOING, new_quarantine=version)
+                self._save(known)
             state.save_flow(name, replace(now, migration=known.migration_id))
             self._reached(MARKED)
             self._restore(known, now)
@@ -433,31 +422,43 @@ class _Run:
         return replace(report, state="undone")
 
     def _restore(self, known: Migration, now: "FlowState") -> None:
+        """The quarantine first: if anything is gone, the table is still the new one.
+
+        Then all is as it was before going back began.
+        """
         from penstock._tables.layout import TableRef
         from penstock._tables.swapping import restore_rows
 
         tables, spark = self._pipeline.tables, self._pipeline.spark
         target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
+        has_quarantine = self._facts.quarantine_version() >= 0
         try:
+            if has_quarantine:
+                restore_rows(spark, self._quarantine, known.old_quarantine)
+            self._reached(QUARANTINED)
             restore_rows(spark, target, known.old_version)
         except PenstockError:
+            if has_quarantine and self._facts.quarantine_version() != known.new_quarantine:
+                restore_rows(spark, self._quarantine, known.new_quarantine)
             self._pipeline.state.save_flow(known.flow, replace(now, migration=None))
-            self._save(replace(known, stage=_DONE))
+            self._save(replace(known, stage=DONE))
             raise
         self._reached(REPLACED)
-        if self._facts.quarantine_version() >= 0:
-            place = tables.quarantine_path(self.dataset)
-            named = TableRef(place, f"{self.dataset.display}_quarantine")
-            restore_rows(spark, named, known.old_quarantine)
-        self._reached(QUARANTINED)
+
+    @property
+    def _quarantine(self) -> "TableRef":
+        from penstock._tables.layout import TableRef
+
+        place = self._pipeline.tables.quarantine_path(self.dataset)
+        return TableRef(place, f"{self.dataset.display}_quarantine")
 
     def abandon(self) -> MigrationReport:
         """Forget what was begun, as long as the table is the old one."""
         node, known = self._node, self.known
-        if known is None or known.stage == _DONE:
+        if known is None or known.stage == DONE:
             raise _not_begun(node, "was begun and is not done")
         state = self._pipeline.state.flow(node.flow.name)
-        if known.stage != _BUILDING:
+        if known.stage != BUILDING:
             self._unmark(known)
         elif state is not None and state.migration is not None:
             self._pipeline.state.save_flow(node.flow.name, replace(state, migration=None))
@@ -483,24 +484,23 @@ class _Run:
     def _unmark(self, known: Migration) -> None:
         """Let updates run again whose table was not replaced, because Delta refused it, say."""
         from penstock._engine.flow_state import state_of
-        from penstock._tables.layout import TableRef
         from penstock._tables.swapping import restore_rows
 
         table, state = self._facts.table(), self._pipeline.state.flow(known.flow)
-        if (
-            known.stage != _CUTTING
-            or table is None
-            or table["version"] != known.old_version
-            or state is None
-            or state.epoch == known.migration_id
-        ):
+        if self.is_leaving and state is not None and state.migration is None:
+            return  # an update may have run since: only files are left
+        is_possible = self.is_leaving or (
+            known.stage == CUTTING and table is not None and table["version"] == known.old_version
+        )
+        if not is_possible or state is None or state.epoch == known.migration_id:
             raise _unfinished(self._node)
         self._pipeline.lease(self.dataset)
+        # Noted first: the cut-over takes a quarantine that it has replaced once for replaced.
+        self._save(replace(known, stage=LEAVING))
         version = self._facts.quarantine_version()
         if version >= 0 and version != known.old_quarantine:
-            place = self._pipeline.tables.quarantine_path(self.dataset)
-            named = TableRef(place, f"{self.dataset.display}_quarantine")
-            restore_rows(self._pipeline.spark, named, known.old_quarantine)
+            restore_rows(self._pipeline.spark, self._quarantine, known.old_quarantine)
+        self._reached(LEFT)
         self._pipeline.state.save_flow(known.flow, state_of(known.old))
 
     # -- parts ---------------------------------------------------------------------------------
@@ -545,13 +545,13 @@ class _Run:
         """A full refresh or a reset in between has made what was begun pointless."""
         state = self._pipeline.state.flow(self._node.flow.name)
         mine = (known.migration_id, known.old["epoch"])
-        if known.stage == _BUILDING or (state is not None and state.epoch in mine):
+        if known.stage == BUILDING or (state is not None and state.epoch in mine):
             return
         self._forget(known)
         self.known = None
 
     def _check_query(self, known: Migration, query: Mapping[str, Any]) -> None:
-        if known.stage != _BUILDING or dict(known.query) == dict(query):
+        if known.stage != BUILDING or dict(known.query) == dict(query):
             return
         raise PlanError(
             "MIGRATION_NOT_POSSIBLE",
@@ -561,12 +561,13 @@ class _Run:
         )
 
 
-def _unfinished(node: "FlowNode") -> PlanError:
+def _unfinished(node: "FlowNode", hint: str = "") -> PlanError:
     return PlanError(
         "MIGRATION_UNFINISHED",
         f"a migration of flow {node.flow.name!r} was begun and is not done",
         origin=node.flow.origin,
-        hint="--resume goes on with it; --abandon forgets it, unless the table is being replaced",
+        hint=hint
+        or "--resume goes on with it; --abandon forgets it, unless the table is being replaced",
     )
 
 

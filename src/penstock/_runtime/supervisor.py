@@ -181,7 +181,8 @@ class Supervisor:
         task.history = RunHistory(started_at=started_at)
         is_view = isinstance(task.step, RefreshView)
         status = FlowStatus.IDLE if is_view and not outcome.changed else FlowStatus.COMPLETED
-        message = f"{task.name}: {outcome.reason}"
+        # No colon: behind a name such as `signature`, a value would be taken for a secret.
+        message = f"{task.name} ({outcome.reason})"
         interval = task.step.interval_seconds if isinstance(task.step, RefreshView) else None
         if interval is None:
             self._end(task, status, message)

@@ -1,14 +1,16 @@
 """Looks at tables without Spark: no JVM, no lease, also while an update runs.
 
-delta-rs reads the newest committed version. Tables are found by their place in the storage layout,
-so this works in a project whose sources do not even load.
+The newest committed version is read. Tables are found by their place in the storage layout, so this
+works in a project whose sources do not even load.
 """
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from penstock._model.name import DatasetName, resolve_name
@@ -16,12 +18,13 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
 from penstock._tables.row_selection import row_id
-from penstock._tables.stored_table import Snapshot, StoredTable
+from penstock._tables.stored_table import REFUSED, StoredTable
 from penstock.errors import SpecError
 
 FAILED_RULES_COLUMN = "_failed_rules"
 ID_COLUMN = "_id"
 _REASON_COLUMNS = (FAILED_RULES_COLUMN, "_source", "_row")
+_MOST_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +58,12 @@ class QuarantineSummary:
 
 
 def read_table(settings: PipelineSettings, name: str, limit: int) -> TablePreview:
-    """The first rows of a table.
+    """Some rows of a table, those of its newest file first.
 
     Raises:
-        SpecError: There is no such table, or delta-rs cannot read it.
+        SpecError: There is no such table, or it cannot be read without Spark.
     """
-    return _preview(_open(settings, name), limit)
+    return _preview(settings, name, limit)
 
 
 def read_quarantine(
@@ -79,11 +82,7 @@ def read_quarantine(
     """
     if not name.lower().endswith(QUARANTINE_SUFFIX):
         name += QUARANTINE_SUFFIX
-    table = _open(settings, name)
-    folder = local_path(_uri(settings, name)) if ids else None
-    if folder is None:
-        return _preview(table, limit, only=_REASON_COLUMNS)
-    return _with_ids(StoredTable(folder).snapshot(), limit)
+    return _preview(settings, name, limit, only=_REASON_COLUMNS, ids=ids)
 
 
 def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
@@ -92,41 +91,84 @@ def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
     for name in sorted(_tables(settings), key=str):
         if not name.name.endswith(QUARANTINE_SUFFIX):
             continue
-        table = _open(settings, str(name))
         rules: Counter[str] = Counter()
         rows = 0
-        for batch in table.to_pyarrow_dataset().to_batches(columns=[FAILED_RULES_COLUMN]):
-            rows += batch.num_rows
-            for broken in batch.column(0).to_pylist():
-                rules.update(broken or ())
+        with _readable(settings, str(name)) as opened:
+            for row in opened.rows((FAILED_RULES_COLUMN,)):
+                rows += 1
+                rules.update(row[FAILED_RULES_COLUMN] or ())
         shown = _shown(settings, name).removesuffix(QUARANTINE_SUFFIX)
         found.append(QuarantineSummary(table=shown, rows=rows, by_rule=dict(rules.most_common())))
     return found
 
 
-def _preview(table: Any, limit: int, only: tuple[str, ...] = ()) -> TablePreview:
-    data = table.to_pyarrow_dataset()
-    columns = [name for name in only if name in data.schema.names] or data.schema.names
-    # An Arrow scanner knows no "last rows": these are the first of the newest file.
-    head = data.head(limit, columns=columns).to_pylist()
-    rows = tuple(tuple(_text(row[name]) for name in columns) for row in head)
-    return TablePreview(columns=tuple(columns), rows=rows, total=data.count_rows())
+def _preview(
+    settings: PipelineSettings,
+    name: str,
+    limit: int,
+    only: tuple[str, ...] = (),
+    *,
+    ids: bool = False,
+) -> TablePreview:
+    with _readable(settings, name) as opened:
+        columns = tuple(one for one in only if one in opened.columns) or opened.columns
+        at_once = min(limit, _MOST_AT_ONCE)
+        if ids and isinstance(opened, _Local):
+            head: Iterator[Mapping[str, Any]] = opened.rows_with_ids(columns, at_once)
+            shown = (ID_COLUMN, *columns)
+        else:
+            head, shown = opened.rows(columns, at_once), columns
+        rows = tuple(tuple(_text(row[one]) for one in shown) for row in islice(head, limit))
+        return TablePreview(columns=shown, rows=rows, total=opened.total())
 
 
-def _with_ids(found: Snapshot, limit: int) -> TablePreview:
-    columns = [one for name in _REASON_COLUMNS for one in found.columns if one.name == name]
-    places = (
-        (file, position, values)
-        for file in found.files
-        for position, values in found.read(file, columns, at_once=limit)
-    )
-    rows = tuple(
-        (row_id(file.name, position), *map(_text, values.values()))
-        for file, position, values in islice(places, limit)
-    )
-    names = tuple(one.name for one in columns)
-    total = len(rows) if found.rows is None else found.rows
-    return TablePreview(columns=(ID_COLUMN, *names), rows=rows, total=total)
+class _Local:
+    """A table on this machine: with deletion vectors and names that its files do not have."""
+
+    def __init__(self, path: Path) -> None:
+        self._snapshot = StoredTable(path).snapshot()
+        self.columns = tuple(one.name for one in self._snapshot.columns)
+
+    def rows(
+        self, columns: Sequence[str], at_once: int = _MOST_AT_ONCE
+    ) -> Iterator[Mapping[str, Any]]:
+        for _, row in self._places(columns, at_once):
+            yield row
+
+    def rows_with_ids(self, columns: Sequence[str], at_once: int) -> Iterator[Mapping[str, Any]]:
+        for place, row in self._places(columns, at_once):
+            yield {ID_COLUMN: row_id(*place), **row}
+
+    def _places(
+        self, columns: Sequence[str], at_once: int
+    ) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
+        wanted = [one for one in self._snapshot.columns if one.name in columns]
+        for file in self._snapshot.files:
+            for position, row in self._snapshot.read(file, wanted, at_once=max(1, at_once)):
+                yield (file.name, position), row
+
+    def total(self) -> int:
+        known = self._snapshot.rows
+        return known if known is not None else sum(1 for _ in self.rows(self.columns[:1]))
+
+
+class _Remote:
+    """A table elsewhere, as far as delta-rs can read it."""
+
+    def __init__(self, uri: str) -> None:
+        from deltalake import DeltaTable
+
+        self._data = DeltaTable(uri).to_pyarrow_dataset()
+        self.columns = tuple(self._data.schema.names)
+
+    def rows(
+        self, columns: Sequence[str], at_once: int = _MOST_AT_ONCE
+    ) -> Iterator[Mapping[str, Any]]:
+        for batch in self._data.to_batches(columns=list(columns), batch_size=max(1, at_once)):
+            yield from batch.to_pylist()
+
+    def total(self) -> int:
+        return int(self._data.count_rows())
 
 
 def _text(value: object) -> str:
@@ -139,30 +181,30 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _open(settings: PipelineSettings, name: str) -> Any:
-    from deltalake import DeltaTable
+@contextmanager
+def _readable(settings: PipelineSettings, name: str) -> Iterator[_Local | _Remote]:
+    """A table by its name; what goes wrong while it is read is told as a `SpecError`."""
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    uri = _uri(settings, name)
-    path = local_path(uri)
-    try:
-        return DeltaTable(str(path) if path is not None else uri)
-    except TableNotFoundError:
-        raise _unknown(settings, name) from None
-    except DeltaError as error:
-        raise SpecError(
-            "TABLE_NOT_READABLE",
-            f"table {name!r} cannot be read without Spark: {error}",
-            hint=f"read it with Spark: spark.read.format('delta').load('{uri}')",
-        ) from error
-
-
-def _uri(settings: PipelineSettings, name: str) -> str:
     try:
         resolved = resolve_name(name, catalog=settings.catalog, schema=settings.schema)
     except ValueError as error:
         raise SpecError("INVALID_DATASET_NAME", str(error)) from None
-    return StorageLayout(settings.storage).table_path(resolved)
+    uri = StorageLayout(settings.storage).table_path(resolved)
+    path = local_path(uri)
+    try:
+        yield _Local(path) if path is not None else _Remote(uri)
+    except TableNotFoundError:
+        raise _unknown(settings, name) from None
+    except (SpecError, DeltaError) as error:
+        if isinstance(error, SpecError) and error.condition == "TABLE_NOT_FOUND":
+            raise _unknown(settings, name) from None
+        reason = error.message if isinstance(error, SpecError) else str(error)
+        raise SpecError(
+            "TABLE_NOT_READABLE",
+            f"table {name!r} cannot be read without Spark: {reason.removeprefix(REFUSED)}",
+            hint=f"read it with Spark: spark.read.format('delta').load('{uri}')",
+        ) from error
 
 
 def _unknown(settings: PipelineSettings, name: str) -> SpecError:

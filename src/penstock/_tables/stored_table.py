@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from penstock._tables.row_selection import file_key
 from penstock.errors import SpecError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Others change what the files mean, or are not known here.
 _KNOWN_FEATURES = frozenset(
@@ -78,14 +81,14 @@ class Snapshot:
         version: Its number.
         columns: In order.
         files: Newest first.
-        kept: Of files with deletion vectors, by path: which rows are there; those beyond its end
-            are.
+        kept: Of files with deletion vectors, by path: which rows are there, a bit for each; those
+            beyond its end are.
     """
 
     version: int
     columns: tuple[Column, ...]
     files: tuple[StoredFile, ...]
-    kept: Mapping[Path, Sequence[bool]]
+    kept: "Mapping[Path, pa.BooleanArray]"
 
     @cached_property
     def rows(self) -> int | None:
@@ -95,7 +98,7 @@ class Snapshot:
             if file.rows is None:
                 return None
             flags = self.kept.get(file.path)
-            total += file.rows - (0 if flags is None else sum(not flag for flag in flags))
+            total += file.rows - (0 if flags is None else flags.false_count)
         return total
 
     def read(
@@ -115,7 +118,7 @@ class Snapshot:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        flags = self.kept.get(file.path, ())
+        flags = self.kept.get(file.path)
         position = 0
         try:
             with pq.ParquetFile(
@@ -133,11 +136,15 @@ class Snapshot:
                     if position + batch.num_rows <= skip:
                         position += batch.num_rows
                         continue
-                    for values in batch.to_pylist():
-                        at, position = position, position + 1
-                        if at < skip or (at < len(flags) and not flags[at]):
+                    there = (
+                        () if flags is None else flags.slice(position, batch.num_rows).to_pylist()
+                    )
+                    for number, values in enumerate(batch.to_pylist()):
+                        at = position + number
+                        if at < skip or (number < len(there) and not there[number]):
                             continue
                         yield at, _row(values, columns, file.partition)
+                    position += batch.num_rows
         except (OSError, pa.ArrowException) as error:
             raise SpecError(
                 "TABLE_NOT_READABLE",
@@ -200,6 +207,7 @@ class StoredTable:
         self._lock = threading.Lock()
         self._table: Any = None
         self._snapshot: Snapshot | None = None
+        self._newest: tuple[int, int] | None = None
         self._rests_until = 0.0
 
     def snapshot(self, *, rests: bool = False) -> Snapshot:
@@ -220,6 +228,9 @@ class StoredTable:
             if rests and self._snapshot is not None and began < self._rests_until:
                 return self._snapshot
             try:
+                if self._table is not None and self._newest_commit() != self._newest:
+                    # Dropped and written anew: delta-rs looks for later versions only.
+                    self._table = self._snapshot = None
                 if self._table is None:
                     self._table = DeltaTable(str(self.path))
                 else:
@@ -228,6 +239,7 @@ class StoredTable:
                 if known is None or known.version != self._table.version():
                     self._snapshot = None
                     self._snapshot = known = self._read()
+                    self._newest = self._newest_commit()
             except SpecError:
                 self._table = None
                 raise
@@ -242,6 +254,14 @@ class StoredTable:
             now = self._monotonic()
             self._rests_until = now + _REST * (now - began)
             return known
+
+    def _newest_commit(self) -> tuple[int, int] | None:
+        """Tells the file of the version that is known from one that took its place."""
+        try:
+            found = (self.path / "_delta_log" / f"{self._table.version():020}.json").stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _read(self) -> Snapshot:
         mode = self._check_features()
@@ -295,30 +315,34 @@ class StoredTable:
             raise _refused("it uses files outside of its folder")
         return self.path.joinpath(*parts)
 
-    def _kept(self, files: Sequence[StoredFile]) -> dict[Path, Sequence[bool]]:
+    def _kept(self, files: Sequence[StoredFile]) -> "dict[Path, pa.BooleanArray]":
+        import pyarrow as pa
+
         if "deletionVectors" not in (self._table.protocol().reader_features or ()):
             return {}
         if sum(file.rows or 0 for file in files) > _MOST_ROWS_WITH_VECTORS:
             raise _refused("it uses deletion vectors, and has too many rows for that")
         known = {str(file.path): file.path for file in files}
-        kept: dict[Path, Sequence[bool]] = {}
-        for batch in self._table.deletion_vectors():
-            places = batch.column("filepath").to_pylist()
-            flags = batch.column("selection_vector").to_pylist()
-            for place, one in zip(places, flags, strict=True):
+        kept: dict[Path, pa.BooleanArray] = {}
+        for batch in pa.RecordBatchReader.from_stream(self._table.deletion_vectors()):
+            flags = batch.column("selection_vector")
+            for number, place in enumerate(batch.column("filepath").to_pylist()):
                 path = known.get(unquote(urlsplit(place).path)) or known.get(urlsplit(place).path)
                 if path is None:
                     raise _refused("it uses deletion vectors of files that are not known")
-                kept[path] = one
+                kept[path] = flags[number].values
         return kept
 
 
 _LISTED = ("path", "num_records", "modification_time")
 
+REFUSED = "the table cannot be read without Spark: "
+"""How messages of `TABLE_NOT_READABLE` begin that give a reason."""
+
 
 def _refused(reason: str) -> SpecError:
     return SpecError(
         "TABLE_NOT_READABLE",
-        f"the table cannot be read without Spark: {reason}",
+        f"{REFUSED}{reason}",
         hint="read it with Spark",
     )

@@ -3,9 +3,8 @@
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -76,7 +75,10 @@ class Guard:
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                given = [*message.get("headers", ())]
+                if not any(name == b"cache-control" for name, _ in given):
+                    given.append((b"cache-control", b"no-store"))
+                message["headers"] = [*given, *_HEADERS]
             await send(message)
 
         if refusal := self._refusal(scope, headers):
@@ -126,12 +128,13 @@ class Guard:
             for key, value in parse_qsl(scope["query_string"].decode("latin-1"))
             if key != "token"
         ]
-        # Only the path: a redirect never leads elsewhere.
-        place = "/" + scope["path"].lstrip("/").encode("ascii", "ignore").decode()
-        place = place.replace("\\", "").replace("\r", "").replace("\n", "")
+        # Only the path, without what a browser takes for a slash or leaves out before it looks: a
+        # redirect never leads elsewhere.
+        place = "/" + quote(scope["path"].lstrip("/"))
         if rest:
             place += "?" + urlencode(rest)
-        cookie = f"{cookie_name(scope)}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+        value = quote(self._token or "", safe="")
+        cookie = f"{cookie_name(scope)}={value}; Path=/; HttpOnly; SameSite=Strict"
         return [(b"location", place.encode()), (b"set-cookie", cookie.encode())]
 
 
@@ -184,12 +187,12 @@ def _given_tokens(scope: Scope, headers: dict[str, str]) -> dict[str, str]:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value:
         given["bearer"] = value.strip()
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(scope))
-    except CookieError:
-        cookie = None
-    if cookie is not None:
-        given["cookie"] = cookie.value
+    # By hand: a browser sends the cookies of all ports of a host, and what others keep in theirs
+    # (JSON, say) ends the reading of Python's parser.
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == cookie_name(scope):
+            given["cookie"] = unquote(value)
     for key, text in parse_qsl(scope["query_string"].decode("latin-1")):
         if key == "token":
             given["query"] = text

@@ -6,9 +6,10 @@ than the last ones it got.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,9 @@ _KEEPALIVE_SECONDS = 15.0
 MAX_WATCHERS = 100
 BROKE_OFF = "INTERRUPTED"
 _AT_WORK = frozenset({FlowStatus.QUEUED, FlowStatus.STARTING, FlowStatus.RUNNING})
+_PARTS = (("cards", "id"), ("flows", "name"))
+
+_logger = logging.getLogger(__name__)
 
 
 def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
@@ -39,7 +43,6 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
         is_gone = recording.has_broken_off(recorded)
         return {
             "pipeline": recording.key,
-            "now": int(now.timestamp() * 1000),
             "newest": newest,
             "read_percent": recorded.read_percent,
             "update": head | {"update_id": recorded.file.update_id, "is_gone": is_gone},
@@ -56,57 +59,32 @@ def as_left(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any
     return [item | {"state": BROKE_OFF} if item["state"] in _AT_WORK else item for item in items]
 
 
-@dataclass
-class _Topic:
-    """One update of one pipeline that someone watches."""
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What an update looked like at one moment. Never changed, so that a message is of one moment.
 
-    recording: Recording
-    update: str
-    watchers: int = 0
-    wake: asyncio.Condition = field(default_factory=asyncio.Condition)
+    Attributes:
+        version: Grows with each change.
+        seen: The update, and how much of its log was folded.
+        structure: Changes when there are other datasets or flows.
+        body: Everything, as `whole_update` has it.
+        stamps: The version at which each part last changed, and the part.
+        whole_at: The version from which on changes are enough.
+        encoded: Messages by the version that their watchers have; of the event loop alone.
+    """
+
     version: int = 0
     seen: tuple[str, int] | None = None
     structure: int = -1
-    beats: int = 0
-    is_behind: bool = False
-    body: dict[str, Any] | None = None
+    body: dict[str, Any] = field(default_factory=dict)
     stamps: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    encoded: dict[int, bytes] = field(default_factory=dict)
     whole_at: int = 0
+    encoded: dict[int, bytes] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """Bring the message up to date; runs in a thread, one look at a time."""
-        recorded = self.recording.recorded(self.update)
-        if recorded is None:
-            return
-        seen = (recorded.file.update_id, recorded.version)
-        self.beats += 1
-        # Also without events now and then: rates grow old by themselves.
-        if seen == self.seen and self.beats % _IDLE_BEATS:
-            return
-        body = whole_update(self.recording, recorded.file.update_id)
-        if body is None:
-            return
-        version = self.version + 1
-        same_update = self.seen is not None and self.seen[0] == seen[0]
-        whole = not same_update or recorded.model.structure != self.structure
-        stamps = {} if whole else self.stamps
-        changed = whole
-        for kind, key in (("cards", "id"), ("flows", "name")):
-            for item in body[kind]:
-                stamp = f"{kind}:{item[key]}"
-                if stamp not in stamps or stamps[stamp][1] != item:
-                    stamps[stamp] = (version, item)
-                    changed = True
-        head = ("update", body["newest"], body["read_percent"], body["update"])
-        if "head" not in stamps or stamps["head"][1] != head:
-            stamps["head"] = (version, head)
-            changed = True
-        self.is_behind = body["read_percent"] is not None
-        self.seen, self.structure, self.stamps = seen, recorded.model.structure, stamps
-        if changed:
-            self.whole_at = version if whole else self.whole_at
-            self.body, self.encoded, self.version = body, {}, version
+    @property
+    def is_behind(self) -> bool:
+        """Whether more of a long log can be read at once."""
+        return self.body.get("read_percent") is not None
 
     def message(self, since: int) -> bytes:
         """A server-sent event with what is newer than a version; encoded once for all watchers."""
@@ -116,16 +94,66 @@ class _Topic:
         return known
 
     def _message(self, since: int) -> bytes:
-        body = self.body or {}
         if since < self.whole_at or since == 0:
-            return _event("update", body)
-        changes = dict(body)
+            return _event("update", self.body)
+        changes = dict(self.body)
         del changes["edges"]
-        for kind, key in (("cards", "id"), ("flows", "name")):
+        for kind, key in _PARTS:
             changes[kind] = [
-                item for item in body[kind] if self.stamps[f"{kind}:{item[key]}"][0] > since
+                item for item in self.body[kind] if self.stamps[f"{kind}:{item[key]}"][0] > since
             ]
         return _event("changes", changes)
+
+
+@dataclass
+class _Topic:
+    """One update of one pipeline that someone watches; all but `look` is the event loop's."""
+
+    recording: Recording
+    update: str
+    watchers: int = 0
+    wake: asyncio.Condition = field(default_factory=asyncio.Condition)
+    beats: int = 0
+    shown: _Shown = field(default_factory=_Shown)
+
+    def look(self) -> _Shown:
+        """What there is now; runs in a thread, one look at a time, and changes nothing here."""
+        shown = self.shown
+        recorded = self.recording.recorded(self.update)
+        if recorded is None:
+            return shown
+        seen = (recorded.file.update_id, recorded.version)
+        # Also without events now and then: rates grow old by themselves.
+        if seen == shown.seen and self.beats % _IDLE_BEATS:
+            return shown
+        body = whole_update(self.recording, recorded.file.update_id)
+        if body is None:
+            return shown
+        version, structure = shown.version + 1, recorded.model.structure
+        same_update = shown.seen is not None and shown.seen[0] == seen[0]
+        whole = not same_update or structure != shown.structure
+        stamps = {} if whole else dict(shown.stamps)
+        changed = whole
+        for kind, key in _PARTS:
+            for item in body[kind]:
+                stamp = f"{kind}:{item[key]}"
+                if stamp not in stamps or stamps[stamp][1] != item:
+                    stamps[stamp] = (version, item)
+                    changed = True
+        head = ("update", body["newest"], body["read_percent"], body["update"])
+        if "head" not in stamps or stamps["head"][1] != head:
+            stamps["head"] = (version, head)
+            changed = True
+        if not changed:
+            return replace(shown, seen=seen)
+        return _Shown(
+            version=version,
+            seen=seen,
+            structure=structure,
+            body=body,
+            stamps=stamps,
+            whole_at=version if whole else shown.whole_at,
+        )
 
 
 class Hub:
@@ -140,12 +168,19 @@ class Hub:
     async def close(self) -> None:
         """End all streams, so that the server can end."""
         self._closed = True
-        for topic in self._topics.values():
+        # A watcher that ends takes its topic away meanwhile.
+        for topic in list(self._topics.values()):
             async with topic.wake:
                 topic.wake.notify_all()
 
     async def watch(self, recording: Recording, update: str = LATEST) -> AsyncIterator[bytes]:
-        """Server-sent events of an update, from its present state on, until the reader goes."""
+        """Server-sent events of an update, from its present state on, until the reader goes.
+
+        One that is not recorded, or no longer, has a single event that says so.
+        """
+        if not await asyncio.to_thread(recording.has, update):
+            yield _event("missing", {})
+            return
         key = (recording.key, update)
         topic = self._topics.setdefault(key, _Topic(recording, update))
         topic.watchers += 1
@@ -158,14 +193,15 @@ class Hub:
             while not self._closed:
                 try:
                     async with asyncio.timeout(_KEEPALIVE_SECONDS), topic.wake:
-                        while topic.version == sent and not self._closed:
+                        while topic.shown.version == sent and not self._closed:
                             await topic.wake.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
-                if topic.version == sent:
+                shown = topic.shown
+                if shown.version == sent:
                     return
-                message, sent = topic.message(sent), topic.version
+                message, sent = shown.message(sent), shown.version
                 yield message
         finally:
             topic.watchers -= 1
@@ -177,13 +213,22 @@ class Hub:
                     task.cancel()
 
     async def _beat(self, topic: _Topic) -> None:
+        has_failed = False
         while True:
-            before, began = topic.version, time.monotonic()
-            await asyncio.to_thread(topic.look)
-            took = time.monotonic() - began
-            if topic.is_behind:
-                took = 0.0
-            if topic.version != before:
+            before, began = topic.shown, time.monotonic()
+            topic.beats += 1
+            try:
+                topic.shown = await asyncio.to_thread(topic.look)
+            except Exception:
+                # A log that cannot be read now may be in the next moment: the page goes on then.
+                if not has_failed:
+                    _logger.warning("an event log cannot be read now", exc_info=True)
+                has_failed = True
+                await asyncio.sleep(_LONGEST_BEAT_SECONDS)
+                continue
+            has_failed = False
+            took = 0.0 if topic.shown.is_behind else time.monotonic() - began
+            if topic.shown.version != before.version:
                 async with topic.wake:
                     topic.wake.notify_all()
             # A large pipeline is looked at less often, so that watching stays cheap.

@@ -208,6 +208,12 @@ class Recording:
             self._list()
             return self._files[-1].update_id if self._files else None
 
+    def has(self, update: str) -> bool:
+        """Whether there is an update with this id, or `latest`, which may still come."""
+        with self._lock:
+            self._list()
+            return update == LATEST or update in self._by_id
+
     def count(self) -> int:
         """How many updates are recorded."""
         with self._lock:

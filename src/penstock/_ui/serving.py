@@ -1,5 +1,6 @@
 """Serving the dashboard until it is told to stop."""
 
+import asyncio
 import ipaddress
 import re
 import secrets
@@ -10,16 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote
 
+from penstock._model.extras import import_extra
 from penstock._ui.guard import is_loopback
 from penstock._ui.ports import Control, Tables
 from penstock._ui.recording import Recording
-from penstock.errors import MissingExtraError, SetupError
+from penstock.errors import SetupError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7070
 _TOKEN_BYTES = 24
 _BACKLOG = 128
+_IDLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,7 @@ def address_of(listening: socket.socket, host: str, token: str | None) -> str:
             name = f"[{host}]"
     except ValueError:
         pass
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
 
 
 def require_extra() -> None:
@@ -112,17 +116,7 @@ def require_extra() -> None:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "uvicorn"):
-            raise
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            f"the dashboard needs the package {error.name}, which is not installed",
-            hint='pip install "penstock[ui]"',
-        ) from error
+    import_extra("fastapi", "uvicorn", extra="ui", feature="the dashboard")
 
 
 def serve(
@@ -151,6 +145,7 @@ def serve(
     """
     require_extra()
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from penstock._ui.hub import Hub
     from penstock._ui.server import build_app
@@ -164,16 +159,35 @@ def serve(
             await hub.close()
             await super().shutdown(sockets)
 
+    class Protocol(H11Protocol):
+        """Ends connections without a request: who sends one byte by byte would hold many."""
+
+        was_idle = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(_IDLE_SECONDS, self.look)
+
+        def look(self) -> None:
+            if self.transport.is_closing():
+                return
+            is_idle = self.cycle is None or self.cycle.response_complete
+            if is_idle and self.was_idle:
+                self.transport.close()
+                return
+            self.was_idle = is_idle
+            self.loop.call_later(_IDLE_SECONDS, self.look)
+
     server = Server(
         uvicorn.Config(
             build_app(recordings_of(logs), host=host, token=token, hub=hub, acts=acts),
             access_log=False,
             log_level="warning",
             server_header=False,
-            date_header=False,
             timeout_graceful_shutdown=1,
             lifespan="off",
             ws="none",
+            http=Protocol,
             h11_max_incomplete_event_size=32 << 10,
         )
     )

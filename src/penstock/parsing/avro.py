@@ -28,8 +28,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock._model.extras import import_extra
 from penstock._model.origin import capture_origin
-from penstock.errors import DefinitionError, MissingExtraError
+from penstock.errors import DefinitionError
 
 _PRIMITIVE: dict[str, DataType] = {
     "boolean": BooleanType(),
@@ -64,15 +65,7 @@ def require_fastavro() -> Any:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        import fastavro
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "fastavro is not installed; Avro payloads need it",
-            hint="pip install 'penstock[registry]'",
-        ) from error
-    return fastavro
+    return import_extra("fastavro", extra="registry", feature="an Avro payload")
 
 
 def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:

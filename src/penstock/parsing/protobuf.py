@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock._model.extras import import_extra
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError, MissingExtraError
 from penstock.parsing.avro import PayloadError
@@ -50,18 +51,15 @@ def require_protobuf() -> Any:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        import google.protobuf
-        import google.protobuf.descriptor_pool
-        import google.protobuf.message_factory
-        import google.protobuf.unknown_fields
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "protobuf is not installed; Protobuf payloads need it",
-            hint="pip install 'penstock[registry]'",
-        ) from error
-    return google.protobuf
+    return import_extra(
+        "google.protobuf",
+        "google.protobuf.descriptor_pool",
+        "google.protobuf.message_factory",
+        "google.protobuf.unknown_fields",
+        extra="registry",
+        feature="a Protobuf payload",
+        package="protobuf",
+    )
 
 
 def struct_of_message(files: bytes, message: str) -> StructType:

@@ -141,3 +141,19 @@ def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
     ids = {node["id"] for node in body["nodes"]}
     assert all({edge["from"], edge["to"]} <= ids for edge in body["edges"])
     assert main(["graph", str(project), "--update", "nothing"]) == exit_codes.USAGE
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("migrate f --resume --undo", "only one of them"),
+        ("migrate f --resume --from version=4", "means nothing with --resume"),
+        ("migrate f --undo --accept-less", "means nothing with --undo"),
+        ("backfill f --resume --abandon", "only one of them"),
+        ("backfill f --resume --by id", "means nothing with --resume"),
+        ("backfill f --abandon --from earliest --to latest", "means nothing with --abandon"),
+    ],
+)
+def test_an_option_is_refused_when_it_would_be_passed_over(command, said, capsys):
+    assert main(command.split()) == exit_codes.USAGE
+    assert said in re.sub(r"[\s│]+", " ", capsys.readouterr().err)

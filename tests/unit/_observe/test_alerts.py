@@ -1,10 +1,16 @@
 """Alerts: which fire and are resolved, whom they reach, and what happens where nobody listens."""
 
+import contextlib
 import http.server
 import json
+import shutil
+import socket
 import socketserver
+import ssl
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -378,6 +384,54 @@ def test_a_failed_delivery_is_tried_again_and_told(receiver: Receiver):
     assert "T0-secret" not in json.dumps(event.details)
 
 
+def test_what_was_not_told_is_said_when_a_receiver_hangs_at_the_end():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a request, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        bus, seen = EventBus(), list[Event]()
+        bus.subscribe(seen.append)
+        rules = (
+            AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100),
+            AlertRule(name="failed", kind=AlertKind.FAILED, threshold=0),
+        )
+        targets = (
+            AlertTarget(command=(sys.executable, "-c", "")),
+            AlertTarget(webhook=url),
+            AlertTarget(webhook=f"{url}/other"),
+        )
+        alerts = Alerts(bus, UPDATE, AlertSettings(rules=rules, targets=targets))
+        bus.subscribe(alerts)
+        bus.emit(backlog(0, 500))
+        silent.settimeout(30)
+        connection, _ = silent.accept()
+        bus.emit(at(1, update_progress(UPDATE, UpdateState.FAILED, "it broke")))
+        began = time.monotonic()
+        alerts.close(timeout_seconds=0.2)
+        assert time.monotonic() - began < 5
+        connection.close()
+    told = [event for event in seen if event.event_type == "alert_progress"]
+    first, second = (event.details["alert_progress"] for event in told)
+    assert (first["alert"], first["told"]) == ("lag", [targets[0].label])
+    assert (second["alert"], second["told"]) == ("failed", [])
+    assert [len(one["not_told"]) for one in (first, second)] == [2, 3]
+    assert "not told before the update ended" in first["not_told"][0]
+    assert {event.error.condition for event in told if event.error} == {"ALERT_NOT_DELIVERED"}
+    # The thread that hung says nothing more, and a second close nothing again.
+    alerts.close()
+    assert [event for event in seen if event.event_type == "alert_progress"] == told
+
+
+def test_alerts_go_on_when_an_event_makes_no_sense(caplog: pytest.LogCaptureFixture):
+    bus, seen = EventBus(), list[Event]()
+    bus.subscribe(seen.append)
+    rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
+    alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
+    alerts(definition("update_progress", UPDATE, "of another version", {"state": "DREAMING"}))
+    alerts(backlog(0, 500))
+    alerts.close(timeout_seconds=30)
+    assert [event.event_type for event in seen] == ["alert_progress"]
+    assert "could not be looked at" in caplog.text
+
+
 def test_a_command_gets_json_on_its_input(tmp_path: Path):
     out = tmp_path / "out.json"
     code = f"import sys; open({str(out)!r}, 'w').write(sys.stdin.read())"
@@ -410,6 +464,43 @@ def test_mail_is_sent():
     assert event.error is None
     assert "Subject: [shop] lag is firing" in lines
     assert any(line.startswith("rcpt TO:<ops@example.org>") for line in lines)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing makes a certificate")
+@pytest.mark.parametrize("tls", ["starttls", "ssl"])
+def test_mail_is_not_sent_when_the_server_cannot_prove_who_it_is(tls: str, tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    lines: list[str] = []
+
+    class Server(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            connection = self.request
+            with contextlib.suppress(OSError):
+                if tls == "starttls":
+                    connection.sendall(b"220 here\r\n")
+                    for answer in (b"250-here\r\n250 STARTTLS\r\n", b"220 go on\r\n"):
+                        connection.recv(1024)
+                        connection.sendall(answer)
+                connection = context.wrap_socket(connection, server_side=True)
+                if tls == "ssl":
+                    connection.sendall(b"220 here\r\n")
+                lines.append(connection.recv(1024).decode())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = str(server.server_address[1])
+        mail = {"host": "localhost", "port": port, "tls": tls, "user": "me", "password": "pass-1"}
+        (event,) = deliver([AlertTarget(mail_to=("ops@example.org",), mail=mail)])
+        server.shutdown()
+    assert event.error is not None
+    assert "CERTIFICATE_VERIFY_FAILED" in event.error.message
+    assert lines == []
 
 
 def test_slack_reads_no_markup_from_a_message():

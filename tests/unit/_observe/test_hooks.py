@@ -96,3 +96,38 @@ def test_end_is_not_held_up_when_a_hook_hangs():
     finally:
         release.set()
     assert "did not end in time; 3 events were not delivered" in report.message
+
+
+def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():
+    began, release = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def slow(event: dict[str, Any]) -> None:
+        began.set()
+        release.wait(60)
+        seen.append(event["message"])
+
+    def broken(event: dict[str, Any]) -> None:
+        raise ValueError("no")
+
+    bus, reported = EventBus(), list[Event]()
+    events = EventHooks(bus, ORIGIN, most_waiting=5)
+    bus.subscribe(reported.append)
+    bus.subscribe(events)
+    events.start([hook(slow), hook(broken, limit=0)])
+    bus.emit(update_progress(ORIGIN, UpdateState.RUNNING, "0"))
+    assert began.wait(30)
+    broken_line = events._lines[1]
+    assert broken_line.thread is not None
+    broken_line.thread.join(30)
+    for number in range(1, 21):
+        bus.emit(update_progress(ORIGIN, UpdateState.RUNNING, str(number)))
+    assert [line.events.qsize() for line in events._lines] == [5, 0]
+    release.set()
+    events.close()
+    assert seen == ["0", "1", "2", "3", "4", "5"]
+    told = [e.message for e in reported if e.event_type == "hook_progress" and "slow" in e.message]
+    assert told == [
+        "event hook 'slow' is too slow: events are left out",
+        "event hook 'slow' was too slow: 15 events were not delivered",
+    ]

@@ -1,6 +1,7 @@
 """What looks like a credential is masked in a line of JSON, and nothing else is."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_secrets import PLANTED
 
-from penstock._observe.events import EventOrigin, stream_progress
+from penstock._observe.events import EventOrigin, planning_information, stream_progress
 from penstock._observe.masking import masked, without_secrets
 
 # Pieces that end, begin or look like what the patterns look for.
@@ -119,6 +120,34 @@ def test_an_event_of_a_topic_named_token_passes_whole():
     origin = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
     event = stream_progress(origin, {"sources": [{"endOffset": {"token": {"0": 12}}}]})
     assert without_secrets(event) is event
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token" * 20_000,
+        ("password." + "a-" * 200) * 250,
+        "secret" + " " * 100_000,
+        "token" + "\\" * 100_000,
+        "api_key: '" * 10_000,
+        "a://b" * 20_000,
+        "-----BEGIN PRIVATE KEY-----" * 4_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_long_line_is_masked_in_time_when_it_was_made_to_take_long(text):
+    line = json.dumps({"message": text, "last": "token: x1"}).encode()
+    began = time.perf_counter()
+    body = json.loads(masked(line))
+    assert time.perf_counter() - began < 2.0
+    assert body["last"] == "token: [redacted]"
+
+
+@pytest.mark.parametrize("name", ["signature", "s.token", "c.s.access_key"])
+def test_a_refresh_of_a_table_named_like_a_secret_is_told_whole(name):
+    event = planning_information(EventOrigin(dataset_name=name), "NO_OP", "no source changed")
+    assert without_secrets(event) is event
+    assert event.message == f"NO_OP of {name} (no source changed)"
 
 
 @pytest.mark.parametrize("text", PLANTED)

@@ -1,6 +1,7 @@
 """Metrics and traces over OTLP, received by a real server and decoded."""
 
 import logging
+import socket
 import sys
 import threading
 import time
@@ -379,6 +380,24 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     body = heard[-1].details["telemetry_progress"]
     assert body["sent"] == 0
     assert body["dropped"] == 40
+
+
+def test_the_end_hardly_waits_for_a_receiver_that_hangs_when_one_signal_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "0.5")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes requests, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        chosen = TelemetrySettings(is_wanted=True, endpoint=url, interval_seconds=0.2)
+        bus, failed = EventBus(), threading.Event()
+        bus.subscribe(lambda event: event.event_type == "telemetry_progress" and failed.set())
+        exports = Exports(replace(settings(tmp_path, url), telemetry=chosen), bus, UPDATE, str)
+        for event in update(*batch("bronze", 0, 2)):
+            bus.emit(event)
+        assert failed.wait(30)
+        began = time.monotonic()
+        exports.close()
+        assert time.monotonic() - began < 4.0
 
 
 def test_no_secret_is_in_what_is_sent(receiver: OtlpReceiver, tmp_path: Path):

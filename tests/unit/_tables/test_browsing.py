@@ -2,6 +2,8 @@
 
 import datetime as dt
 import json
+import shutil
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from planted_secrets import planted
 
 from penstock._tables.browsing import TableBrowser
 from penstock._tables.row_selection import RowSelection
+from penstock._tables.stored_table import StoredTable
 from penstock.errors import SpecError
 
 NAME = "spark_catalog.default.orders"
@@ -246,3 +249,32 @@ def test_no_table_is_reached_elsewhere_when_names_or_logs_say_so(store, tmp_path
         TableBrowser("s3a://bucket/root").preview("a.b.c", "s3a://bucket/t", limit=1)
     with pytest.raises(ValueError, match="not a place"):
         browser.quarantine(NAME, None, before="../1", limit=1)
+
+
+def test_deleted_rows_are_left_out_when_flags_say_so_and_take_a_bit_each(tmp_path):
+    write_deltalake(str(tmp_path / "t"), pa.table({"x": range(1000)}))
+    found = StoredTable(tmp_path / "t").snapshot()
+    (file,) = found.files
+    flags = pa.array([number % 3 > 0 for number in range(900)])  # those behind its end are there
+    found = replace(found, kept={file.path: flags})
+    assert found.rows == 700
+    assert found.kept[file.path].nbytes < 200
+    wanted = [number for number in range(1000) if number >= 900 or number % 3]
+    rows = list(found.read(file, found.columns, at_once=64))
+    assert [at for at, _ in rows] == [row["x"] for _, row in rows] == wanted
+    rows = list(found.read(file, found.columns, at_once=64, skip=130))
+    assert [at for at, _ in rows] == [at for at in wanted if at >= 130]
+
+
+def test_the_new_table_is_shown_when_a_storage_was_deleted_and_filled_again(store, browser):
+    for number in range(3):
+        write_deltalake(str(store.table), pa.table({"x": [number]}), mode="append")
+    assert browser.preview(NAME, None, limit=9)["total"] == 3
+    shutil.rmtree(store.table)
+    write_deltalake(str(store.table), pa.table({"y": ["new"]}))
+    found = browser.preview(NAME, None, limit=9)
+    assert (found["version"], found["rows"]) == (0, [["new"]])
+    # As many versions as there were, so that numbers alone tell nothing.
+    shutil.rmtree(store.table)
+    write_deltalake(str(store.table), pa.table({"z": [True]}))
+    assert browser.preview(NAME, None, limit=9)["rows"] == [["true"]]

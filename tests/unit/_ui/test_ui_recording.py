@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -259,6 +260,12 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     assert is_gone()
     status.write_text(json.dumps({"update_id": "another", "process_id": ended.pid}))
     assert not is_gone()
+    # On a storage that several machines share, a process id says something on its own machine only.
+    here = {"update_id": "u1", "process_id": ended.pid, "host": socket.gethostname()}
+    status.write_text(json.dumps(here))
+    assert is_gone()
+    status.write_text(json.dumps({**here, "host": "another-machine"}))
+    assert not is_gone()
 
 
 def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
@@ -296,3 +303,13 @@ def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
     assert recorded.read_percent is None
     assert recorded.model.head()["state"] == "COMPLETED"
     assert recorded.model.folded == path.read_bytes().count(b"\n") < len(lines) + 10
+
+
+def test_a_page_keeps_what_it_has_when_its_log_is_taken_away(logs, demo):
+    path = next((logs / "demo").glob("*.jsonl"))
+    assert demo.recorded("latest").model.folded == len(path.read_bytes().splitlines())
+    # A file that goes between a look at it and its opening; a folder cannot be opened, either.
+    path.rename(path.with_suffix(".away"))
+    path.mkdir()
+    recorded = demo.recorded("latest")
+    assert recorded.model.head()["pipeline_name"] == "orders-demo"

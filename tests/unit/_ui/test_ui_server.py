@@ -1,15 +1,18 @@
 import asyncio
 import json
 import threading
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
 
+from penstock._ui import hub as hub_module
 from penstock._ui.assets import load_assets
 from penstock._ui.guard import is_loopback
 from penstock._ui.hub import Hub
+from penstock._ui.recording import Recording
 from penstock._ui.server import build_app
-from penstock._ui.serving import WatchedLog, listen, recordings_of
+from penstock._ui.serving import WatchedLog, address_of, listen, recordings_of
 from penstock.errors import SetupError
 
 HERE = "http://127.0.0.1:7070"
@@ -136,6 +139,7 @@ def test_every_response_has_its_headers_when_it_succeeds_or_not(client):
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] in ("no-store", "no-cache")
         assert "access-control-allow-origin" not in headers
 
 
@@ -163,6 +167,38 @@ def test_a_visitor_stays_signed_in_when_the_token_was_in_the_address(locked):
 def test_a_redirect_stays_here_when_the_path_names_another_host(locked):
     answer = locked.get("http://box.example:7070//evil.example/", params={"token": TOKEN})
     assert answer.headers["location"] == "/evil.example/"
+
+
+@pytest.mark.parametrize(
+    "path", ["/\\/evil.example", "/\u00e9/evil.example", "/\t/evil.example", "/\r\n/evil.example"]
+)
+def test_a_redirect_stays_here_when_a_browser_would_read_the_path_otherwise(locked, path):
+    address = f"http://box.example:7070{quote(path)}"
+    place = locked.get(address, params={"token": TOKEN}).headers["location"]
+    assert place == quote(path)
+    read = place.replace("\\", "/")
+    assert not any(mark in place for mark in "\t\r\n") and not read.startswith("//")
+
+
+def test_a_visitor_stays_signed_in_when_other_servers_of_the_host_have_cookies(locked):
+    locked.get("/", params={"token": TOKEN})
+    ((name, value),) = locked.cookies.items()
+    locked.cookies.clear()
+    cookie = f'theme={{"dark": "very much"}}; bad name=x; {name}={value}; =; last'
+    assert locked.get("/api/pipelines", headers={"cookie": cookie}).status_code == 200
+
+
+def test_a_visitor_stays_signed_in_when_the_token_has_signs_of_all_kinds(demo):
+    token = 'a;b c,d"e&f#g+h%20/='
+    app = build_app([demo], host="0.0.0.0", token=token)
+    found = TestClient(app, base_url="http://box.example:7070", follow_redirects=False)
+    with listen("127.0.0.1", 0) as listening:
+        address = address_of(listening, "box.example", token)
+    answer = found.get(f"/?{address.partition('?')[2]}")
+    assert answer.status_code == 303
+    name, _, rest = answer.headers["set-cookie"].partition("=")
+    cookie = f"{name}={rest.partition(';')[0]}"
+    assert found.get("/api/pipelines", headers={"cookie": cookie}).status_code == 200
 
 
 def test_an_address_for_others_is_refused_when_there_is_no_token(demo):
@@ -221,6 +257,129 @@ def test_changes_alone_are_sent_when_an_update_goes_on(logs, demo):
     assert [name for name, _ in seen[2:]] == ["changes"] * len(seen[2:])
     changed = {card["name"] for _, body in seen[2:] for card in body["cards"]}
     assert "revenue_5m" in changed and "kafka orders" not in changed
+
+
+def test_no_change_is_lost_when_it_comes_while_a_message_is_made(logs, demo, monkeypatch):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:25]))
+    look, encode = hub_module._Topic.look, hub_module.encode
+    armed, looks, may_look, has_looked = (threading.Event() for _ in range(4))
+
+    def held_look(topic):
+        if not armed.is_set():
+            return look(topic)
+        looks.set()
+        may_look.wait(30)
+        found = look(topic)
+        has_looked.set()
+        return found
+
+    def slow_encode(body):
+        if looks.is_set():
+            # The log is looked at on another thread meanwhile, from beginning to end.
+            armed.clear()
+            may_look.set()
+            has_looked.wait(30)
+        return encode(body)
+
+    monkeypatch.setattr(hub_module._Topic, "look", held_look)
+    monkeypatch.setattr(hub_module, "encode", slow_encode)
+
+    async def watch():
+        hub = Hub()
+        first = hub.watch(demo)
+        async with asyncio.timeout(30):
+            await anext(first)
+            await anext(first)
+            with path.open("ab") as file:
+                file.write(b"".join(lines[25:30]))
+            await anext(first)
+            armed.set()
+            with path.open("ab") as file:
+                file.write(b"".join(lines[30:]))
+            await asyncio.to_thread(looks.wait, 30)
+            second = hub.watch(demo)
+            await anext(second)
+            ends = []
+            for stream in (second, first):
+                while True:
+                    _, body = _message(await anext(stream))
+                    if body["update"]["has_ended"]:
+                        break
+                ends.append(body["update"]["state"])
+        await first.aclose()
+        await second.aclose()
+        return ends
+
+    assert asyncio.run(watch()) == ["COMPLETED", "COMPLETED"]
+
+
+def test_a_stream_says_so_and_ends_when_there_is_no_such_update(demo, tmp_path):
+    async def heard(recording, update):
+        hub = Hub()
+        async with asyncio.timeout(30):
+            return [text async for text in hub.watch(recording, update)], hub.watchers
+
+    assert asyncio.run(heard(demo, "removed-long-ago")) == ([b"event: missing\ndata: {}\n\n"], 0)
+    assert Recording("new", "new", tmp_path / "nothing").has("latest")
+
+
+def test_a_page_goes_on_when_its_log_could_not_be_read_for_a_moment(
+    logs, demo, monkeypatch, caplog
+):
+    path = next((logs / "demo").glob("*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:25]))
+    recorded, failures, has_failed = Recording.recorded, [], threading.Event()
+
+    def failing(self, update):
+        if len(failures) < 2:
+            failures.append(update)
+            raise PermissionError("the disk is away")
+        has_failed.set()
+        return recorded(self, update)
+
+    async def watch():
+        stream = Hub().watch(demo)
+        async with asyncio.timeout(30):
+            await anext(stream)
+            await anext(stream)
+            monkeypatch.setattr(Recording, "recorded", failing)
+            await asyncio.to_thread(has_failed.wait, 30)
+            with path.open("ab") as file:
+                file.write(b"".join(lines[25:]))
+            while True:
+                _, body = _message(await anext(stream))
+                if body["update"]["has_ended"]:
+                    break
+        await stream.aclose()
+
+    asyncio.run(watch())
+    assert len(failures) == 2
+    told = [record.levelname for record in caplog.records if record.name == hub_module.__name__]
+    assert told == ["WARNING"]
+
+
+def test_all_streams_end_when_some_end_before_others(demo, shop):
+    async def close():
+        hub = Hub()
+        streams = [hub.watch(each) for each in (demo, shop)]
+        async with asyncio.timeout(30):
+            for stream in streams:
+                await anext(stream)
+                await anext(stream)
+            waits = [asyncio.ensure_future(anext(stream, None)) for stream in streams]
+            await asyncio.sleep(0)
+            held = hub._topics[("shop", "latest")].wake
+            async with held:
+                closing = asyncio.ensure_future(hub.close())
+                # The stream of the first ends, and its topic with it, while the second is held.
+                await waits[0]
+            await closing
+            return [await each for each in waits], hub.watchers
+
+    assert asyncio.run(close()) == ([None, None], 0)
 
 
 def _message(text: bytes):

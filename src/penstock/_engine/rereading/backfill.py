@@ -64,6 +64,7 @@ class Decision:
         quarantine_version: Likewise; -1 if there is none.
         range: In words.
         is_staged: Of a window: all rows are gathered.
+        epoch: Of the flow's checkpoint when it began; empty if that was not noted.
     """
 
     backfill_id: str
@@ -78,6 +79,7 @@ class Decision:
     quarantine_version: int = -1
     range: str = ""
     is_staged: bool = False
+    epoch: str = ""
 
 
 @dataclass

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import MissingExtraError, SetupError
+from penstock._model.extras import import_extra
+from penstock.errors import SetupError
 
 _TIMEOUT_SECONDS = 20.0
 _BATCH = 1_000
@@ -33,7 +34,7 @@ def read_ranges(
         SetupError: `BROKER_UNREACHABLE`.
         MissingExtraError: `MISSING_EXTRA`.
     """
-    kafka = _import_client()
+    kafka = import_client()
     consumer = _consumer(kafka, bootstrap_servers)
     try:
         metadata = consumer.list_topics(topic, timeout=timeout_seconds)
@@ -56,7 +57,7 @@ def read_records(bootstrap_servers: str, topic: str, ranges: Ranges) -> Iterator
         SetupError: `BROKER_UNREACHABLE`.
         MissingExtraError: `MISSING_EXTRA`.
     """
-    kafka = _import_client()
+    kafka = import_client()
     consumer = _consumer(kafka, bootstrap_servers)
     left = {partition: end for partition, (begin, end) in ranges.items() if end > begin}
     try:
@@ -85,16 +86,15 @@ def read_records(bootstrap_servers: str, topic: str, ranges: Ranges) -> Iterator
         consumer.close()
 
 
-def _import_client() -> Any:
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "the Kafka client for Python is not installed",
-            hint="pip install 'penstock[demo]'",
-        ) from error
-    return confluent_kafka
+def import_client() -> Any:
+    """The client library for Kafka.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    return import_extra(
+        "confluent_kafka", extra="demo", feature="the demo", package="confluent-kafka"
+    )
 
 
 def _consumer(kafka: Any, bootstrap_servers: str) -> Any:

@@ -5,8 +5,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from penstock._local.demo.kafka_log import import_client
 from penstock._local.demo.orders import OrderStream
-from penstock.errors import MissingExtraError, SetupError
+from penstock.errors import SetupError
 
 _TICK_SECONDS = 0.01
 # A broker may be away for so long; when nothing more is to be sent, less.
@@ -135,15 +136,7 @@ class OrderProducer:
 
 
 def _client(bootstrap_servers: str) -> Any:
-    try:
-        from confluent_kafka import Producer
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "the Kafka client for Python is not installed",
-            hint="pip install 'penstock[demo]'",
-        ) from error
-    return Producer(
+    return import_client().Producer(
         {
             "bootstrap.servers": bootstrap_servers,
             "enable.idempotence": True,

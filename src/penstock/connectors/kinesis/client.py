@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn, TypeVar
 
+from penstock._model.extras import import_extra
 from penstock.connectors.kinesis.offsets import Position, Shard
 from penstock.connectors.kinesis.options import KinesisOptions
-from penstock.errors import ConnectorError, MissingExtraError
+from penstock.errors import ConnectorError
 
 _T = TypeVar("_T")
 _THROTTLED = frozenset(
@@ -86,15 +87,9 @@ def require_botocore() -> Any:
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    try:
-        import botocore.session
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "botocore is not installed; the Kinesis source needs it",
-            hint='pip install "penstock[kinesis]"',
-        ) from error
-    return botocore
+    return import_extra(
+        "botocore", "botocore.session", extra="kinesis", feature="the Kinesis source"
+    )
 
 
 class KinesisClient:

@@ -1,0 +1,106 @@
+"""Tables as the command line shows them, without Spark."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables.preview import list_quarantines, read_quarantine, read_table
+from penstock.errors import SpecError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> PipelineSettings:
+    return PipelineSettings(name="p", storage=str(tmp_path), root=str(tmp_path))
+
+
+@pytest.fixture
+def table(settings: PipelineSettings) -> Path:
+    return Path(settings.storage) / "tables" / "spark_catalog" / "default" / "orders"
+
+
+def test_rows_of_the_newest_file_come_first_when_a_table_is_shown(settings, table):
+    at = datetime(2026, 3, 4, 10, tzinfo=UTC)
+    for number in range(3):
+        body = {"id": [10 * number, 10 * number + 1], "at": [at, None], "ok": [True, False]}
+        write_deltalake(str(table), pa.table({**body, "tags": [["a", "b"], []]}), mode="append")
+    found = read_table(settings, "orders", 3)
+    assert found.columns == ("id", "at", "ok", "tags")
+    assert found.rows[:2] == (
+        ("20", "2026-03-04 10:00:00+00:00", "true", "a, b"),
+        ("21", "NULL", "false", ""),
+    )
+    assert (len(found.rows), found.total) == (3, 6)
+    assert read_table(settings, "orders", 0).rows == ()
+
+
+def test_deleted_rows_and_other_names_are_understood_when_delta_rs_knows_neither(settings, table):
+    write_deltalake(str(table), pa.table({"col-1": [1, 2], "col-2": ["a", "b"]}))
+    log = table / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    features = {"readerFeatures": ["columnMapping"], "writerFeatures": ["columnMapping"]}
+    fields = [
+        {
+            "name": name,
+            "type": kind,
+            "nullable": True,
+            "metadata": {
+                "delta.columnMapping.id": number,
+                "delta.columnMapping.physicalName": f"col-{number}",
+            },
+        }
+        for number, (name, kind) in enumerate((("id", "long"), ("customer name", "string")), 1)
+    ]
+    for action in actions:
+        if "protocol" in action:
+            action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+        if "metaData" in action:
+            action["metaData"]["schemaString"] = json.dumps({"type": "struct", "fields": fields})
+            action["metaData"]["configuration"] = {
+                "delta.columnMapping.mode": "name",
+                "delta.columnMapping.maxColumnId": "2",
+            }
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    found = read_table(settings, "orders", 5)
+    assert found.columns == ("id", "customer name")
+    assert (found.rows, found.total) == ((("1", "a"), ("2", "b")), 2)
+
+
+def test_a_table_is_refused_with_the_way_out_when_it_cannot_be_read(settings, table):
+    with pytest.raises(SpecError) as caught:
+        read_table(settings, "orders", 1)
+    assert caught.value.condition == "TABLE_NOT_FOUND"
+    write_deltalake(str(table), pa.table({"x": [1]}))
+    with pytest.raises(SpecError) as caught:
+        read_quarantine(settings, "orders", 1)
+    assert caught.value.condition == "QUARANTINE_NOT_FOUND"
+    features = {"readerFeatures": ["fromTomorrow"], "writerFeatures": ["fromTomorrow"]}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    newest = table / "_delta_log" / f"{1:020}.json"
+    newest.write_text(json.dumps({"protocol": protocol}) + "\n")
+    with pytest.raises(SpecError) as caught:
+        read_table(settings, "orders", 1)
+    assert caught.value.condition == "TABLE_NOT_READABLE"
+    assert caught.value.message.count("without Spark") == 1
+    assert "spark.read" in (caught.value.hint or "")
+    newest.unlink()
+    for file in table.glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(SpecError) as caught:
+        read_table(settings, "orders", 1)
+    assert caught.value.condition == "TABLE_NOT_READABLE"
+
+
+def test_rows_in_quarantine_are_counted_by_rule(settings, table):
+    rules = pa.array([["a", "b"], ["a"], None], pa.list_(pa.string()))
+    body = {"_failed_rules": rules, "_row": ["{}"] * 3, "_source": ["x"] * 3, "id": [1, 2, 3]}
+    write_deltalake(f"{table}_quarantine", pa.table(body))
+    (found,) = list_quarantines(settings)
+    assert (found.table, found.rows, dict(found.by_rule)) == ("orders", 3, {"a": 2, "b": 1})
+    shown = read_quarantine(settings, "orders", 1)
+    assert shown.columns == ("_failed_rules", "_source", "_row")
+    assert shown.rows == (("a, b", "x", "{}"),)
