@@ -71,7 +71,7 @@ def open_page(browser, problems: list[str]):
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on(
             "console",

@@ -210,7 +210,7 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
     try:
         page = open_page(served.address)
         page.wait_for_selector('[data-card="c.s.silver"] [data-state=QUEUED]')
-        page.set_default_timeout(3000)
+        page.set_default_timeout(15_000)
         story.state("silver", FlowStatus.RUNNING)
         page.wait_for_selector('[data-card="c.s.silver"] [data-state=RUNNING]')
         page.wait_for_selector(".link-live")
@@ -239,7 +239,7 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
         status.write_text(json.dumps({"update_id": "story-1", "process_id": ended.pid}))
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
         page.wait_for_selector('.failure:has-text("This update broke off")')
         status.unlink()
         story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))

@@ -75,9 +75,8 @@ def test_a_running_demo_is_seen_through_bad_rows_and_a_dead_broker(
     wait_for(lambda: quarantined(demo_directory) > 0, PATIENCE_SECONDS)
 
     # Poisoned rows are on the card and in the chart of the rule as soon as they are committed.
-    chart = open_page(page.url.split("#")[0])
+    chart = open_page(page.url.split("#")[0] + page.get_attribute(SILVER, "href"))
     chart.set_default_timeout(1000 * PATIENCE_SECONDS)
-    chart.goto(page.url.split("#")[0] + page.get_attribute(SILVER, "href"))
     chart.wait_for_selector(".rules li")
     before = quarantined(demo_directory)
     poison(broker_status(broker).bootstrap_servers)

@@ -7,7 +7,7 @@ import { DatasetPage } from "./dataset";
 import { PipelinePage } from "./pipeline";
 import { Pipelines } from "./pipelines";
 import { QuarantinePage } from "./quarantine";
-import { to, useNow, usePlace, type Place } from "./place";
+import { placeOf, to, useNow, usePlace, type Place } from "./place";
 import "./style.css";
 import { toggleTheme, useTheme } from "./theme";
 import { UpdatesPage } from "./updates";
@@ -49,7 +49,7 @@ function App() {
 
   const only = pipelines?.length === 1 ? pipelines[0] : undefined;
   useEffect(() => {
-    if (only && place.page === "pipelines") location.replace(to.pipeline(only.key));
+    if (only && placeOf(location.hash).page === "pipelines") location.replace(to.pipeline(only.key));
   }, [only?.key, place.page]);
 
   const pipeline = pipelines?.find((each) => each.key === place.pipeline) ?? null;
