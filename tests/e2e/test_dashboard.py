@@ -413,6 +413,8 @@ def test_rows_of_a_table_are_shown_when_asked_for(open_page, problems, stored) -
     page = open_page(stored + "#/shop/dataset/spark_catalog.default.silver")
     page.click("text=Show rows")
     page.wait_for_selector('#rows:has-text("50 of 60, version 0")')
+    page.wait_for_selector('#versions:has-text("version 0, 1 file")')
+    assert "write" in page.inner_text("section:has(#versions) tbody")
     text = page.inner_text(".rows")
     assert "customer 8" in text and "NULL" in text and "hunter2" not in text
     page.goto(stored + "#/shop/dataset/spark_catalog.default.bronze")

@@ -222,6 +222,32 @@ export interface Rows {
   problem?: undefined;
 }
 
+export interface Code {
+  file: string;
+  line: number;
+  text: string;
+  is_cut: boolean;
+}
+
+export interface Table {
+  version: number;
+  files: number;
+  bytes: number;
+  small_files: number;
+  advice: string | null;
+  versions: {
+    version: number;
+    at: number;
+    operation: string;
+    flow: string;
+    batch_id: number | null;
+    files_added: number;
+    files_removed: number;
+    rows: number | null;
+  }[];
+  problem?: undefined;
+}
+
 export interface Quarantined {
   dataset: string;
   rows: number | null;
@@ -329,6 +355,10 @@ export const getDifferences = (key: string, before: string, after: string, signa
 
 export const getRows = (key: string, name: string, signal?: AbortSignal) =>
   get<Rows | { problem: Problem }>(`${at(key)}/rows?name=${encodeURIComponent(name)}`, signal);
+export const getTable = (key: string, name: string, signal?: AbortSignal) =>
+  get<Table | { problem: Problem }>(`${at(key)}/table?name=${encodeURIComponent(name)}`, signal);
+export const getCode = (key: string, name: string, signal?: AbortSignal) =>
+  get<{ code: Code | null }>(`${at(key)}/code?name=${encodeURIComponent(name)}`, signal);
 export const getQuarantines = (key: string, signal?: AbortSignal) =>
   get<{ tables: Quarantined[]; problem?: undefined } | { problem: Problem }>(`${at(key)}/quarantines`, signal);
 export const getQuarantine = (key: string, asked: { name: string; search: string; rule: string; before: string }, signal?: AbortSignal) =>

@@ -8,6 +8,7 @@ import { to } from "./place";
 import { Waiting } from "./lag";
 import { ColumnLineage } from "./lineage";
 import { RowsPanel } from "./rows";
+import { CodePanel, TablePanel } from "./stored";
 import { StateBadge } from "./state";
 
 interface Props {
@@ -176,6 +177,8 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
         </section>
       )}
       {value.batches.length > 0 && <Batches value={value} />}
+      {value.declared_at && <CodePanel pipelineKey={pipelineKey} name={name} />}
+      {!NO_TABLE.has(card.kind) && <TablePanel pipelineKey={pipelineKey} name={name} version={card.table_version} />}
       {!NO_TABLE.has(card.kind) && <RowsPanel pipelineKey={pipelineKey} name={name} />}
     </main>
   );

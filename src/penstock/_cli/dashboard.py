@@ -16,7 +16,7 @@ from penstock._cli import options
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
-    from penstock._ui.ports import Tables
+    from penstock._ui.ports import Sources, Tables
     from penstock._ui.serving import WatchedLog
 
 _STOP_SECONDS = 3.0
@@ -72,6 +72,7 @@ def ui(
     event_log: Annotated[
         list[str] | None, typer.Option("--event-log", hidden=True, metavar="NAME=DIR")
     ] = None,
+    sources: Annotated[Path | None, typer.Option("--sources", hidden=True)] = None,
     listening: Annotated[int | None, typer.Option("--listening", hidden=True)] = None,
 ) -> None:
     """Show pipelines in the browser, live and long after; needs no Spark and no Java."""
@@ -85,6 +86,7 @@ def ui(
                 label=name,
                 directory=Path(place),
                 tables=_tables_of(storage, trusts_paths=True) if storage else None,
+                sources=_sources_of(sources) if sources is not None else None,
             )
             for name, place in options.assignments(event_log, "--event-log").items()
         ]
@@ -139,12 +141,15 @@ def _log_of(
                     label=named.name or "pipeline",
                     directory=directory,
                     tables=_tables_of(str(named), trusts_paths=False) if is_beside else None,
+                    # Where the storage is in the project's folder, its sources are there, too.
+                    sources=_sources_of(named) if is_beside else None,
                 )
     settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     return WatchedLog(
         label=settings.name,
         directory=event_directory(settings),
         tables=_tables_of(settings.storage, trusts_paths=True),
+        sources=_sources_of(Path(settings.root)),
         control=ProcessControl(
             settings,
             project=[str(path)] if path is not None else [],
@@ -168,6 +173,12 @@ def _tables_of(storage: str, *, trusts_paths: bool) -> "Tables":
     return TableBrowser(storage, trusts_paths=trusts_paths)
 
 
+def _sources_of(root: Path) -> "Sources":
+    from penstock._project.excerpt import ProjectSources
+
+    return ProjectSources(root)
+
+
 @contextmanager
 def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[None]:
     """Serve the dashboard of a pipeline from a process of its own while the body runs.
@@ -189,7 +200,7 @@ def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[
     with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as found:
         address = serving.address_of(found, serving.DEFAULT_HOST, None)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            serving.companion_command(log, found.fileno(), settings.storage),
+            serving.companion_command(log, found.fileno(), settings.storage, settings.root),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(found.fileno(),),

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock._model.name import DatasetName
 from penstock._observe.masking import masked_values, shown
+from penstock._tables.browsing_versions import newest_versions
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
 from penstock._tables.row_selection import row_id
@@ -39,6 +40,9 @@ _COUNT_AT_ONCE = 16_384
 _SEARCH_SECONDS = 1.0
 _COUNT_SECONDS = 1.0
 _MAX_COUNTED_FILES = 50_000
+_SMALL_FILE = 16 << 20
+_GOOD_FILE = 128 << 20
+_MANY_FILES = 100
 _MAX_TABLES = 64
 _MAX_COMMITS = 500
 _READERS = 2
@@ -120,6 +124,37 @@ class TableBrowser:
                 "columns": [{"name": one.name, "type": _type_text(one.type)} for one in columns],
                 "more_columns": len(found.columns) - len(columns),
                 "rows": rows,
+            }
+
+    def table(self, dataset: str, path: str | None) -> dict[str, Any]:
+        """Files and versions of a table, from its log.
+
+        Args:
+            dataset: Its resolved name.
+            path: Where the event log says that it lies.
+
+        Returns:
+            `version`; `files`, `bytes` and `small_files` (those below 16 MiB) of that version;
+            `advice`: what to do where many small files make reading slow, else null; `versions`:
+            the newest ones, newest first, with `version`, `at` (in milliseconds), `operation`,
+            `flow`, `batch_id`, `files_added`, `files_removed` and `rows` (added, null if unknown).
+
+        Raises:
+            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
+        """
+        place = self._place(dataset, path)
+        with self._readers:
+            found = self._table(place).snapshot(rests=True)
+            assert place is not None
+            small = sum(file.size < _SMALL_FILE for file in found.files)
+            size = sum(file.size for file in found.files)
+            return {
+                "version": found.version,
+                "files": len(found.files),
+                "bytes": size,
+                "small_files": small,
+                "advice": _advice(small, size),
+                "versions": newest_versions(place / "_delta_log", found.version),
             }
 
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
@@ -352,6 +387,16 @@ class _Commits:
         for one in actions:
             if "add" in one:
                 self._found[one["add"]["path"]] = commit
+
+
+def _advice(small: int, size: int) -> str | None:
+    """Whether merging files would pay: there are many, and few large ones would do."""
+    if small < _MANY_FILES or small < 4 * (1 + size // _GOOD_FILE):
+        return None
+    return (
+        f"{small:,} files are below 16 MiB: each query opens them all. OPTIMIZE merges them; "
+        "longer triggers make fewer of them"
+    )
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class StoredFile:
         path: Where it lies.
         name: As the log names it.
         rows: Rows in it, deleted ones included; `None` if the log does not say.
+        size: Its bytes.
         at: When it was written, in milliseconds since the epoch.
         partition: Values of the partition columns.
     """
@@ -49,6 +50,7 @@ class StoredFile:
     path: Path
     name: str
     rows: int | None
+    size: int
     at: int
     partition: Mapping[str, Any]
 
@@ -284,6 +286,7 @@ class StoredTable:
                 path=self._place(listed["path"][number]),
                 name=listed["path"][number],
                 rows=listed["num_records"][number],
+                size=int(listed["size_bytes"][number] or 0),
                 at=int(listed["modification_time"][number] or 0),
                 partition=partitions[number],
             )
@@ -334,7 +337,7 @@ class StoredTable:
         return kept
 
 
-_LISTED = ("path", "num_records", "modification_time")
+_LISTED = ("path", "num_records", "size_bytes", "modification_time")
 
 REFUSED = "the table cannot be read without Spark: "
 """How messages of `TABLE_NOT_READABLE` begin that give a reason."""

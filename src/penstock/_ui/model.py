@@ -225,6 +225,10 @@ class UpdateModel:
             if one.kind not in ("sink", "temporary view")
         }
 
+    def declarations(self) -> dict[str, str]:
+        """File and line of each dataset that was declared."""
+        return {name: one.declared_at for name, one in self._declared.items() if one.declared_at}
+
     def edges(self) -> list[dict[str, str]]:
         """Which dataset feeds which, by which flow."""
         found: dict[tuple[str, str], str] = {}

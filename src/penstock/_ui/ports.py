@@ -13,6 +13,9 @@ class Tables(Protocol):
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
         """Some rows of a table."""
 
+    def table(self, dataset: str, path: str | None) -> dict[str, Any]:
+        """Files and newest versions of a table."""
+
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
         """Every table that has a quarantine, with rows per rule."""
 
@@ -27,6 +30,13 @@ class Tables(Protocol):
         limit: int,
     ) -> dict[str, Any]:
         """Rows in quarantine, newest first; `ValueError` if `before` is no place."""
+
+
+class Sources(Protocol):
+    """The sources of a pipeline. Any thread may call; answers are bounded and hold no secrets."""
+
+    def code(self, declared_at: str) -> dict[str, Any] | None:
+        """`file`, `line`, `text`, `is_cut` of a declaration as it is now; `None` if unknown."""
 
 
 class Control(Protocol):

@@ -23,7 +23,7 @@ from penstock._observe.log import (
 from penstock._observe.masking import masked
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel, error_view
-from penstock._ui.ports import Control, Tables
+from penstock._ui.ports import Control, Sources, Tables
 
 _MAX_MODELS = 6
 _SETTLED_SECONDS = 1.0
@@ -178,6 +178,7 @@ class Recording:
         label: What to call it before it has events.
         directory: The folder of its event log; it need not be there yet.
         tables: Looks into its tables; `None` where their storage is not known.
+        sources: Looks into its sources; `None` where its project is not known.
         control: Acts on it; `None` where its project is not known.
     """
 
@@ -188,8 +189,10 @@ class Recording:
         directory: Path,
         *,
         tables: Tables | None = None,
+        sources: Sources | None = None,
         control: Control | None = None,
     ) -> None:
+        self.sources = sources
         self.key = key
         self.label = label
         self.directory = directory

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from penstock._model.extras import import_extra
 from penstock._ui.guard import is_loopback
-from penstock._ui.ports import Control, Tables
+from penstock._ui.ports import Control, Sources, Tables
 from penstock._ui.recording import Recording
 from penstock.errors import SetupError
 
@@ -34,12 +34,14 @@ class WatchedLog:
         label: What to call it before it has events.
         directory: Its event log.
         tables: Looks into its tables; `None` where their storage is not known.
+        sources: Looks into its sources; `None` where its project is not known.
         control: Acts on it; `None` where its project is not known.
     """
 
     label: str
     directory: Path
     tables: Tables | None = None
+    sources: Sources | None = None
     control: Control | None = None
 
 
@@ -54,7 +56,14 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
             key, number = f"{base}-{number}", number + 1
         seen.add(key)
         found.append(
-            Recording(key, log.label, log.directory, tables=log.tables, control=log.control)
+            Recording(
+                key,
+                log.label,
+                log.directory,
+                tables=log.tables,
+                sources=log.sources,
+                control=log.control,
+            )
         )
     return found
 
@@ -204,7 +213,7 @@ def _stop_at_end(stream: BinaryIO, server: object) -> None:
     server.should_exit = True  # type: ignore[attr-defined]
 
 
-def companion_command(log: WatchedLog, descriptor: int, storage: str) -> list[str]:
+def companion_command(log: WatchedLog, descriptor: int, storage: str, root: str) -> list[str]:
     """The command of a process that shows one pipeline and ends with its standard input."""
     return [
         sys.executable,
@@ -214,4 +223,5 @@ def companion_command(log: WatchedLog, descriptor: int, storage: str) -> list[st
         f"--event-log={log.label}={log.directory}",
         f"--listening={descriptor}",
         f"--storage={storage}",
+        f"--sources={root}",
     ]

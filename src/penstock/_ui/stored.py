@@ -1,4 +1,4 @@
-"""The addresses about what is stored: rows of tables, and rows in quarantine."""
+"""The addresses about what is stored: tables, rows in quarantine, and code."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -36,6 +36,25 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
         if name not in paths:
             raise HTTPException(404, "no such table")
         return _answer(tables, lambda them: them.preview(name, paths[name], limit=_PREVIEW_ROWS))
+
+    @app.get("/api/pipelines/{key}/table")
+    def show_table(key: str, name: Name) -> Response:
+        tables, paths = _stored(recording_of(key))
+        if name not in paths:
+            raise HTTPException(404, "no such table")
+        return _answer(tables, lambda them: them.table(name, paths[name]))
+
+    @app.get("/api/pipelines/{key}/code")
+    def show_code(key: str, name: Name) -> Response:
+        recording = recording_of(key)
+        places: dict[str, str] = {}
+        if (recorded := recording.recorded(LATEST)) is not None:
+            with recording.lock:
+                places = recorded.model.declarations()
+        if name not in places:
+            raise HTTPException(404, "no such dataset")
+        found = recording.sources.code(places[name]) if recording.sources is not None else None
+        return _body({"code": found})
 
     @app.get("/api/pipelines/{key}/quarantines")
     def list_quarantines(key: str) -> Response:
@@ -79,6 +98,10 @@ def _answer(tables: Tables | None, ask: Callable[[Tables], dict[str, Any]]) -> R
             body = {"problem": {"message": shown(error.message), "hint": shown(error.hint or "")}}
         except ValueError as error:
             raise HTTPException(422, "not a place in a quarantine") from error
+    return _body(body)
+
+
+def _body(body: dict[str, Any]) -> Response:
     return Response(
         encode(body), media_type="application/json", headers={"cache-control": "no-store"}
     )

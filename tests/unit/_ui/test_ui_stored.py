@@ -8,6 +8,7 @@ from deltalake import write_deltalake
 from planted_secrets import planted
 from starlette.testclient import TestClient
 
+from penstock._project.excerpt import ProjectSources
 from penstock._tables.browsing import TableBrowser
 from penstock._ui.recording import Recording
 from penstock._ui.server import build_app
@@ -108,3 +109,48 @@ def test_no_secret_is_in_any_answer_when_tables_hold_some(client):
     for secret in secrets[::7]:
         found = _get(client, "quarantine", name=NAME, search=secret, limit=100)
         assert found["rows"] == [], secret
+
+
+def test_files_and_versions_of_a_table_are_told(client, storage):
+    found = _get(client, "table", name=NAME)
+    assert (found["version"], found["files"], found["small_files"]) == (0, 1, 1)
+    assert found["bytes"] > 0 and found["advice"] is None
+    (version,) = found["versions"]
+    assert (version["operation"], version["files_added"], version["files_removed"]) == (
+        "WRITE",
+        1,
+        0,
+    )
+    assert version["rows"] == len(planted()[0])
+    assert (version["flow"], version["batch_id"]) == ("", None)
+    assert client.get("/api/pipelines/shop/table", params={"name": "x.y.z"}).status_code == 404
+    blind = client.get("/api/pipelines/blind/table", params={"name": NAME}).json()
+    assert "shows no rows" in blind["problem"]["message"]
+
+
+def test_many_small_files_are_warned_of(client, storage):
+    table = storage / "tables/spark_catalog/default/silver"
+    for number in range(120):
+        write_deltalake(str(table), pa.table({"note": ["x"], "n": [number]}), mode="append")
+    found = _get(client, "table", name=NAME)
+    assert (found["files"], found["small_files"], len(found["versions"])) == (121, 121, 20)
+    assert "121 files are below 16 MiB" in found["advice"] and "OPTIMIZE" in found["advice"]
+
+
+def test_code_is_told_where_the_project_is_known(logs, tmp_path):
+    (tmp_path / "transformations").mkdir()
+    code = "\n" * 18 + "import dlt\n\n\n@dlt.table\ndef silver():\n    password = 'hunter2'\n"
+    (tmp_path / "transformations" / "orders.py").write_text(code)
+    recordings = [
+        Recording("shop", "shop", logs / "shop", sources=ProjectSources(tmp_path)),
+        Recording("blind", "blind", logs / "shop"),
+    ]
+    app = build_app(recordings, host="127.0.0.1", token=None)
+    client = TestClient(app, base_url=HERE)
+    found = _get(client, "code", name=NAME)["code"]
+    assert found["file"] == "transformations/orders.py"
+    assert "import dlt" in found["text"] or "def silver" in found["text"]
+    assert "hunter2" not in found["text"]
+    assert client.get("/api/pipelines/blind/code", params={"name": NAME}).json() == {"code": None}
+    for name in ("x.y.z", "../../etc/passwd"):
+        assert client.get("/api/pipelines/shop/code", params={"name": name}).status_code == 404

@@ -1,0 +1,206 @@
+"""The code of a declaration, for people who look at a pipeline: read from its file as it is now.
+
+What stands in code may be a credential. A text that belongs to a word such as `password`, and what
+looks like a credential by itself, is not shown.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock._observe.masking import shown
+from penstock._sql.tokens import UnclosedError, tokens_of
+
+_MOST_BYTES = 2_000_000
+_MOST_LINES = 120
+_MOST_TEXT = 12_000
+_HIDDEN = "[redacted]"
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d{1,7})")
+_TEXT = r"(?:\\.|(?!(?P={0}))[^\\])*"
+_PYTHON = re.compile(
+    r"(?P<comment>#[^\n]*)"
+    rf"|(?P<long>\'\'\'|\"\"\")(?P<long_text>{_TEXT.format('long')})(?P=long)"
+    r"|(?P<quote>['\"])(?P<text>(?:\\.|(?!(?P=quote))[^\\\n])*)(?P=quote)",
+    re.DOTALL,
+)
+_SQL = re.compile(
+    r"(?P<comment>--[^\n]*|/\*.*?\*/)"
+    r"|(?P<name>`[^`]*`)"
+    rf"|(?P<quote>['\"])(?P<text>{_TEXT.format('quote')})(?P=quote)",
+    re.DOTALL,
+)
+_SECRET = re.compile(
+    r"passw|passphrase|secret|token|api[._\-]?key|access[._\-]?key|account[._\-]?key"
+    r"|shared[._\-]?key|private[._\-]?key|secret[._\-]?key|credential|authorization|signature|jaas"
+    r"|\bpwd|\bsas",
+    re.IGNORECASE,
+)
+# A key by its looks. Paths are no keys.
+_KEY_LIKE = re.compile(
+    r"(?=\S{0,99}\d)(?=\S{0,99}[a-z])(?=\S{0,99}[A-Z])[A-Za-z0-9+/=_\-]{24,}|[0-9a-f]{32,}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """Some lines of a file.
+
+    Attributes:
+        file: As it is called in messages.
+        line: Number of the first one.
+        text: The lines, without credentials.
+        is_cut: Whether there are more.
+    """
+
+    file: str
+    line: int
+    text: str
+    is_cut: bool
+
+
+class ProjectSources:
+    """Looks into the sources of a project. Any thread may call.
+
+    Args:
+        root: Folder of the project; nothing outside of it is read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def code(self, declared_at: str) -> dict[str, object] | None:
+        """The code of a declaration, for JSON; `None` where it cannot be told.
+
+        Args:
+            declared_at: File and line, as messages and events have them.
+        """
+        found = excerpt(self._root, declared_at)
+        if found is None:
+            return None
+        return {
+            "file": shown(found.file),
+            "line": found.line,
+            "text": found.text,
+            "is_cut": found.is_cut,
+        }
+
+
+def excerpt(root: Path, declared_at: str) -> Excerpt | None:
+    """The statement that begins at a line.
+
+    Args:
+        root: Folder that the file must be in, and from which a relative path is taken.
+        declared_at: File and line: `transformations/orders.py:12`.
+
+    Returns:
+        `None` for files that are not there, outside of the folder, neither Python nor SQL, larger
+        than sources are, or broken.
+    """
+    place = _PLACE.fullmatch(declared_at)
+    if place is None:
+        return None
+    try:
+        folder = root.resolve()
+        path = (folder / place["file"]).resolve()
+        if not path.is_relative_to(folder) or path.suffix not in (".py", ".sql"):
+            return None
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError):
+        return None
+    lines = text.splitlines()
+    first = int(place["line"])
+    if not 1 <= first <= len(lines):
+        return None
+    is_sql = path.suffix == ".sql"
+    ends = _sql_statement(lines, first) if is_sql else _python_statement(text, first)
+    if ends is None:
+        return None
+    first, last = ends
+    # Whole, as a text that is cut has no end.
+    code = without_secrets("\n".join(lines[first - 1 : last]), is_sql=is_sql)
+    shorter = "\n".join(code.split("\n")[:_MOST_LINES])[:_MOST_TEXT]
+    return Excerpt(file=place["file"], line=first, text=shorter, is_cut=len(shorter) < len(code))
+
+
+def without_secrets(code: str, *, is_sql: bool = False) -> str:
+    """Code with its credentials taken out; lines stay where they are."""
+    pieces: list[str] = []
+    before, was_hidden = 0, False
+    previous = ""
+    for found in (_SQL if is_sql else _PYTHON).finditer(code):
+        groups = found.groupdict()
+        between = code[before : found.start()]
+        pieces.append(between)
+        before = found.end()
+        if groups["comment"] is not None:
+            pieces.append(_comment(groups["comment"]))
+            continue
+        if groups.get("name") is not None:
+            previous = found[0]
+            pieces.append(found[0])
+            continue
+        quote = groups.get("long") or groups["quote"]
+        text = groups["text"] if groups.get("long") is None else groups["long_text"]
+        is_continued = was_hidden and not between.strip(" \t\r\n\\()bBrRuUfF")
+        # What belongs to a text stands before it: a name, or the text before that is a key.
+        words = previous + between[-400:]
+        was_hidden = bool(is_continued or _SECRET.search(words) or _looks_like_a_key(text))
+        hidden = _HIDDEN + "\n" * text.count("\n")
+        pieces.append(f"{quote}{hidden if text else ''}{quote}" if was_hidden else found[0])
+        # The key of a value that was hidden says nothing about what comes after it.
+        previous = "" if was_hidden else text
+    pieces.append(code[before:])
+    return shown("".join(pieces))
+
+
+def _looks_like_a_key(text: str) -> bool:
+    is_place = text.startswith(("/", ".")) or "://" in text
+    return not is_place and _KEY_LIKE.search(text) is not None
+
+
+def _comment(text: str) -> str:
+    """A comment as far as the first word that a credential may follow."""
+    found = _SECRET.search(text)
+    if found is None or not re.search(r"[\"'=:]", text[found.start() :]):
+        return text
+    rest = text[found.end() :]
+    return (
+        text[: found.end()]
+        + f" {_HIDDEN}"
+        + "\n" * rest.count("\n")
+        + ("*/" if text.startswith("/*") else "")
+    )
+
+
+def _python_statement(text: str, line: int) -> tuple[int, int] | None:
+    """First and last line of the innermost statement around a line, decorators included."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    best: tuple[int, int] | None = None
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or node.end_lineno is None:
+            continue
+        decorators = getattr(node, "decorator_list", ())
+        start = min([node.lineno, *(one.lineno for one in decorators)])
+        if start <= line <= node.end_lineno and (
+            best is None or node.end_lineno - start < best[1] - best[0]
+        ):
+            best = start, node.end_lineno
+    return best
+
+
+def _sql_statement(lines: list[str], line: int) -> tuple[int, int] | None:
+    """A line, and that of the `;` that ends its statement."""
+    rest = "\n".join(lines[line - 1 :])
+    try:
+        for token in tokens_of(rest):
+            if token.word == ";":
+                return line, line + rest.count("\n", 0, token.end)
+    except UnclosedError:
+        return None
+    return line, len(lines)

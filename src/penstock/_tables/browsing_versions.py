@@ -1,0 +1,70 @@
+"""The newest versions of a table on this machine, from the commits of its log."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock._observe.masking import shown
+
+_SHOWN_VERSIONS = 20
+_MOST_BYTES = 8 << 20
+
+
+def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
+    """What the last commits did, newest first; those that were cleaned up are left out.
+
+    Args:
+        log: Folder of the log.
+        version: The newest one.
+    """
+    found = []
+    left = _MOST_BYTES
+    for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
+        path = log / f"{number:020}.json"
+        try:
+            size = path.stat().st_size
+            # A rewrite of very many files is not worth its reading.
+            if size > left:
+                break
+            left -= size
+            text = path.read_text(encoding="utf-8")
+            actions = [json.loads(line) for line in text.splitlines() if line]
+        except (OSError, ValueError):
+            break
+        found.append(_version(number, actions))
+    return found
+
+
+def _version(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    info: dict[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+    record = _record(info)
+    added = [one["add"] for one in actions if "add" in one]
+    counts = [_rows_of(file) for file in added]
+    flow, batch = record.get("flow"), record.get("batch")
+    return {
+        "version": number,
+        "at": int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
+        "operation": shown(str(info.get("operation") or "")),
+        "flow": shown(str(flow or "")),
+        "batch_id": batch if isinstance(batch, int) else None,
+        "files_added": len(added),
+        "files_removed": sum("remove" in one for one in actions),
+        "rows": None if None in counts else sum(count or 0 for count in counts),
+    }
+
+
+def _record(info: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found = json.loads(info.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rows_of(file: dict[str, Any]) -> int | None:
+    try:
+        count = json.loads(file.get("stats") or "{}").get("numRecords")
+    except (ValueError, AttributeError):
+        return None
+    return count if isinstance(count, int) else None
