@@ -31,7 +31,7 @@ from penstock._observe.events import (
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm, read_commit_counts
+from penstock._tables.delta_log import DeltaJvm, read_commit_counts, size_in_bytes
 from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.late import FindLateRows
@@ -592,7 +592,7 @@ def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
         "id": state.id,
         "version": state.version,
         "rows": spark.read.format("delta").load(path).count(),
-        "size": int(DeltaJvm(spark).snapshot(path).sizeInBytes()),
+        "size": size_in_bytes(DeltaJvm(spark).snapshot(path)),
         "columns": {one.name: one.dataType.simpleString() for one in state.schema},
         "properties": dict(state.properties),
     }

@@ -24,7 +24,7 @@ from penstock._tables.cdc_history import (
     stored_values,
 )
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
 from penstock._tables.fenced import Begun, FencedTable
 from penstock._tables.layout import TableRef
 from penstock._tables.log_scan import live_files
@@ -138,7 +138,7 @@ class CdcState:
         return state_schema(self._events.shape, keys, values, self._events.sequence)
 
     def _is_empty(self) -> bool:
-        return int(self._delta.snapshot(self._table.ref.path).numOfFiles()) == 0
+        return file_count(self._delta.snapshot(self._table.ref.path)) == 0
 
     # -- one batch -----------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class CdcState:
         snapshot = self._delta.snapshot(path)
         known = live_files(self._delta, path, int(snapshot.version()))
         if known is None:
-            size = int(snapshot.sizeInBytes())
+            size = size_in_bytes(snapshot)
             return like.sparkSession.read.format("delta").load(path), size
         size = sum(int(file["size"]) for file in known)
         return self._read(snapshot, self._delta.seq(self._delta.add_files(known)), like), size

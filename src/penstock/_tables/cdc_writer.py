@@ -22,6 +22,7 @@ from penstock._tables.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
 from penstock._tables.cdc_history import current_rows, history_rows, merged
 from penstock._tables.cdc_state import CdcState
 from penstock._tables.commits import CommitResult, RuleCounts
+from penstock._tables.delta_log import file_count
 from penstock._tables.fenced import Begun, FencedTable
 from penstock._tables.keyed import KeyedTable, in_one_task
 from penstock._tables.kill_points import kill_point
@@ -134,7 +135,7 @@ class CdcWriter(FlowWriter):
             self._delta, state, app_id, events, tombstone_seconds=tombstone_seconds
         )
         with self._lock:
-            has_rows = int(self._delta.snapshot(target.path).numOfFiles()) > 0
+            has_rows = file_count(self._delta.snapshot(target.path)) > 0
             self._state.prepare(target_has_rows=has_rows, flow=flow)
         self._kept: DataFrame | None = None
         self._counts: Mapping[str, int] = {}

@@ -59,6 +59,21 @@ class TableMetadata:
         return str(found) if found is not None else None
 
 
+def file_count(snapshot: Any) -> int:
+    """Files of a version; from the checksum of its commit where there is one.
+
+    Otherwise Delta computes the state of the table, which takes a Spark job.
+    """
+    known = snapshot.numOfFilesIfKnown()
+    return int(known.get() if known.isDefined() else snapshot.numOfFiles())
+
+
+def size_in_bytes(snapshot: Any) -> int:
+    """Bytes of the files of a version; see `file_count`."""
+    known = snapshot.sizeInBytesIfKnown()
+    return int(known.get() if known.isDefined() else snapshot.sizeInBytes())
+
+
 class DeltaJvm:
     """Delta's classes, seen from one session."""
 

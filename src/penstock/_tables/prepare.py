@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from penstock._model.origin import SourceLocation
-from penstock._tables.delta_log import DeltaJvm, TableMetadata, reason
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count, reason
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.schema import (
@@ -345,7 +345,7 @@ def _alter(
     spec = _as_cast(spec, wide)
     if not _fits(table, spec, replace(state, schema=wide)):
         # Without rows there is nothing that could not be changed.
-        if int(snapshot.numOfFiles()) > 0:
+        if file_count(snapshot) > 0:
             _refuse(table, spec, replace(state, schema=wide))
         _replace_empty(delta, table, spec)
         return True

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import size_in_bytes
 from penstock._tables.fenced import Begun
 from penstock._tables.late import FindLateRows
 from penstock._tables.layout import TableRef
@@ -202,7 +203,7 @@ def can_rewrite(begun: Begun, size: int | None = None) -> bool:
         if configuration.get(feature, "false").lower() == "true":
             return False
     if size is None:
-        size = int(begun.transaction.snapshot().sizeInBytes())
+        size = size_in_bytes(begun.transaction.snapshot())
     return size <= REWRITE_BYTES
 
 

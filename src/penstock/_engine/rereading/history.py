@@ -22,7 +22,7 @@ from penstock._engine.rereading.sources import (
     iso,
     stream_sources,
 )
-from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.files import local_path
 from penstock._tables.log_scan import LoggedRemovals, append_only_start, logged_removals
 
@@ -95,7 +95,7 @@ def history(
             start = position.versions.get(source.path)
             done = streams.done.versions.get(streams.table_id(source.path), 0)
             missing, note = lost_versions(source, removals, streams.done, start, done)
-            size = int(snapshot.sizeInBytes())
+            size = size_in_bytes(snapshot)
             one = replace(one, size=size, missing=missing, note=note)
         elif source.kind is SourceKind.FILES:
             one = replace(one, missing=lost_files(spark, streams.done.files, position))
