@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock._model.name import DatasetName
 from penstock._observe.masking import masked_values, shown
-from penstock._tables.browsing_versions import newest_versions
+from penstock._tables.browsing_versions import description, newest_versions, read_commit
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
 from penstock._tables.row_selection import row_id
@@ -364,25 +364,12 @@ class _Commits:
             return dict(self._found)
 
     def _read(self, number: int) -> None:
-        try:
-            text = (self._log / f"{number:020}.json").read_text(encoding="utf-8")
-            actions = [json.loads(line) for line in text.splitlines() if line]
-        except (OSError, ValueError):
+        actions = read_commit(self._log, number)
+        if actions is None:
             return  # cleaned up
-        info: dict[str, Any] = next(
-            (one["commitInfo"] for one in actions if "commitInfo" in one), {}
-        )
-        try:
-            record = json.loads(info.get("userMetadata") or "{}")
-        except ValueError:
-            record = {}
-        batch = record.get("batch") if isinstance(record, dict) else None
-        flow = record.get("flow") if isinstance(record, dict) else None
+        made = description(number, actions)
         commit = _Commit(
-            version=number,
-            at=int(info.get("timestamp") or 0),
-            flow=shown(str(flow or "")),
-            batch_id=batch if isinstance(batch, int) else None,
+            version=number, at=made["at"], flow=made["flow"], batch_id=made["batch_id"]
         )
         for one in actions:
             if "add" in one:

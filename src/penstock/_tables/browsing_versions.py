@@ -28,15 +28,26 @@ def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
             if size > left:
                 break
             left -= size
-            text = path.read_text(encoding="utf-8")
-            actions = [json.loads(line) for line in text.splitlines() if line]
-        except (OSError, ValueError):
+        except OSError:
             break
-        found.append(_version(number, actions))
+        actions = read_commit(log, number)
+        if actions is None:
+            break
+        found.append(description(number, actions))
     return found
 
 
-def _version(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
+    """The actions of a commit; `None` if it was cleaned up."""
+    try:
+        text = (log / f"{number:020}.json").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines() if line]
+    except (OSError, ValueError):
+        return None
+
+
+def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a commit did and who made it, without secrets."""
     info: dict[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
     record = _record(info)
     added = [one["add"] for one in actions if "add" in one]
