@@ -78,12 +78,13 @@ class KafkaLag:
                     earliest, latest = self._bounds(admin, places)
                     if latest:
                         retention = self._retentions(admin, sorted(offsets))
-                if latest:
-                    self._silent.pop(servers, None)
-                else:
+                if not latest and self._failed is not None:
+                    problem = _problem(servers, self._failed)
+                # Who refuses this flow may serve the others: only silence is about all of them.
+                if problem == _no_answer(servers):
                     self._silent[servers] = time.monotonic() + _SILENT_SECONDS
-            if not latest:
-                problem = _problem(servers, self._failed)
+            else:
+                problem = _no_answer(servers)
         unread = {
             place: max(offset, earliest[place])
             for place, offset in places.items()
@@ -299,16 +300,18 @@ class KafkaLag:
             consumer.close(self._jvm.java.time.Duration.ZERO)
 
 
-def _problem(servers: str, failed: Py4JJavaError | None) -> str:
+def _no_answer(servers: str) -> str:
+    return f"no broker of {servers} answers"
+
+
+def _problem(servers: str, failed: Py4JJavaError) -> str:
     """Why nothing is known of a topic; brokers that are gone are told from those that refuse."""
-    if failed is None:
-        return f"no broker of {servers} answers"
     found, cause = failed.java_exception, failed.java_exception.getCause()
     while cause is not None:
         found, cause = cause, cause.getCause()
     name = str(found.getClass().getSimpleName())
     if name in _NO_ANSWER:
-        return f"no broker of {servers} answers"
+        return _no_answer(servers)
     return f"the brokers of {servers} refuse: {name}: {found.getMessage()}"
 
 
