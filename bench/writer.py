@@ -143,6 +143,8 @@ class Side:
         """Seconds of a write with rules and without, in turns."""
         from penstock._model.expectation import Expectation, OnViolation
         from penstock._model.origin import SourceLocation
+        from penstock._tables.decision import DecisionFile
+        from penstock._tables.files import StorageFiles
         from penstock._tables.layout import TableRef
         from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
         from penstock._tables.writer import FlowWriter
@@ -187,6 +189,7 @@ class Side:
                 target=target,
                 split=split,
                 quarantine=quarantine,
+                decisions=DecisionFile(StorageFiles(self.spark), str(self.root / "decision.json")),
             )
             writers[name] = (writer, split.df)
         for turn in range(rounds + 3):

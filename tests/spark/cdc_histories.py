@@ -13,6 +13,7 @@ import pytest
 from cdc_oracle import DELETE, TRUNCATE, UPSERT, Event, Row, Rules, table
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from writer_harness import decision_file
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
@@ -166,6 +167,7 @@ class DeltaTarget:
     def __init__(self, spark: SparkSession, root: Path, case: Case, **options: Any) -> None:
         self._spark = spark
         self._case = case
+        self._root = root
         self.target = TableRef(str(root / "target"), "target")
         self.state = TableRef(str(root / "state"), "state")
         self.quarantine = TableRef(str(root / "quarantine"), "quarantine")
@@ -189,6 +191,7 @@ class DeltaTarget:
             state=self.state,
             quarantine=self.quarantine,
             events=self.events,
+            decisions=decision_file(self._spark, self._root, "p/changes/writer/1"),
             split=split,
             **self._options,
         )

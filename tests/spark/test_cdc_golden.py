@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from writer_harness import decision_file
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
@@ -73,6 +74,7 @@ class Golden:
             state=TableRef(str(root / "s"), "s"),
             events=self._events,
             split=self._split(empty),
+            decisions=decision_file(spark, root, "p/f/writer/1"),
         )
 
     def _split(self, df: DataFrame) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from writer_harness import rule
+from writer_harness import decision_file, rule
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
@@ -63,6 +63,7 @@ class Target:
             state=self.state,
             quarantine=self.quarantine if quarantine else None,
             events=events,
+            decisions=decision_file(self.spark, self.root, f"p/{flow}/writer/1"),
             split=split,
             **(options or {}),
         )

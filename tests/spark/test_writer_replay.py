@@ -62,7 +62,7 @@ def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_gone(
     if stateful:
         source = source.withWatermark("at", "1 hour").dropDuplicatesWithinWatermark(["id"])
     df = harness.prepare(source, RULES)
-    options = {"coalesce": not stateful}
+    options = {"stateful": stateful}
     first = run_available(df, harness.writer(**options), tmp_path / "cp")
     version = first[-1].version or first[-2].version
     rows = harness.rows().count()
@@ -75,25 +75,19 @@ def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_gone(
         assert again[0].rules == written.rules
     assert rows == harness.rows().count() == harness.rows().distinct().count() == 135
     assert harness.bad().count() == 15
-    assert (
-        harness.writer()
-        .write(
-            df.limit(0)
-            if False
-            else harness.rows()
-            .limit(0)
-            .selectExpr(
-                "CAST(NULL AS BOOLEAN) penstock_dq_0",
-                "*",
-                "CAST(NULL AS ARRAY<STRING>) _failed_rules",
-                "CAST(NULL AS STRING) _row",
-                "CAST(NULL AS STRING) _source",
-                "'table' penstock_dest",
-            ),
-            2,
+    empty = (
+        harness.rows()
+        .limit(0)
+        .selectExpr(
+            "CAST(NULL AS BOOLEAN) penstock_dq_0",
+            "*",
+            "CAST(NULL AS ARRAY<STRING>) _failed_rules",
+            "CAST(NULL AS STRING) _row",
+            "CAST(NULL AS STRING) _source",
+            "'table' penstock_dest",
         )
-        .replayed
     )
+    assert harness.writer().write(empty, 2).replayed
     assert version == 3
 
 

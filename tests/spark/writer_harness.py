@@ -8,6 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
+from penstock._tables.decision import DECISION_FILE, DecisionFile
+from penstock._tables.files import StorageFiles
 from penstock._tables.layout import TableRef
 from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
 from penstock._tables.upsert import UpsertWriter
@@ -22,6 +24,12 @@ def rule(name: str, condition: Any, action: str = "drop") -> Expectation:
         on_violation=OnViolation(action),
         origin=SourceLocation("pipeline.py", 7),
     )
+
+
+def decision_file(spark: SparkSession, root: Path, app_id: str) -> DecisionFile:
+    """Where the decisions of a writer are recorded."""
+    path = root / "checkpoints" / app_id / DECISION_FILE
+    return DecisionFile(StorageFiles(spark), str(path))
 
 
 class Harness:
@@ -62,6 +70,7 @@ class Harness:
     def writer(self, **options: Any) -> FlowWriter:
         options.setdefault("flow", "orders")
         options.setdefault("app_id", "p/orders/writer/1")
+        options.setdefault("decisions", decision_file(self.spark, self.root, options["app_id"]))
         return FlowWriter(
             self.spark,
             target=self.target,
@@ -71,6 +80,7 @@ class Harness:
         )
 
     def upserter(self, keys: Sequence[str], **options: Any) -> UpsertWriter:
+        options.setdefault("decisions", decision_file(self.spark, self.root, "p/orders/writer/1"))
         return UpsertWriter(
             self.spark,
             flow="orders",

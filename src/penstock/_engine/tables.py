@@ -13,6 +13,7 @@ from penstock._engine.cdc import event_shape, tombstone_seconds
 from penstock._engine.flow_state import FlowState
 from penstock._engine.plans import has_state
 from penstock._engine.replacing import Window, window_of
+from penstock._engine.replay_check import check_replay
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
@@ -31,6 +32,7 @@ from penstock._observe.events import (
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
+from penstock._tables.decision import DECISION_FILE, DecisionFile
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts, size_in_bytes
 from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
@@ -49,7 +51,7 @@ from penstock._tables.prepare import (
 from penstock._tables.quarantine_replay import QuarantineReplay
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
-from penstock.errors import CheckpointError, PlanError
+from penstock.errors import CheckpointError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
@@ -312,57 +314,73 @@ class PipelineTables:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)
-        identity = app_id(self._settings.name, node.flow.name, epoch)
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
-        quarantine = self._quarantine(dataset) if keeps else None
         is_stateful = has_state(node.analysis.stateful_operators)
+        judge = self._judge(dataset, node, lambda batch: self._split(dataset, batch))
+        common: dict[str, Any] = {
+            "flow": node.flow.name,
+            "app_id": app_id(self._settings.name, node.flow.name, epoch),
+            "target": self._ref(dataset),
+            "split": split,
+            "quarantine": self._quarantine(dataset) if keeps else None,
+            "late": late,
+            "judge": judge,
+            "decisions": self._decisions(node, epoch),
+        }
         writer: Any
         if mode is OutputMode.UPDATE:
             from penstock._tables.upsert import UpsertWriter
 
-            writer = UpsertWriter(
-                self._spark,
-                flow=node.flow.name,
-                app_id=identity,
-                target=self._ref(dataset),
-                keys=node.analysis.merge_keys,
-                split=split,
-                quarantine=quarantine,
-                late=late,
-            )
+            writer = UpsertWriter(self._spark, keys=node.analysis.merge_keys, **common)
         elif dataset.declared.deduplicate_by:
             from penstock._tables.unique import UniqueWriter
 
             writer = UniqueWriter(
                 self._spark,
-                flow=node.flow.name,
-                app_id=identity,
-                target=self._ref(dataset),
                 keys=dataset.declared.deduplicate_by,
-                split=split,
-                quarantine=quarantine,
                 allow_missing=self._allows_missing(dataset),
-                late=late,
+                stateful=is_stateful,
+                **common,
             )
         else:
             writer = FlowWriter(
                 self._spark,
-                flow=node.flow.name,
-                app_id=identity,
-                target=self._ref(dataset),
-                split=split,
-                quarantine=quarantine,
                 mode=WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND,
                 allow_missing=self._allows_missing(dataset),
-                late=late,
-                coalesce=not is_stateful,
+                stateful=is_stateful,
+                **common,
             )
         is_upsert = mode is OutputMode.UPDATE
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
             return Commit(writer.write(batch, batch_id), dataset.key, is_upsert)
 
-        return BatchWriter(df if split is None else split.df, write)
+        return BatchWriter(df if split is None or judge is not None else split.df, write)
+
+    def _judge(
+        self,
+        dataset: DatasetNode,
+        node: FlowNode,
+        split: Callable[[DataFrame], RowSplit | None],
+    ) -> Callable[[DataFrame], DataFrame] | None:
+        """How the rules are applied to each batch, where they cannot be part of the query.
+
+        A stateful query evaluates a repeated batch though it is in the table. A fail rule in the
+        query would judge its rows again, and stop a flow whose rows were committed.
+        """
+        fails = any(r.on_violation is OnViolation.FAIL for r in dataset.declared.expectations)
+        if not fails or not has_state(node.analysis.stateful_operators):
+            return None
+
+        def judged(batch: DataFrame) -> DataFrame:
+            parts = split(batch)
+            return batch if parts is None else parts.df
+
+        return judged
+
+    def _decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
+        checkpoint = self.layout.checkpoint_path(node.flow.name, epoch)
+        return DecisionFile(StorageFiles(self._spark), f"{checkpoint}/{DECISION_FILE}")
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
         """The rows of a query that fulfil the condition of the rows that its flow replaces."""
@@ -434,7 +452,12 @@ class PipelineTables:
         keeps = self._wants_quarantine(dataset) and (
             self._keeps(dataset) or not set(QUARANTINE_COLUMNS) & {c.lower() for c in df.columns}
         )
-        split = split_events(df, events, rules, quarantine=keeps, origin=node.flow.origin)
+
+        def split_batch(batch: DataFrame) -> RowSplit:
+            return split_events(batch, events, rules, quarantine=keeps, origin=node.flow.origin)
+
+        split = split_batch(df)
+        judge = self._judge(dataset, node, split_batch)
         writer = CdcWriter(
             self._spark,
             flow=node.flow.name,
@@ -447,13 +470,15 @@ class PipelineTables:
             allow_missing=self._allows_missing(dataset),
             tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
             rewrite=False if self._is_streamed(dataset) else None,
-            coalesce=not has_state(node.analysis.stateful_operators),
+            stateful=has_state(node.analysis.stateful_operators),
+            judge=judge,
+            decisions=self._decisions(node, epoch),
         )
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
             return Commit(writer.write(batch, batch_id), dataset.key, True, True)
 
-        return BatchWriter(split.df, write)
+        return BatchWriter(split.df if judge is None else df, write)
 
     def last_batch(self, dataset: DatasetNode, node: FlowNode, epoch: str) -> int:
         """Number of the last batch of a flow that its table has taken; -1 before the first."""
@@ -546,41 +571,6 @@ class PipelineTables:
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
-
-
-def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
-    """Check that rows may be added to a table from outside of its flows.
-
-    Raises:
-        PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
-    """
-    reason = hint = ""
-    if node.kind is not DatasetKind.STREAMING_TABLE:
-        reason = f"it is a {node.kind.value}, which is computed anew by every update"
-        hint = "correct the rule or the query, and run the pipeline"
-    elif any(replaces_rows(flow.flow) for flow in flows):
-        reason = "its flow replaces rows that fulfil a condition, and would remove what is added"
-        hint = "correct the rule or the query, and run the pipeline"
-    elif any(is_cdc(flow.flow) for flow in flows):
-        reason = "its rows are made from change events"
-        hint = f"correct the rule, then --full-refresh {node.display}"
-    elif {flow.analysis.output_mode for flow in flows} - {None, OutputMode.APPEND}:
-        reason = "its flow changes rows that it has written"
-        hint = f"correct the rule, then --full-refresh {node.display}"
-    elif node.declared.late_rows is LateRows.QUARANTINE:
-        # Late rows are what the operation was given, not what the table holds.
-        reason = "it keeps late rows as well, which a window or join would still have to take in"
-        hint = f"correct the rule, then --full-refresh {node.display}"
-    elif node.declared.deduplicate_by:
-        reason = "each key may be in the table once, which a replay does not look at"
-        hint = f"correct the rule, then --full-refresh {node.display}"
-    if reason:
-        raise PlanError(
-            "QUARANTINE_REPLAY_NOT_POSSIBLE",
-            f"the quarantine of {node.display} cannot be replayed: {reason}",
-            origin=node.declared.origin,
-            hint=hint,
-        )
 
 
 def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:

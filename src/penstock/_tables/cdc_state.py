@@ -8,9 +8,10 @@ the files are merged into fewer.
 import json
 import re
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
@@ -64,6 +65,11 @@ class CdcState:
         self._events = events
         self._tombstone_seconds = tombstone_seconds
         self._schema: StructType | None = None
+
+    @property
+    def path(self) -> str:
+        """Where the state table lies."""
+        return self._table.ref.path
 
     @property
     def schema(self) -> StructType:
@@ -149,19 +155,37 @@ class CdcState:
         self._schema = self._table.evolve(begun, wanted, allow_missing=True, replaces=False)
         return begun
 
-    def append(
-        self, begun: Begun, events: DataFrame, batch_id: int | None, result: CommitResult
+    def write(self, begun: Begun, events: DataFrame) -> list[dict[str, Any]]:
+        """Write the events of a batch as files that no commit names yet.
+
+        Returns:
+            Their `AddFile` contents.
+        """
+        rows = merged(state_rows(events, self.schema), self.schema)
+        return self._delta.file_contents(begun.transaction.writeFiles(rows._jdf))
+
+    def commit(
+        self, begun: Begun, files: Sequence[Mapping[str, Any]], result: CommitResult
     ) -> int | None:
-        """Add the events of a batch; nothing happens if they are in.
+        """Add the files of a batch; nothing happens if they are in.
 
         Returns:
             The version made.
         """
         if begun.done:
             return None
-        rows = merged(state_rows(events, self.schema), self.schema)
-        files = list(self._delta.items(begun.transaction.writeFiles(rows._jdf)))
-        return self._table.commit(begun, files, batch_id, result, complete=False)
+        actions = self._delta.add_files(files)
+        return self._table.commit(begun, actions, result.batch_id, result, complete=False)
+
+    def written(self, begun: Begun, files: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """Read the files of a batch, whether or not a version has them.
+
+        Returns:
+            Rows of the state with `kind`.
+        """
+        known = self._delta.seq(self._delta.add_files(files))
+        rows = self._read(begun.transaction.snapshot(), known, self._delta.spark)
+        return rows if "kind" in rows.columns else rows.withColumn("kind", F.lit(0))
 
     def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
         """All rows, not merged, and the size of their files in bytes.
@@ -176,12 +200,12 @@ class CdcState:
             size = size_in_bytes(snapshot)
             return like.sparkSession.read.format("delta").load(path), size
         size = sum(int(file["size"]) for file in known)
-        return self._read(snapshot, self._delta.seq(self._delta.add_files(known)), like), size
+        files = self._delta.seq(self._delta.add_files(known))
+        return self._read(snapshot, files, like.sparkSession), size
 
-    def _read(self, snapshot: Any, files: Any, like: DataFrame) -> DataFrame:
+    def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
         log = self._delta.log(self._table.ref.path)
-        frame = log.createDataFrame(snapshot, files, False, self._delta.none)
-        return DataFrame(frame, like.sparkSession)
+        return DataFrame(log.createDataFrame(snapshot, files, False, self._delta.none), session)
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -208,7 +232,7 @@ class CdcState:
         chosen = files if whole else small
         if len(chosen) < 2:
             return
-        rows = self._read(begun.transaction.snapshot(), self._delta.seq(chosen), like)
+        rows = self._read(begun.transaction.snapshot(), self._delta.seq(chosen), like.sparkSession)
         rows = merged(rows, self.schema)
         if whole and "kind" in self.schema.fieldNames():
             rows = self._without_dead(rows)

@@ -1,19 +1,19 @@
 """The writer of auto CDC flows: events go to the state, the touched keys are derived from it.
 
-Three commits at most, each with the mark of the batch: quarantine, state, target. A crash between
-two of them is healed by the replay of the batch: the state takes the events once, and the rows of
-the touched keys follow from the state alone.
+Three commits at most, each with the mark of the batch: quarantine, state, target. The files of the
+first two are recorded before they are committed, so a batch that a crash interrupted is completed
+as it was decided; the rows of the touched keys follow from the state alone.
 """
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock._model.cdc import ScdType
 from penstock._model.expectation import Expectation, OnViolation
@@ -22,15 +22,22 @@ from penstock._tables.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
 from penstock._tables.cdc_history import current_rows, history_rows, merged
 from penstock._tables.cdc_state import CdcState
 from penstock._tables.commits import CommitResult, RuleCounts
+from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import file_count
 from penstock._tables.fenced import Begun, FencedTable
 from penstock._tables.keyed import KeyedTable, in_one_task
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
 from penstock._tables.prepare import TableSpec, prepare_table
-from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles
+from penstock._tables.row_files import Written
+from penstock._tables.staging import (
+    QUARANTINE_FIELDS,
+    StagedFiles,
+    count_rows_and,
+    data_columns,
+)
 from penstock._tables.upsert import REWRITE_BYTES
-from penstock._tables.writer import FlowWriter, Written, count_rows_and, data_columns
+from penstock._tables.writer import Batch, FlowWriter
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column
 from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows
@@ -83,6 +90,21 @@ def split_events(
     return split
 
 
+@dataclass(frozen=True)
+class _Events:
+    """The events of one batch that can be applied.
+
+    Attributes:
+        begun: Transaction on the state.
+        files: `AddFile` contents below the state.
+        rows: Their keys in `k`, where `kind` is 0.
+    """
+
+    begun: Begun
+    files: Sequence[Mapping[str, Any]]
+    rows: DataFrame
+
+
 class CdcWriter(FlowWriter):
     """Writes the batches of one auto CDC flow.
 
@@ -98,8 +120,12 @@ class CdcWriter(FlowWriter):
         allow_missing: Columns of the target that the flow lacks become NULL.
         tombstone_seconds: For how long a deleted key is remembered; `None` = for ever.
         rewrite: Force (or forbid) the rewrite of the target; by default its size decides.
-        coalesce: As for `FlowWriter`.
+        stateful: As for `FlowWriter`.
+        judge: As for `FlowWriter`.
+        decisions: As for `FlowWriter`.
     """
+
+    kind = "auto CDC"
 
     def __init__(
         self,
@@ -115,7 +141,9 @@ class CdcWriter(FlowWriter):
         allow_missing: bool = False,
         tombstone_seconds: float | None = None,
         rewrite: bool | None = None,
-        coalesce: bool = True,
+        stateful: bool = False,
+        judge: Callable[[DataFrame], DataFrame] | None = None,
+        decisions: DecisionFile | None = None,
     ) -> None:
         super().__init__(
             spark,
@@ -125,7 +153,9 @@ class CdcWriter(FlowWriter):
             split=split,
             quarantine=quarantine,
             allow_missing=allow_missing,
-            coalesce=coalesce,
+            stateful=stateful,
+            judge=judge,
+            decisions=decisions,
         )
         self._events = events
         self._event_split = split
@@ -138,6 +168,7 @@ class CdcWriter(FlowWriter):
             has_rows = file_count(self._delta.snapshot(target.path)) > 0
             self._state.prepare(target_has_rows=has_rows, flow=flow)
         self._kept: DataFrame | None = None
+        self._events_of_batch: _Events | None = None
         self._counts: Mapping[str, int] = {}
 
     def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
@@ -147,13 +178,17 @@ class CdcWriter(FlowWriter):
             finally:
                 if self._kept is not None:
                     self._kept.unpersist()
-                    self._kept = None
+                self._kept = self._events_of_batch = None
 
     def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
         return df  # events are no rows of the table
 
     def _data_schema(self, df: DataFrame) -> StructType:
         return self._events.target_schema()
+
+    def _evolve(self, begun: Begun, query: StructType) -> StructType:
+        # The rows follow from the state, be the batch one of an earlier version of the flow.
+        return super()._evolve(begun, self._events.target_schema())
 
     def _write_files(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
         # Read several times: counted, added to the state, and looked up in it.
@@ -176,7 +211,12 @@ class CdcWriter(FlowWriter):
             if name not in _OWN_RULES or found.failed
         }
         counts = replace(counts, rules=rules)
-        return Written([], counts, self._write_bad(kept, counts, split))
+        return Written(counts, bad=self._write_bad(kept, counts, split))
+
+    def _counted(self, result: CommitResult) -> CommitResult:
+        deletes = self._counts["deletes"]
+        upserts = result.rows_written - deletes - self._counts["truncates"]
+        return replace(result, rows_written=upserts, rows_deleted=deletes)
 
     def _refuse_invalid(self, counts: StagedFiles) -> None:
         """Without quarantine there is no place for events that cannot be applied."""
@@ -198,7 +238,9 @@ class CdcWriter(FlowWriter):
 
     # -- quarantine ----------------------------------------------------------------------------
 
-    def _write_bad(self, kept: DataFrame, counts: StagedFiles, split: RowSplit) -> list[Any]:
+    def _write_bad(
+        self, kept: DataFrame, counts: StagedFiles, split: RowSplit
+    ) -> list[dict[str, Any]]:
         if counts.bad_rows and self._quarantine is not None:
             columns = [field for field in kept.schema if field.name in split.data_columns]
             spec = TableSpec(
@@ -206,43 +248,67 @@ class CdcWriter(FlowWriter):
                 comment="events that broke a drop rule or cannot be applied",
             )
             prepare_table(self._delta.spark, self._quarantine.ref, spec)
-        return super()._write_bad(kept, counts, split)
+        return self._files.write_bad(kept, counts, split)
 
-    def _commit_quarantine(
-        self, table: FencedTable, written: Written, schema: StructType, result: CommitResult
-    ) -> int | None:
+    def _quarantine_fields(self, schema: StructType) -> list[StructField]:
         # The quarantine has the columns of the source, so that an event can be sent again.
         assert self._kept is not None
         names = set(self._event_split.data_columns)
-        own = StructType([field for field in self._kept.schema if field.name in names])
-        return super()._commit_quarantine(table, written, own, result)
+        return [field for field in self._kept.schema if field.name in names]
 
-    # -- state and target ----------------------------------------------------------------------
+    # -- decisions -----------------------------------------------------------------------------
 
-    def _commit_target(
-        self, df: DataFrame, begun: Begun, written: Written, result: CommitResult
-    ) -> CommitResult:
+    def _needs_decision(self, batch: Batch) -> bool:
+        return batch.quarantine is not None or batch.written.counts.clean_rows > 0
+
+    def _with_rows(
+        self, decision: BatchDecision, batch: Batch, file: DecisionFile
+    ) -> BatchDecision:
+        counts = {**decision.counts, **self._counts}
+        if not batch.written.counts.clean_rows:
+            return replace(decision, counts=counts)
         assert self._kept is not None
-        deletes = self._counts["deletes"]
-        upserts = result.rows_written - deletes - self._counts["truncates"]
-        result = replace(result, rows_written=upserts, rows_deleted=deletes)
-        if not written.counts.clean_rows:
-            version: int | None = self._target.commit(
-                begun, [], result.batch_id, result, complete=False
-            )
-            return replace(result, version=version)
         clean = self._kept.where(F.col(DESTINATION) == TO_TABLE).select(
             *data_columns(self._event_split)
         )
-        state = self._state.begin(result.batch_id)
+        state = self._state.begin(batch.result.batch_id)
         events = self._events.events(
             clean, self._state.key_type, self._state.value_type, int(time.time() * 1000)
         )
-        appended = self._state.append(state, events, result.batch_id, result)
+        files = self._state.write(state, events)
+        self._events_of_batch = _Events(state, files, events)
+        return replace(decision, counts=counts, files=files)
+
+    @property
+    def _files_path(self) -> str:
+        return self._state.path
+
+    def _is_begun(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
+        is_in_state = bool(decision.files) and self._state.begin(decision.result.batch_id).done
+        return is_in_state or super()._is_begun(decision, quarantine)
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        self._counts = decision.counts
+        if decision.files:
+            state = self._state.begin(batch.result.batch_id)
+            events = self._state.written(state, decision.files)
+            self._events_of_batch = _Events(state, decision.files, events)
+        return batch
+
+    # -- state and target ----------------------------------------------------------------------
+
+    def _commit_target(self, batch: Batch) -> CommitResult:
+        result, events = batch.result, self._events_of_batch
+        if events is None:
+            version: int | None = self._target.commit(
+                batch.begun, [], result.batch_id, result, complete=False
+            )
+            return replace(result, version=version)
+        appended = self._state.commit(events.begun, events.files, result)
         kill_point("after_state_commit", self._flow, result.batch_id)
-        touched, wanted = self._derive(events, written.counts.clean_rows)
-        version = self._keyed.replace(begun, touched, wanted, result)
-        self._state.compact_if_due(appended, events)
+        touched, wanted = self._derive(events.rows, batch.written.counts.clean_rows)
+        version = self._keyed.replace(batch.begun, touched, wanted, result)
+        self._state.compact_if_due(appended, events.rows)
         return replace(result, version=version)
 
     def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:

@@ -129,6 +129,18 @@ class FencedTable:
             self._version = _UNKNOWN
         return merged
 
+    def commit_evolution(self, begun: Begun, batch_id: int | None) -> Begun:
+        """Commit the columns that `evolve` added, alone and without the fence.
+
+        Returns:
+            A transaction on the version that has them; the same one where there are none.
+        """
+        if not begun.transaction.newMetadata().isDefined():
+            return begun
+        operation = self._delta.alter_operation(begun.metadata.jvm, begun.transaction.metadata())
+        begun.transaction.commit(self._delta.seq([]), operation)
+        return self.begin(batch_id)
+
     def removals(self, begun: Begun) -> list[Any]:
         """Actions that remove every file of the table."""
         known = live_files(self._delta, self.ref.path, begun.version)

@@ -52,6 +52,14 @@ class StorageFiles:
             stream.close()
         return str(content)
 
+    def exists(self, uri: str) -> bool:
+        """Whether there is a file or a folder."""
+        path = local_path(uri)
+        if path is not None:
+            return path.exists()
+        system, hadoop_path = self._hadoop(uri)
+        return bool(system.exists(hadoop_path))
+
     def write(self, uri: str, text: str) -> None:
         """Create or replace a file and the folders above it."""
         path = local_path(uri)

@@ -100,7 +100,8 @@ class KeyedTable:
     ) -> int | None:
         from delta.tables import DeltaTable
 
-        self._commit_evolution(begun)
+        # MERGE makes its own transaction.
+        self.table.commit_evolution(begun, None)
         session = wanted.sparkSession
         keys = _field_names(touched)
         has_history = START_AT in wanted.columns
@@ -139,13 +140,6 @@ class KeyedTable:
             )
         found = self.table.recorded(result.batch_id)
         return found.version if found else None
-
-    def _commit_evolution(self, begun: Begun) -> None:
-        """MERGE makes its own transaction, so new columns need a commit before it."""
-        if not begun.transaction.newMetadata().isDefined():
-            return
-        operation = self.delta.alter_operation(begun.metadata.jvm, begun.transaction.metadata())
-        begun.transaction.commit(self.delta.seq([]), operation)
 
 
 def _field_names(touched: DataFrame) -> list[str]:

@@ -17,8 +17,9 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
     """Die here if the environment says so.
 
     Args:
-        point: `before_write`, `after_quarantine_commit`, `after_state_commit` (CDC flows),
-            `after_staging` and `before_target_commit` (JDBC sinks) or `after_target_commit`.
+        point: `before_write`, `after_decision` (batches with two commits),
+            `after_quarantine_commit`, `after_state_commit` (CDC flows), `after_staging` and
+            `before_target_commit` (JDBC sinks) or `after_target_commit`.
         flow: Name of the flow.
         batch_id: Micro-batch.
     """

@@ -25,6 +25,8 @@ def renames_cheaply(path: str) -> bool:
 def move_files(delta: DeltaJvm, files: Iterable[str], source: str, target: str) -> None:
     """Move data files, given by the `path` of their `AddFile`, from one table to another.
 
+    Files that were moved already, by a process that died, are left alone.
+
     Args:
         delta: The bridge.
         files: URL-encoded paths relative to the table.
@@ -62,6 +64,8 @@ def _move_locally(source: Path, target: Path) -> None:
     # A checksum that stays behind would be an orphan that VACUUM does not see.
     _checksum(source).unlink(missing_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if not source.exists() and target.exists():
+        return
     try:
         os.rename(source, target)  # noqa: PTH104 - the caller handles a file in two places
     except OSError as error:
@@ -75,6 +79,8 @@ def _move_with_hadoop(delta: DeltaJvm, source: str, target: str) -> None:
     system, source_path = _hadoop(delta, source)
     _, target_path = _hadoop(delta, target)
     system.mkdirs(target_path.getParent())
+    if not system.exists(source_path) and system.exists(target_path):
+        return
     if not system.rename(source_path, target_path):
         raise OSError(f"could not move {source} to {target}")
 

@@ -257,9 +257,14 @@ def is_computed(column: StructField) -> bool:
     return _GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
 
 
+def is_identity(column: StructField) -> bool:
+    """Whether Delta numbers the rows in the column."""
+    return IDENTITY_START in (column.metadata or {})
+
+
 def has_identity(schema: StructType) -> bool:
     """Whether a column is an identity column."""
-    return any(IDENTITY_START in (column.metadata or {}) for column in schema)
+    return any(is_identity(column) for column in schema)
 
 
 def schema_json(schema: StructType) -> str:

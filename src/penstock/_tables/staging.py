@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from penstock._tables.commits import RuleCounts
@@ -29,7 +30,9 @@ from penstock.quality.split import (
     ROW,
     SOURCE,
     TO_QUARANTINE,
+    TO_TABLE,
     RowSplit,
+    is_broken,
 )
 
 _INDEXED = "delta.dataSkippingNumIndexedCols"
@@ -213,3 +216,43 @@ def without_masks(statistics: str) -> str:
     escaped, so the pattern finds keys only.
     """
     return _MASK_STATISTIC.sub("", statistics)
+
+
+def data_columns(split: RowSplit) -> list[Column]:
+    """The user's columns of a split."""
+    return [F.col(quoted(column)) for column in split.data_columns]
+
+
+def count_rows(kept: DataFrame, split: RowSplit) -> StagedFiles:
+    """Count a persisted batch by destination and rule, without files."""
+    return count_rows_and(kept, split, {})[0]
+
+
+def count_rows_and(
+    kept: DataFrame, split: RowSplit, more: Mapping[str, Column]
+) -> tuple[StagedFiles, dict[str, int]]:
+    """Count a persisted batch as `count_rows` does, and whatever else, in the same job.
+
+    Args:
+        kept: The batch, with the split's helper columns.
+        split: Its split.
+        more: Further counts by name.
+    """
+    sums = [
+        F.count(F.when(is_broken(*place), 1)).alias(f"rule_{number}")
+        for number, place in enumerate(split.bits.values())
+    ]
+    is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
+    row: Any = kept.agg(
+        F.count(F.lit(1)).alias("total"),
+        F.count(is_bad).alias("bad"),
+        *sums,
+        *[column.alias(f"more_{name}") for name, column in more.items()],
+    ).first()
+    total, bad = int(row["total"]), int(row["bad"])
+    failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
+    rules = {
+        rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
+    }
+    found = {name: int(row[f"more_{name}"]) for name in more}
+    return StagedFiles([], [], total - bad, bad, rules), found

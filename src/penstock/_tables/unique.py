@@ -5,7 +5,8 @@ written as files and committed with the fence and the counts, like any other bat
 has read the table, so that a commit of another flow in between makes it fail and look again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -13,11 +14,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
+from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.fenced import Begun
 from penstock._tables.late import FindLateRows
 from penstock._tables.layout import TableRef
-from penstock._tables.staging import StagedFiles
-from penstock._tables.writer import FlowWriter, Written, count_rows
+from penstock._tables.row_files import Written
+from penstock._tables.staging import StagedFiles, count_rows, data_columns
+from penstock._tables.writer import Batch, FlowWriter
 from penstock.quality.rules import quoted
 from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, row_json
 
@@ -44,7 +47,10 @@ class UniqueWriter(FlowWriter):
         split: What `quality.split_rows` made of the query.
         quarantine: Where rows that break a drop rule go.
         allow_missing: Columns of the table that the query lacks become NULL.
-        late: See `FlowWriter`.
+        late: As for `FlowWriter`.
+        stateful: As for `FlowWriter`.
+        judge: As for `FlowWriter`.
+        decisions: As for `FlowWriter`.
     """
 
     def __init__(
@@ -59,6 +65,9 @@ class UniqueWriter(FlowWriter):
         quarantine: TableRef | None = None,
         allow_missing: bool = False,
         late: FindLateRows | None = None,
+        stateful: bool = False,
+        judge: Callable[[DataFrame], DataFrame] | None = None,
+        decisions: DecisionFile | None = None,
     ) -> None:
         super().__init__(
             spark,
@@ -69,8 +78,11 @@ class UniqueWriter(FlowWriter):
             quarantine=quarantine,
             allow_missing=allow_missing,
             late=late,
-            coalesce=False,
+            stateful=stateful,
+            judge=judge,
+            decisions=decisions,
         )
+        self._coalesce = False
         self._keys = tuple(keys)
         self._kept: DataFrame | None = None
 
@@ -97,18 +109,39 @@ class UniqueWriter(FlowWriter):
             counts = StagedFiles([], [], kept.count(), 0, {})
         else:
             counts = count_rows(kept, split)
-            bad = self._write_bad(kept, counts, split)
-            columns = [F.col(quoted(column)) for column in split.data_columns]
-            clean = kept.where(F.col(DESTINATION) == TO_TABLE).select(*columns)
+            bad = self._files.write_bad(kept, counts, split)
+            clean = kept.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
         if not counts.clean_rows:
-            return Written([], counts, bad)
-        fresh = self._without_known(begun, self._first_of_each(clean), counts.clean_rows)
+            return Written(counts, bad=bad)
+        return self._fresh(begun, Written(counts, bad=bad), self._first_of_each(clean))
+
+    def _fresh(self, begun: Begun, written: Written, rows: DataFrame) -> Written:
+        """Write the rows whose key the table does not have."""
+        counts = written.counts
+        fresh = self._without_known(begun, rows, counts.clean_rows)
         files = begun.transaction.writeFiles(fresh._jdf)
-        rows = self._row_count(self._delta.file_contents(files))
-        left_out = counts.clean_rows - rows
-        counts = StagedFiles([], [], rows, counts.bad_rows, counts.rules)
-        actions = list(self._delta.items(files)) if rows else []
-        return Written(actions, counts, bad, left_out)
+        left = self._files.row_count(self._delta.file_contents(files))
+        return replace(
+            written,
+            counts=replace(counts, clean_rows=left),
+            actions=list(self._delta.items(files)) if left else [],
+            duplicates=written.duplicates + counts.clean_rows - left,
+        )
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        is_same = batch.begun.version == decision.target_version
+        if is_same or not decision.counts["clean"]:
+            batch.begun.transaction.readWholeTable()
+            return super()._with_recorded_rows(batch, decision)
+        # Another flow may have brought keys of the batch since.
+        batch, rows = self._recorded_rows(batch, decision)
+        written = self._fresh(batch.begun, batch.written, rows)
+        result = replace(
+            batch.result,
+            rows_written=written.counts.clean_rows,
+            rows_duplicate=written.duplicates,
+        )
+        return replace(batch, written=written, result=result)
 
     def _first_of_each(self, clean: DataFrame) -> DataFrame:
         keys = [F.col(quoted(key)) for key in self._keys]

@@ -4,7 +4,7 @@ Small tables are rewritten by a transaction of our own, which needs two jobs; la
 by Delta's MERGE, which needs seven or more. Both are fenced like an append.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
@@ -15,12 +15,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
+from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import size_in_bytes
 from penstock._tables.fenced import Begun
 from penstock._tables.late import FindLateRows
 from penstock._tables.layout import TableRef
-from penstock._tables.staging import StagedFiles
-from penstock._tables.writer import FlowWriter, Written, count_rows, data_columns
+from penstock._tables.row_files import Written
+from penstock._tables.staging import StagedFiles, count_rows, data_columns
+from penstock._tables.writer import Batch, FlowWriter
 from penstock.errors import FlowError, InternalError
 from penstock.quality.rules import quoted
 from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit
@@ -44,8 +46,13 @@ class UpsertWriter(FlowWriter):
             for its key as it is.
         quarantine: As for `FlowWriter`.
         allow_missing: Columns of the table that the query lacks stay as they are.
+        late: As for `FlowWriter`.
         rewrite: Force (or forbid) the rewrite of the table; by default its size decides.
+        judge: As for `FlowWriter`.
+        decisions: As for `FlowWriter`.
     """
+
+    kind = "upsert"
 
     def __init__(
         self,
@@ -60,6 +67,8 @@ class UpsertWriter(FlowWriter):
         allow_missing: bool = False,
         late: FindLateRows | None = None,
         rewrite: bool | None = None,
+        judge: Callable[[DataFrame], DataFrame] | None = None,
+        decisions: DecisionFile | None = None,
     ) -> None:
         if not keys:
             raise InternalError("WRITER_MISUSED", f"update mode of {flow!r} needs keys")
@@ -72,7 +81,9 @@ class UpsertWriter(FlowWriter):
             quarantine=quarantine,
             allow_missing=allow_missing,
             late=late,
-            coalesce=False,
+            stateful=True,
+            judge=judge,
+            decisions=decisions,
         )
         self._keys = tuple(keys)
         self._rewrite = rewrite
@@ -89,11 +100,22 @@ class UpsertWriter(FlowWriter):
     def _write_files(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
         # Read three times: counted, written, and looked up in the table.
         self._kept = kept = df.persist()
-        split = self._split
-        counts = self._count(kept)
-        if split is None:
-            return Written([], counts)
-        return Written([], counts, self._write_bad(kept, counts, split))
+        counts, clean = self._count(kept), self._clean(kept)
+        if self._split is None:
+            return Written(counts, rows=clean)
+        return Written(counts, bad=self._files.write_bad(kept, counts, self._split), rows=clean)
+
+    def _with_rows(
+        self, decision: BatchDecision, batch: Batch, file: DecisionFile
+    ) -> BatchDecision:
+        assert batch.written.rows is not None
+        batch.written.rows.write.mode("overwrite").parquet(file.rows)
+        return replace(decision, has_rows=True)
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        assert self._decisions is not None
+        rows = self._delta.spark.read.parquet(self._decisions.rows)
+        return replace(batch, written=replace(batch.written, rows=rows))
 
     def _count(self, kept: DataFrame) -> StagedFiles:
         """Count rows and rules, and refuse two rows with one key: either could win."""
@@ -122,20 +144,22 @@ class UpsertWriter(FlowWriter):
     def _key_columns(self) -> list[Column]:
         return [F.col(quoted(key)) for key in self._keys]
 
-    def _commit_target(
-        self, df: DataFrame, begun: Begun, written: Written, result: CommitResult
-    ) -> CommitResult:
-        assert self._kept is not None
-        clean = self._clean(self._kept)
-        if self._rewrites(begun, clean):
+    def _commit_target(self, batch: Batch) -> CommitResult:
+        begun, result, clean = batch.begun, batch.result, batch.written.rows
+        assert clean is not None
+        if self._rewrites(begun):
             actions = self._rewritten(begun, clean)
             version = self._target.commit(begun, actions, result.batch_id, result, complete=False)
-            return replace(result, version=version)
-        return self._merge(begun, clean, result)
+            result = replace(result, version=version)
+        else:
+            result = self._merge(begun, clean, result)
+        if batch.quarantine is not None and self._decisions is not None:
+            self._decisions.forget_rows()
+        return result
 
     # -- small tables --------------------------------------------------------------------------
 
-    def _rewrites(self, begun: Begun, clean: DataFrame) -> bool:
+    def _rewrites(self, begun: Begun) -> bool:
         return can_rewrite(begun) if self._rewrite is None else self._rewrite
 
     def _rewritten(self, begun: Begun, clean: DataFrame) -> list[Any]:
@@ -165,7 +189,8 @@ class UpsertWriter(FlowWriter):
     def _merge(self, begun: Begun, clean: DataFrame, result: CommitResult) -> CommitResult:
         from delta.tables import DeltaTable
 
-        self._commit_evolution(begun, clean.schema)
+        # MERGE makes its own transaction.
+        self._target.commit_evolution(begun, None)
         session = clean.sparkSession
         matches = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in self._keys)
         columns: dict[str, str | Column] = {
@@ -182,13 +207,6 @@ class UpsertWriter(FlowWriter):
             )
         found = self._target.recorded(result.batch_id)
         return replace(result, version=found.version if found else None)
-
-    def _commit_evolution(self, begun: Begun, query: StructType) -> None:
-        """MERGE makes its own transaction, so new columns need a commit before it."""
-        if not begun.transaction.newMetadata().isDefined():
-            return
-        operation = self._delta.alter_operation(begun.metadata.jvm, begun.transaction.metadata())
-        begun.transaction.commit(self._delta.seq([]), operation)
 
 
 def can_rewrite(begun: Begun, size: int | None = None) -> bool:

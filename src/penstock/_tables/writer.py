@@ -1,47 +1,40 @@
 """The exactly-once writer: one job, one Delta commit per table, fence and counts in the commit.
 
 A commit carries `SetTransaction(app_id, batch_id)`. A batch that is in already is not written
-again, but still evaluated: a stateful query must compute every batch that Spark hands out. The
-quarantine commits first, the target last; a batch is in when the target says so.
+again; a stateful query still evaluates it, or Spark never commits its state. The quarantine commits
+first, the target last; a batch is in when the target says so. What goes where is recorded before
+the first of two commits (`decision`), so that a batch is judged once.
 """
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
-from urllib.parse import unquote
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
 
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._tables.commits import CommitResult, RuleCounts
+from penstock._tables.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import Begun, FencedTable
 from penstock._tables.kill_points import kill_point
 from penstock._tables.late import (
     FindLateRows,
     LateCounts,
-    as_quarantine_rows,
-    count_refused,
 )
-from penstock._tables.layout import TableRef
-from penstock._tables.moving import delete_files, move_files, renames_cheaply
-from penstock._tables.schema import conform, plain_schema
+from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
+from penstock._tables.moving import delete_files, move_files
+from penstock._tables.row_files import RowFiles, Strategy, Written
+from penstock._tables.schema import conform, has_identity, is_identity, plain_schema
 from penstock._tables.staging import (
     QUARANTINE_FIELDS,
     StagedFiles,
-    can_stage,
-    count_masks,
-    sort_files,
-    staging_metadata,
 )
-from penstock.errors import ExpectationFailedError, InternalError
-from penstock.quality.rules import quoted
-from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit, is_broken
+from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
+from penstock.quality.split import RowSplit
 
 # Batches of fewer rows are written by one task: fewer files, less to schedule.
 _SMALL_ROWS = 50_000
@@ -56,36 +49,30 @@ class WriteMode(StrEnum):
     """Those that fulfil a condition are replaced."""
 
 
-class Strategy(StrEnum):
-    """How the rows of one batch get into two tables."""
-
-    ONE_JOB = "one job"
-    """One job writes both; the files of the quarantine are moved into their table."""
-    TWO_JOBS = "two jobs"
-    """The batch is kept in memory and written twice: where a rename is a copy, and for tables with
-    column mapping or identity columns."""
-
-
 def app_id(pipeline: str, flow: str, epoch: str, role: str = "writer") -> str:
     """The identity under which a flow's batches are counted, in one epoch of its checkpoint."""
     return f"{pipeline}/{flow}/{role}/{epoch}"
 
 
 @dataclass(frozen=True)
-class Written:
-    """What the jobs of one batch produced, not committed yet.
+class Batch:
+    """One batch whose rows are decided upon.
 
     Attributes:
-        actions: For the target's commit.
-        counts: Rows and rules, and the files that still have to move to the quarantine table.
-        bad: Files for the quarantine table that lie there already.
-        duplicates: Rows that were left out because the table has their key.
+        begun: Transaction on the target.
+        written: Its files.
+        result: The record, without the versions that the commits will make.
+        schema: Columns of the rows that go to the target.
+        quarantine: Its table, if the batch commits there.
+        quarantine_schema: Columns of the rows that go there.
     """
 
-    actions: Sequence[Any]
-    counts: StagedFiles
-    bad: Sequence[Any] = ()
-    duplicates: int = 0
+    begun: Begun
+    written: Written
+    result: CommitResult
+    schema: StructType
+    quarantine: FencedTable | None = None
+    quarantine_schema: StructType | None = None
 
 
 class FlowWriter:
@@ -105,9 +92,15 @@ class FlowWriter:
         row_rules: Expectations about the number of rows, in complete mode.
         late: Finds rows of a batch that a stateful operator refused; asked when the batch is
             computed, before anything is committed.
-        coalesce: Write small batches from one task. Off for stateful queries, where it would
-            compute the state of all partitions in one task.
+        stateful: Whether the query keeps state: then a repeated batch is evaluated, though nothing
+            of it is written, and small batches are not written from one task, which would compute
+            the state of all partitions.
+        judge: Adds the helper columns of the split to a batch that lacks them; see `write`.
+        decisions: Where decisions about batches are recorded; `None` for `write_batch` only.
     """
+
+    kind = "append"
+    """How rows get into the target; a recorded decision is carried out by a writer of its kind."""
 
     def __init__(
         self,
@@ -124,7 +117,9 @@ class FlowWriter:
         strategy: Strategy | None = None,
         row_rules: Sequence[Expectation] = (),
         late: FindLateRows | None = None,
-        coalesce: bool = True,
+        stateful: bool = False,
+        judge: Callable[[DataFrame], DataFrame] | None = None,
+        decisions: DecisionFile | None = None,
     ) -> None:
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
         if keeps and quarantine is None:
@@ -141,15 +136,20 @@ class FlowWriter:
             raise InternalError("WRITER_MISUSED", f"the window of {flow!r} needs a condition")
         self._replaces = mode is WriteMode.COMPLETE
         self._where = where
+        self._files = RowFiles(
+            self._delta, self._target, self._quarantine, split, strategy, replaces=self._replaces
+        )
         self._allow_missing = allow_missing
-        self._strategy = strategy
         self._row_rules = row_rules
-        self._coalesce = coalesce
+        self._coalesce = not stateful
         self._late = late
+        self._stateful = stateful
+        self._judge = judge
+        self._decisions = decisions
+        # Only the first batch after a start or a failure can have been decided upon before.
+        self._may_repeat = True
         self._last_rows: int | None = None
         self._schema: tuple[int, StructType] | None = None
-        self._staging: Any = None
-        self._staging_generation = -1
         self._fitting_generation = -1
 
     @property
@@ -161,11 +161,12 @@ class FlowWriter:
         """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
 
         Args:
-            df: The batch, with the split's helper columns if there is a split.
+            df: The batch, with the split's helper columns if there is a split and no `judge`.
             batch_id: Spark's.
 
         Raises:
             PlanError: `SCHEMA_INCOMPATIBLE`.
+            CheckpointError: `BATCH_UNFINISHED`: an interrupted batch cannot be completed.
         """
         return self._run(df, batch_id, None)
 
@@ -188,54 +189,228 @@ class FlowWriter:
 
     def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
         started = time.monotonic()
+        may_repeat, self._may_repeat = self._may_repeat, True
         kill_point("before_write", self._flow, batch_id)
         begun = self._target.begin(batch_id)
         if begun.done:
-            return self._replay(df, batch_id)
-        df = self._fitting(df, begun)
-        schema = self._evolve(begun, self._data_schema(df))
-        written = self._write_files(self._small(df), begun, schema)
-        written, late = self._add_late(df, written, schema)
+            result = self._replay(df, batch_id)
+        else:
+            decision = self._recorded_decision(batch_id) if may_repeat else None
+            if decision is None:
+                batch = self._decide(df, begun, batch_id, fingerprint)
+            else:
+                self._evaluate(df)
+                batch = self._resume(decision)
+            result = replace(self._commit(batch), duration_seconds=time.monotonic() - started)
+        self._may_repeat = False
+        return result
+
+    def _decide(
+        self, df: DataFrame, begun: Begun, batch_id: int | None, fingerprint: str | None
+    ) -> Batch:
+        """Compute a batch: which rows go where; recorded where two tables are to be committed."""
+        df = self._fitting(df if self._judge is None else self._judge(df), begun)
+        query = self._data_schema(df)
+        schema = self._evolve(begun, query)
+        written, late = self._write_files(self._small(df), begun, schema), LateCounts()
+        if self._late is not None:
+            written, late = self._files.add_late(df, self._late, written, schema)
         counts = written.counts
         counts.rules |= self._judge_rows(counts.clean_rows)
         self._last_rows = counts.clean_rows + counts.bad_rows
         keeps = self._split is None or self._split.quarantine
-        to_drop = [] if keeps else [file["path"] for file in counts.bad]
-        if to_drop:
+        if not keeps and counts.bad:
+            delete_files(self._delta, [file["path"] for file in counts.bad], self._target.ref.path)
             written = replace(written, counts=replace(counts, bad=[]))
-        quarantined = (counts.bad_rows if keeps else 0) + late.kept
         result = CommitResult(
             flow=self._flow,
             app_id=self._app_id,
             batch_id=batch_id,
             version=None,
             rows_written=counts.clean_rows,
-            rows_quarantined=quarantined,
+            rows_quarantined=(counts.bad_rows if keeps else 0) + late.kept,
             rows_dropped=0 if keeps else counts.bad_rows,
             rows_late=late.rows,
             rows_duplicate=written.duplicates,
             rules=counts.rules,
             fingerprint=fingerprint,
         )
-        removes = self._replaces or self._where is not None
-        if self._quarantine is not None and (written.counts.bad or written.bad or removes):
-            version = self._commit_quarantine(self._quarantine, written, schema, result)
+        batch = Batch(begun, written, self._counted(result), query)
+        if self._quarantine is not None and (written.counts.bad or written.bad or self._removes):
+            fields = self._quarantine_fields(schema)
+            batch = replace(
+                batch,
+                quarantine=self._quarantine,
+                quarantine_schema=StructType([*fields, *QUARANTINE_FIELDS]),
+            )
+        self._record(batch)
+        return batch
+
+    def _commit(self, batch: Batch) -> CommitResult:
+        result, counts = batch.result, batch.written.counts
+        if batch.quarantine is not None:
+            version = self._commit_quarantine(batch, batch.quarantine)
             result = replace(result, quarantine_version=version)
-        kill_point("after_quarantine_commit", self._flow, batch_id)
+        kill_point("after_quarantine_commit", self._flow, result.batch_id)
         # A batch without rows leaves no commit: running it again finds no rows again.
-        counted = late.rows or late.kept or written.duplicates
-        if self._last_rows or counted or removes:
-            result = self._commit_target(df, begun, written, result)
-        kill_point("after_target_commit", self._flow, batch_id)
-        if to_drop:
-            delete_files(self._delta, to_drop, self._target.ref.path)
-        return replace(result, duration_seconds=time.monotonic() - started)
+        counted = result.rows_late or result.rows_quarantined or result.rows_duplicate
+        if counts.clean_rows or counts.bad_rows or counted or self._removes:
+            result = self._commit_target(replace(batch, result=result))
+        kill_point("after_target_commit", self._flow, result.batch_id)
+        return result
 
     def _replay(self, df: DataFrame, batch_id: int | None) -> CommitResult:
-        df.write.format("noop").mode("overwrite").save()
+        self._evaluate(df)
         return self._target.recorded(batch_id) or CommitResult(
             flow=self._flow, app_id=self._app_id, batch_id=batch_id, version=None, replayed=True
         )
+
+    def _evaluate(self, df: DataFrame) -> None:
+        """Compute a batch of which nothing is written, where Spark needs that for its state."""
+        if self._stateful:
+            df.write.format("noop").mode("overwrite").save()
+
+    @property
+    def _removes(self) -> bool:
+        """Whether a batch takes rows out of the tables."""
+        return self._replaces or self._where is not None
+
+    def _counted(self, result: CommitResult) -> CommitResult:
+        """The record of a batch as its commit shows it."""
+        return result
+
+    def _quarantine_fields(self, schema: StructType) -> list[StructField]:
+        """Columns of the quarantine beside its own, given the schema of the target."""
+        return list(plain_schema(schema, nullable=True, keep_comments=False).fields)
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _record(self, batch: Batch) -> None:
+        """Make the decision about a batch durable, unless one commit holds all of it."""
+        batch_id = batch.result.batch_id
+        if batch_id is None or not self._needs_decision(batch):
+            return
+        if self._decisions is None:
+            raise InternalError("WRITER_MISUSED", f"{self._flow!r} cannot record its decisions")
+        written, quarantine = batch.written, None
+        if batch.quarantine is not None and batch.quarantine_schema is not None:
+            quarantine = QuarantineFiles(
+                schema=batch.quarantine_schema, staged=written.counts.bad, written=written.bad
+            )
+        decision = BatchDecision(
+            kind=self.kind,
+            result=batch.result,
+            schema=batch.schema,
+            target_version=batch.begun.version,
+            quarantine=quarantine,
+            counts={"clean": written.counts.clean_rows, "bad": written.counts.bad_rows},
+        )
+        self._decisions.save(self._with_rows(decision, batch, self._decisions))
+        kill_point("after_decision", self._flow, batch_id)
+
+    def _needs_decision(self, batch: Batch) -> bool:
+        """Whether the batch has more than one commit."""
+        return batch.quarantine is not None
+
+    def _with_rows(
+        self, decision: BatchDecision, batch: Batch, file: DecisionFile
+    ) -> BatchDecision:
+        """The decision with the rows that passed."""
+        files = self._delta.file_contents(self._delta.seq(batch.written.actions))
+        return replace(decision, files=files)
+
+    @property
+    def _files_path(self) -> str:
+        """Path of the table below which the files of a decision lie."""
+        return self._target.ref.path
+
+    def _recorded_decision(self, batch_id: int | None) -> BatchDecision | None:
+        """What was decided about a batch before; `None` if it is still to be decided.
+
+        Raises:
+            CheckpointError: `BATCH_UNFINISHED`.
+        """
+        if batch_id is None or self._decisions is None:
+            return None
+        decision = self._decisions.load(self._app_id, batch_id)
+        if decision is None:
+            return None
+        table = self._quarantine_of(decision)
+        exists = table is None or int(self._delta.snapshot(table.ref.path).version()) >= 0
+        place = self._target.ref.path if table is None else table.ref.path
+        problem = ""
+        if decision.kind != self.kind:
+            problem = f"it was begun as {decision.kind}, and the flow now writes as {self.kind}"
+        elif not exists or not self._decisions.is_complete(decision, self._files_path, place):
+            problem = "files of it were deleted since"
+        if not problem:
+            return decision
+        if not self._is_begun(decision, table if exists else None):
+            return None  # nothing of it is in any table: it can be judged anew
+        raise CheckpointError(
+            "BATCH_UNFINISHED",
+            f"batch {batch_id} of flow {self._flow!r} was interrupted between its commits and "
+            f"cannot be completed: {problem}",
+            flow=self._flow,
+            hint=f"run the earlier version of the pipeline once, or restore the files; or "
+            f"--full-refresh {self._target.ref.name} rebuilds the table from its sources",
+        )
+
+    def _is_begun(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
+        """Whether one of the commits of a decision was made."""
+        return quarantine is not None and quarantine.begin(decision.result.batch_id).done
+
+    def _quarantine_of(self, decision: BatchDecision) -> FencedTable | None:
+        if decision.quarantine is None or self._quarantine is not None:
+            return self._quarantine
+        # The rules were removed since; the rows still go where they were decided to go.
+        ref = self._target.ref
+        place = TableRef(f"{ref.path}{QUARANTINE_SUFFIX}", f"{ref.name}{QUARANTINE_SUFFIX}")
+        return FencedTable(self._delta, place, self._app_id)
+
+    def _resume(self, decision: BatchDecision) -> Batch:
+        """The batch that a decision is about, ready for its commits."""
+        result, quarantine = decision.result, decision.quarantine
+        begun = self._target.begin(result.batch_id)
+        self._evolve(begun, decision.schema)
+        counts = StagedFiles(
+            clean=[],
+            bad=[dict(file) for file in quarantine.staged] if quarantine is not None else [],
+            clean_rows=decision.counts["clean"],
+            bad_rows=decision.counts["bad"],
+            rules=dict(result.rules),
+        )
+        bad = quarantine.written if quarantine is not None else ()
+        batch = Batch(
+            begun,
+            Written(counts, bad=bad, duplicates=result.rows_duplicate),
+            result,
+            decision.schema,
+            None if quarantine is None else self._quarantine_of(decision),
+            None if quarantine is None else quarantine.schema,
+        )
+        return self._with_recorded_rows(batch, decision)
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        """A resumed batch with what a decision recorded of the rows that passed."""
+        if not has_identity(batch.begun.metadata.schema):
+            actions = self._delta.add_files(decision.files)
+            return replace(batch, written=replace(batch.written, actions=actions))
+        # How far an identity column has counted is in the transaction that writes the files.
+        batch, rows = self._recorded_rows(batch, decision)
+        files = batch.begun.transaction.writeFiles(rows._jdf)
+        return replace(batch, written=replace(batch.written, actions=[*self._delta.items(files)]))
+
+    def _recorded_rows(self, batch: Batch, decision: BatchDecision) -> tuple[Batch, DataFrame]:
+        """Read the files of a decision, which are in no version of the target."""
+        begun = self._target.commit_evolution(batch.begun, batch.result.batch_id)
+        log, files = self._delta.log(self._target.ref.path), self._delta.add_files(decision.files)
+        snapshot = begun.transaction.snapshot()
+        frame = log.createDataFrame(snapshot, self._delta.seq(files), False, self._delta.none)
+        identity = [column.name for column in begun.metadata.schema if is_identity(column)]
+        return replace(batch, begun=begun), DataFrame(frame, self._delta.spark).drop(*identity)
+
+    # -- rows ----------------------------------------------------------------------------------
 
     def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
         """The batch in the types of the table, which another flow may have made wider meanwhile."""
@@ -282,109 +457,23 @@ class FlowWriter:
             found[rule.name] = RuleCounts(int(holds), int(not holds))
         return found
 
-    # -- files ---------------------------------------------------------------------------------
-
     def _write_files(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
-        if self._split is None:
-            files = begun.transaction.writeFiles(df._jdf)
-            rows = self._row_count(self._delta.file_contents(files))
-            return Written(list(self._delta.items(files)), StagedFiles([], [], rows, 0, {}))
-        if self._uses_one_job(df, begun):
-            return self._one_job(df, begun, schema, self._split)
-        return self._two_jobs(df, begun, self._split)
-
-    def _row_count(self, files: Sequence[Mapping[str, Any]]) -> int:
-        """Rows in new files: from their statistics, or their footers where those are off."""
-        if all(file.get("stats") for file in files):
-            return sum(int(json.loads(file["stats"])["numRecords"]) for file in files)
-        root = self._target.ref.path
-        paths = [f"{root}/{unquote(file['path'])}" for file in files]
-        return self._delta.spark.read.parquet(*paths).count()
-
-    def _uses_one_job(self, df: DataFrame, begun: Begun) -> bool:
-        if self._strategy is not None:
-            return self._strategy is Strategy.ONE_JOB
-        collects = df.sparkSession.conf.get("spark.databricks.delta.stats.collect", "true")
-        return (
-            can_stage(begun.metadata)
-            and collects == "true"
-            and renames_cheaply(self._target.ref.path)
-        )
-
-    def _one_job(self, df: DataFrame, begun: Begun, schema: StructType, split: RowSplit) -> Written:
-        if self._staging is None or self._staging_generation != self._target.generation:
-            self._staging = staging_metadata(self._delta, begun.metadata, schema, split)
-            self._staging_generation = self._target.generation
-        staging = self._delta.log(self._target.ref.path).startTransaction(
-            self._delta.none, self._delta.option(begun.transaction.snapshot())
-        )
-        staging.updateMetadata(self._staging, False)
-        staged = sort_files(
-            self._delta.file_contents(staging.writeFiles(df._jdf)),
-            split,
-            lambda files: count_masks(df.sparkSession, self._target.ref.path, files, split),
-        )
-        return Written(self._delta.add_files(staged.clean), staged)
-
-    def _two_jobs(self, df: DataFrame, begun: Begun, split: RowSplit) -> Written:
-        kept = df.persist()
-        try:
-            counts = count_rows(kept, split)
-            bad = self._write_bad(kept, counts, split)
-            clean = kept.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
-            files = begun.transaction.writeFiles(clean._jdf)
-            return Written(list(self._delta.items(files)), counts, bad)
-        finally:
-            kept.unpersist()
-
-    def _write_bad(self, kept: DataFrame, counts: StagedFiles, split: RowSplit) -> list[Any]:
-        """Write rows that broke a drop rule into the folder of the quarantine table."""
-        if not counts.bad_rows or self._quarantine is None or not split.quarantine:
-            return []
-        helpers = [F.col(column) for column in QUARANTINE_COLUMNS]
-        frame = kept.where(F.col(DESTINATION) != TO_TABLE).select(*data_columns(split), *helpers)
-        begun = self._quarantine.begin(None)
-        self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=self._replaces)
-        return list(self._delta.items(begun.transaction.writeFiles(frame._jdf)))
-
-    def _add_late(
-        self, df: DataFrame, written: Written, schema: StructType
-    ) -> tuple[Written, LateCounts]:
-        """Find the rows that a stateful operator refused; those to keep become files."""
-        if self._late is None:
-            return written, LateCounts()
-        refused = self._late.find(df)
-        if refused.frame is None or self._quarantine is None:
-            return written, LateCounts(refused.late)
-        kept = refused.frame.persist()
-        try:
-            late, rows = count_refused(kept)
-            if not rows:
-                return written, LateCounts()
-            frame = as_quarantine_rows(kept, plain_schema(schema, nullable=True))
-            begun = self._quarantine.begin(None)
-            self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=False)
-            files = list(self._delta.items(begun.transaction.writeFiles(frame._jdf)))
-            return replace(written, bad=[*written.bad, *files]), LateCounts(late, rows)
-        finally:
-            kept.unpersist()
+        return self._files.write(df, begun, schema)
 
     # -- commits -------------------------------------------------------------------------------
 
-    def _commit_target(
-        self, df: DataFrame, begun: Begun, written: Written, result: CommitResult
-    ) -> CommitResult:
-        removed, rows = self._removals(self._target, begun)
-        actions = [*removed, *written.actions]
-        result = replace(result, rows_deleted=rows)
+    def _commit_target(self, batch: Batch) -> CommitResult:
+        removed, rows = self._removals(self._target, batch.begun)
+        actions = [*removed, *batch.written.actions]
+        result = replace(batch.result, rows_deleted=rows)
         if self._where is not None and not actions:
             return result  # an empty window stays one
         version = self._target.commit(
-            begun,
+            batch.begun,
             actions,
             result.batch_id,
             result,
-            complete=bool(self._replaces or self._where),
+            complete=self._removes,
             where=self._where,
         )
         return replace(result, version=version)
@@ -395,25 +484,21 @@ class FlowWriter:
             return table.removals_where(begun, self._where)
         return table.removals(begun) if self._replaces else [], 0
 
-    def _commit_quarantine(
-        self, table: FencedTable, written: Written, schema: StructType, result: CommitResult
-    ) -> int | None:
+    def _commit_quarantine(self, batch: Batch, table: FencedTable) -> int | None:
+        written, result = batch.written, batch.result
         begun = table.begin(result.batch_id)
         paths = [file["path"] for file in written.counts.bad]
         if begun.done:
-            # A run before this one died between the two commits: these rows are in.
+            # In without a decision that says so, it was judged by a version that recorded none.
             delete_files(self._delta, paths, self._target.ref.path)
             return None
-        fields = plain_schema(schema, nullable=True, keep_comments=False).fields
+        assert batch.quarantine_schema is not None
         evolved = table.evolve(
-            begun,
-            StructType([*fields, *QUARANTINE_FIELDS]),
-            allow_missing=True,
-            replaces=self._replaces,
+            begun, batch.quarantine_schema, allow_missing=True, replaces=self._replaces
         )
         move_files(self._delta, paths, self._target.ref.path, table.ref.path)
         removed, rows = self._removals(table, begun)
-        actions = [*removed, *self._delta.add_files(written.counts.bad), *written.bad]
+        actions = [*removed, *self._delta.add_files([*written.counts.bad, *written.bad])]
         if not actions and evolved == begun.metadata.schema:
             return None
         record = replace(
@@ -425,50 +510,5 @@ class FlowWriter:
             fingerprint=None,
         )
         return table.commit(
-            begun,
-            actions,
-            result.batch_id,
-            record,
-            complete=bool(self._replaces or self._where),
-            where=self._where,
+            begun, actions, result.batch_id, record, complete=self._removes, where=self._where
         )
-
-
-def data_columns(split: RowSplit) -> list[Column]:
-    """The user's columns of a split."""
-    return [F.col(quoted(column)) for column in split.data_columns]
-
-
-def count_rows(kept: DataFrame, split: RowSplit) -> StagedFiles:
-    """Count a persisted batch by destination and rule, without files."""
-    return count_rows_and(kept, split, {})[0]
-
-
-def count_rows_and(
-    kept: DataFrame, split: RowSplit, more: Mapping[str, Column]
-) -> tuple[StagedFiles, dict[str, int]]:
-    """Count a persisted batch as `count_rows` does, and whatever else, in the same job.
-
-    Args:
-        kept: The batch, with the split's helper columns.
-        split: Its split.
-        more: Further counts by name.
-    """
-    sums = [
-        F.count(F.when(is_broken(*place), 1)).alias(f"rule_{number}")
-        for number, place in enumerate(split.bits.values())
-    ]
-    is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
-    row: Any = kept.agg(
-        F.count(F.lit(1)).alias("total"),
-        F.count(is_bad).alias("bad"),
-        *sums,
-        *[column.alias(f"more_{name}") for name, column in more.items()],
-    ).first()
-    total, bad = int(row["total"]), int(row["bad"])
-    failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
-    rules = {
-        rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
-    }
-    found = {name: int(row[f"more_{name}"]) for name in more}
-    return StagedFiles([], [], total - bad, bad, rules), found

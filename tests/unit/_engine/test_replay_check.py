@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._engine.tables import check_replay
+from penstock._engine.replay_check import check_replay
 from penstock._model.dataset import LateRows
 from penstock.errors import PlanError
 

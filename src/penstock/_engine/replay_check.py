@@ -1,0 +1,45 @@
+"""Which tables take rows back from their quarantine."""
+
+from collections.abc import Sequence
+
+from penstock._graph.cdc import is_cdc
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
+from penstock._model.dataset import DatasetKind, LateRows
+from penstock._model.flow import OutputMode
+from penstock.errors import PlanError
+
+
+def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
+    """Check that rows may be added to a table from outside of its flows.
+
+    Raises:
+        PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
+    """
+    reason = hint = ""
+    if node.kind is not DatasetKind.STREAMING_TABLE:
+        reason = f"it is a {node.kind.value}, which is computed anew by every update"
+        hint = "correct the rule or the query, and run the pipeline"
+    elif any(replaces_rows(flow.flow) for flow in flows):
+        reason = "its flow replaces rows that fulfil a condition, and would remove what is added"
+        hint = "correct the rule or the query, and run the pipeline"
+    elif any(is_cdc(flow.flow) for flow in flows):
+        reason = "its rows are made from change events"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    elif {flow.analysis.output_mode for flow in flows} - {None, OutputMode.APPEND}:
+        reason = "its flow changes rows that it has written"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    elif node.declared.late_rows is LateRows.QUARANTINE:
+        # Late rows are what the operation was given, not what the table holds.
+        reason = "it keeps late rows as well, which a window or join would still have to take in"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    elif node.declared.deduplicate_by:
+        reason = "each key may be in the table once, which a replay does not look at"
+        hint = f"correct the rule, then --full-refresh {node.display}"
+    if reason:
+        raise PlanError(
+            "QUARANTINE_REPLAY_NOT_POSSIBLE",
+            f"the quarantine of {node.display} cannot be replayed: {reason}",
+            origin=node.declared.origin,
+            hint=hint,
+        )

@@ -1,0 +1,368 @@
+"""A batch is judged once: whatever its rules see when it comes again, each row is in one table."""
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from writer_harness import Harness, decision_file, rule
+
+from penstock._model.cdc import CdcSpec, ScdType
+from penstock._model.origin import SourceLocation
+from penstock._tables import cdc_writer, writer
+from penstock._tables.cdc_events import TargetShape, resolve
+from penstock._tables.cdc_writer import CdcWriter, split_events
+from penstock._tables.decision import DecisionFile
+from penstock._tables.late import Refused
+from penstock._tables.layout import TableRef
+from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
+from penstock._tables.row_files import Strategy
+from penstock._tables.unique import UniqueWriter
+from penstock._tables.upsert import UpsertWriter
+from penstock._tables.writer import FlowWriter, WriteMode
+from penstock.errors import CheckpointError
+from penstock.quality.split import RowSplit, split_rows
+
+CASES = int(os.environ.get("PENSTOCK_DECISION_CASES", "50"))
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "20261122"))
+ORIGIN = SourceLocation("pipeline.py", 7)
+APP = "p/orders/writer/1"
+ROWS = 12
+POINTS = ("after_decision", "after_quarantine_commit", "after_target_commit")
+Write = Callable[["Tables", DataFrame, list[Any], int], None]
+
+
+class DiedError(BaseException):
+    """Stands for the end of the process."""
+
+
+@dataclass
+class Tables:
+    """A target and its quarantine, written by a new writer for each attempt."""
+
+    spark: SparkSession
+    root: Path
+
+    def __post_init__(self) -> None:
+        self.target = TableRef(str(self.root / "t"), "t")
+        self.quarantine = TableRef(str(self.root / "t_quarantine"), "t_quarantine")
+
+    def common(self, split: RowSplit) -> dict[str, Any]:
+        return {
+            "flow": "orders",
+            "app_id": APP,
+            "target": self.target,
+            "split": split,
+            "quarantine": self.quarantine,
+            "decisions": decision_file(self.spark, self.root, APP),
+        }
+
+    def ids(self, ref: TableRef) -> list[int]:
+        rows = self.spark.read.format("delta").load(ref.path).select("id").collect()
+        return sorted(row[0] for row in rows)
+
+
+def split_of(tables: Tables, df: DataFrame, rules: list[Any]) -> RowSplit:
+    split = split_rows(df, rules)
+    assert split is not None
+    if not (tables.root / "t").exists():
+        schema = df.schema
+        state = prepare_table(tables.spark, tables.target, TableSpec(schema=schema))
+        prepare_quarantine(tables.spark, tables.quarantine, state)
+    return split
+
+
+def appends(strategy: Strategy | None = None, mode: WriteMode = WriteMode.APPEND) -> Write:
+    def write(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
+        split = split_of(tables, df, rules)
+        options = {**tables.common(split), "strategy": strategy, "mode": mode}
+        FlowWriter(tables.spark, **options).write(split.df, batch_id)
+
+    return write
+
+
+def unique(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
+    split = split_of(tables, df, rules)
+    UniqueWriter(tables.spark, keys=["id"], **tables.common(split)).write(split.df, batch_id)
+
+
+def upserts(rewrite: bool) -> Write:
+    def write(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
+        split = split_of(tables, df, rules)
+        options = {**tables.common(split), "rewrite": rewrite}
+        UpsertWriter(tables.spark, keys=["id"], **options).write(split.df, batch_id)
+
+    return write
+
+
+def applies_changes(scd_type: ScdType) -> Write:
+    def write(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
+        spec = CdcSpec(source="s", keys=("id",), sequence_by="seq", scd_type=scd_type)
+        events = resolve(df, spec, TargetShape.of([spec]), flow="orders", origin=ORIGIN)
+        prepare_table(tables.spark, tables.target, TableSpec(schema=events.target_schema()))
+        split = split_events(df, events, rules, quarantine=True, origin=ORIGIN)
+        state = TableRef(str(tables.root / "state"), "state")
+        CdcWriter(tables.spark, state=state, events=events, **tables.common(split)).write(
+            split.df, batch_id
+        )
+
+    return write
+
+
+WRITERS: dict[str, tuple[Write, int]] = {
+    "one job": (appends(Strategy.ONE_JOB), 22),
+    "two jobs": (appends(Strategy.TWO_JOBS), 10),
+    "deduplicate_by": (unique, 5),
+    "update rewrites": (upserts(rewrite=True), 3),
+    "update merges": (upserts(rewrite=False), 2),
+    "auto CDC 1": (applies_changes(ScdType.ONE), 5),
+    "auto CDC 2": (applies_changes(ScdType.TWO), 3),
+}
+"""Each with how many of 50 cases it gets."""
+
+
+def random_batch(
+    spark: SparkSession, chance: random.Random, batch_id: int
+) -> tuple[DataFrame, list[Any]]:
+    """The same rows for a batch, and rules and a joined table that differ at each attempt."""
+    first = batch_id * ROWS
+    known = first + chance.randrange(ROWS)
+    df = spark.range(first, first + ROWS, 1, 2).selectExpr("id", "1L AS seq")
+    if chance.randrange(3):
+        df = df.selectExpr("*", f"IF(id >= {known}, 1, NULL) AS k")
+    else:
+        joined = spark.range(known, first + ROWS).select("id", F.lit(1).alias("k"))
+        df = df.join(F.broadcast(joined), "id", "left")
+    divisor = chance.randrange(2, 5)
+    rules = [
+        rule("known", "k IS NOT NULL"),
+        rule("divides", f"id % {divisor} <> {chance.randrange(divisor)}"),
+        rule("chance", "rand() < 0.8"),
+    ]
+    return df, chance.sample(rules, chance.randrange(1, 4))
+
+
+def play(
+    tables: Tables, write: Write, cases: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """Write batches that are killed at random points; ids that are not in exactly one table."""
+    chance = random.Random(seed)
+    for batch_id in range(cases):
+        has_state = (tables.root / "state").exists()
+        points = [*POINTS, "after_state_commit"] if has_state else POINTS
+        for point in [*chance.sample(points, 1 + (chance.random() < 0.3)), None]:
+
+            def dies(here: str, *_: Any, wanted: str | None = point) -> None:
+                if here == wanted:
+                    raise DiedError
+
+            df, rules = random_batch(tables.spark, chance, batch_id)
+            with monkeypatch.context() as patch:
+                patch.setattr(writer, "kill_point", dies)
+                patch.setattr(cdc_writer, "kill_point", dies)
+                try:
+                    write(tables, df, rules, batch_id)
+                except DiedError:
+                    continue
+    everywhere = tables.ids(tables.target) + tables.ids(tables.quarantine)
+    return [number for number in range(cases * ROWS) if everywhere.count(number) != 1]
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_row_is_in_one_table_when_batches_die_and_the_rules_see_other_data(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write, share = WRITERS[name]
+    cases = max(1, CASES * share // 50)
+    assert play(Tables(spark, tmp_path), write, cases, SEED, monkeypatch) == []
+
+
+@pytest.mark.parametrize("name", ["one job", "auto CDC 1"])
+def test_rows_are_lost_or_duplicated_when_the_decision_is_not_durable(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(DecisionFile, "load", lambda *_: None)
+    assert play(Tables(spark, tmp_path), WRITERS[name][0], 3, SEED, monkeypatch) != []
+
+
+# -- what else can have changed -----------------------------------------------------------------
+
+RULES = (rule("positive", "id % 10 <> 0"),)
+
+
+def interrupted(
+    harness: Harness, df: DataFrame, monkeypatch: pytest.MonkeyPatch, point: str, **options: Any
+) -> None:
+    def dies(here: str, *_: Any) -> None:
+        if here == point:
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "kill_point", dies)
+        with pytest.raises(DiedError):
+            harness.writer(**options).write(df, 0)
+
+
+@pytest.mark.parametrize("point", ["after_decision", "after_quarantine_commit"])
+def test_rows_go_where_they_were_decided_to_go_when_the_rules_were_removed(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, point)
+    harness.split = None
+    result = harness.writer().write(spark.range(100), 0)
+    assert (harness.rows().count(), harness.bad().count()) == (90, 10)
+    assert (result.rows_written, result.rows_quarantined, result.replayed) == (90, 10, False)
+    assert result.rules["positive"].failed == 10
+
+
+def test_rows_are_judged_anew_when_the_files_of_a_decision_were_deleted_before_any_commit(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = harness.prepare(spark.range(100), RULES)
+    interrupted(harness, df, monkeypatch, "after_decision")
+    for file in harness.root.glob("orders/**/*.parquet"):
+        file.unlink()
+    harness.writer().write(df, 0)
+    assert (harness.rows().count(), harness.bad().count()) == (90, 10)
+
+
+def test_batch_is_refused_when_the_files_of_a_decision_were_deleted_between_its_commits(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = harness.prepare(spark.range(100), RULES)
+    interrupted(harness, df, monkeypatch, "after_quarantine_commit")
+    for file in harness.root.glob("orders/**/*.parquet"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="files of it were deleted") as caught:
+        harness.writer().write(df, 0)
+    assert caught.value.condition == "BATCH_UNFINISHED"
+    assert (harness.rows().count(), harness.bad().count()) == (0, 10)
+
+
+def test_decision_is_dropped_when_its_file_was_not_written_to_the_end(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = harness.prepare(spark.range(100), RULES)
+    interrupted(harness, df, monkeypatch, "after_decision")
+    (file,) = harness.root.glob("checkpoints/**/decision.json")
+    file.write_text(file.read_text()[:50])
+    harness.writer().write(df, 0)
+    assert (harness.rows().count(), harness.bad().count()) == (90, 10)
+
+
+def test_new_columns_are_kept_when_the_batch_that_brings_them_was_interrupted(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.prepare(spark.range(1), RULES)
+    wide = split_rows(spark.range(100).selectExpr("id", "id * 2 AS twice"), RULES)
+    assert wide is not None
+    harness.split = wide
+    interrupted(harness, wide.df, monkeypatch, "after_quarantine_commit")
+    plain = split_rows(spark.range(100), RULES)
+    assert plain is not None
+    harness.split = plain
+    harness.writer(allow_missing=True).write(plain.df, 0)
+    assert harness.rows().where("twice = id * 2").count() == 90
+    assert harness.bad().where("twice = id * 2").count() == 10
+
+
+def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_completed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = Tables(spark, tmp_path)
+    df = spark.range(20).selectExpr("id", "1L AS seq")
+    split = split_of(tables, df, [rule("low", "id < 15")])
+    interrupted_by = {"after_quarantine_commit"}
+
+    def dies(here: str, *_: Any) -> None:
+        if here in interrupted_by:
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "kill_point", dies)
+        with pytest.raises(DiedError):
+            UniqueWriter(spark, keys=["id"], **tables.common(split)).write(split.df, 0)
+    other = {**tables.common(split), "app_id": "p/other/writer/1"}
+    other["decisions"] = decision_file(spark, tmp_path, "p/other/writer/1")
+    ten = split.on(split.df.where("id < 10"))
+    UniqueWriter(spark, keys=["id"], **other).write(ten.df, 0)
+    result = UniqueWriter(spark, keys=["id"], **tables.common(split)).write(split.df, 0)
+    assert tables.ids(tables.target) == list(range(15))
+    assert tables.ids(tables.quarantine) == list(range(15, 20))
+    assert (result.rows_written, result.rows_duplicate) == (5, 10)
+
+
+class LateRows:
+    """Says which rows of a batch were late; the next attempt would say otherwise."""
+
+    keeps = True
+
+    def __init__(self) -> None:
+        self.first = 100
+
+    def find(self, df: DataFrame) -> Refused:
+        self.first += 5
+        late = df.sparkSession.range(self.first, self.first + 5)
+        reason = F.array(F.lit("late")).alias("_failed_rules")
+        nothing = [F.lit(None).cast("string").alias(name) for name in ("_row", "_source")]
+        return Refused(-1, late.select("id", reason, *nothing))
+
+
+def test_late_rows_are_kept_once_when_the_batch_that_refused_them_was_interrupted(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df, late = harness.prepare(spark.range(100), RULES), LateRows()
+    interrupted(harness, df, monkeypatch, "after_quarantine_commit", late=late)
+    result = harness.writer(late=late).write(df, 0)
+    assert (result.rows_written, result.rows_quarantined, result.rows_late) == (90, 15, 5)
+    bad = sorted(row[0] for row in harness.bad().select("id").collect())
+    assert bad == [*range(0, 100, 10), *range(105, 110)]
+    assert harness.rows().count() == 90
+
+
+# -- fail rules ---------------------------------------------------------------------------------
+
+
+def test_batch_that_failed_is_judged_anew_and_one_that_was_committed_is_not(
+    spark: SparkSession, harness: Harness
+) -> None:
+    strict = [rule("known", "id < 50", "fail")]
+    df = harness.prepare(spark.range(100), strict)
+    with pytest.raises(Exception, match="PENSTOCK_EXPECTATION_FAILED"):
+        harness.writer().write(df, 0)
+    lenient = split_rows(spark.range(100), [rule("known", "id < 500", "fail")])
+    assert lenient is not None
+    assert harness.writer().write(lenient.df, 0).rows_written == 100
+    assert harness.writer().write(df, 0).replayed
+    assert harness.rows().count() == 100
+
+
+def test_stateful_batch_is_evaluated_but_not_judged_when_it_is_in_the_table(
+    spark: SparkSession, harness: Harness
+) -> None:
+    strict = [rule("known", "id < 50", "fail")]
+    harness.prepare(spark.range(100), strict)
+    evaluated = spark.sparkContext.accumulator(0)
+
+    def judged(batch: DataFrame, rules: list[Any]) -> DataFrame:
+        split = split_rows(batch, rules)
+        assert split is not None
+        return split.df
+
+    def stateful(rules: list[Any]) -> FlowWriter:
+        return harness.writer(stateful=True, judge=lambda batch: judged(batch, rules))
+
+    count = F.udf(lambda n: evaluated.add(1) or n, "bigint")
+    batch = spark.range(100).select(count("id").alias("id"))
+    assert stateful([rule("known", "id < 500", "fail")]).write(batch, 0).rows_written == 100
+    before = evaluated.value
+    assert stateful(strict).write(batch, 0).replayed
+    assert evaluated.value - before == 100
+    with pytest.raises(Exception, match="PENSTOCK_EXPECTATION_FAILED"):
+        stateful(strict).write(batch, 1)
