@@ -147,7 +147,8 @@ class DecisionFile:
 
     def save(self, decision: BatchDecision) -> None:
         """Replace the decision; it survives the death of the process from here on."""
-        self._files.write(self._path, decision.to_json())
+        # As durable as what Spark and Delta write, which do not wait for the disk either.
+        self._files.write(self._path, decision.to_json(), sync=False)
 
     def is_complete(self, decision: BatchDecision, table: str, quarantine: str) -> bool:
         """Whether every file of a decision is still there.

@@ -60,8 +60,14 @@ class StorageFiles:
         system, hadoop_path = self._hadoop(uri)
         return bool(system.exists(hadoop_path))
 
-    def write(self, uri: str, text: str) -> None:
-        """Create or replace a file and the folders above it."""
+    def write(self, uri: str, text: str, *, sync: bool = True) -> None:
+        """Create or replace a file and the folders above it.
+
+        Args:
+            uri: The file.
+            text: Its content.
+            sync: Wait until the disk has it, so that it survives a loss of power as well.
+        """
         path = local_path(uri)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +75,8 @@ class StorageFiles:
             with draft.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             draft.replace(path)
             return
         system, hadoop_path = self._hadoop(uri)
