@@ -1,4 +1,3 @@
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +25,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def spark_jars() -> tuple[str, ...]:
-    """The jars of Spark's sets in the cache that `penstock jars sync` fills."""
-    folder = Path(os.environ.get("PENSTOCK_CACHE", Path.home() / ".cache" / "penstock"))
-    return tuple(sorted(str(jar) for jar in (folder / "jars").glob("*.jar")))
+    """The jars of Spark's sets, from the cache that `penstock jars sync` fills."""
+    from penstock._launch import SPARK_JAR_SETS
+    from penstock._local.jars import class_path
+
+    return tuple(str(jar) for jar in class_path(SPARK_JAR_SETS))
 
 
 def archive_options() -> tuple[str, ...]:

@@ -115,13 +115,13 @@ def applies_changes(scd_type: ScdType) -> Write:
 
 
 WRITERS: dict[str, tuple[Write, int]] = {
-    "one job": (appends(Strategy.ONE_JOB), 22),
+    "one job": (appends(Strategy.ONE_JOB), 30),
     "two jobs": (appends(Strategy.TWO_JOBS), 10),
-    "deduplicate_by": (unique, 5),
-    "update rewrites": (upserts(rewrite=True), 3),
-    "update merges": (upserts(rewrite=False), 2),
-    "auto CDC 1": (applies_changes(ScdType.ONE), 5),
-    "auto CDC 2": (applies_changes(ScdType.TWO), 3),
+    "deduplicate_by": (unique, 4),
+    "update rewrites": (upserts(rewrite=True), 2),
+    "update merges": (upserts(rewrite=False), 1),
+    "auto CDC 1": (applies_changes(ScdType.ONE), 2),
+    "auto CDC 2": (applies_changes(ScdType.TWO), 1),
 }
 """Each with how many of 50 cases it gets."""
 
@@ -183,12 +183,29 @@ def test_each_row_is_in_one_table_when_batches_die_and_the_rules_see_other_data(
     assert play(Tables(spark, tmp_path), write, cases, SEED, monkeypatch) == []
 
 
-@pytest.mark.parametrize("name", ["one job", "auto CDC 1"])
-def test_rows_are_lost_or_duplicated_when_the_decision_is_not_durable(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [("one job", "after_quarantine_commit"), ("auto CDC 1", "after_state_commit")],
+)
+def test_rows_are_lost_and_duplicated_when_the_decision_is_not_durable(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, point: str
 ) -> None:
     monkeypatch.setattr(DecisionFile, "load", lambda *_: None)
-    assert play(Tables(spark, tmp_path), WRITERS[name][0], 3, SEED, monkeypatch) != []
+    tables, (write, _) = Tables(spark, tmp_path), WRITERS[name]
+    df = spark.range(10).selectExpr("id", "1L AS seq")
+
+    def dies(here: str, *_: Any) -> None:
+        if here == point:
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "kill_point", dies)
+        patch.setattr(cdc_writer, "kill_point", dies)
+        with pytest.raises(DiedError):
+            write(tables, df, [rule("low", "id < 6")], 0)
+    write(tables, df, [rule("high", "id >= 4")], 0)
+    assert tables.ids(tables.quarantine) == [6, 7, 8, 9]
+    assert tables.ids(tables.target) != [0, 1, 2, 3, 4, 5]
 
 
 # -- what else can have changed -----------------------------------------------------------------

@@ -1,0 +1,84 @@
+package penstock.delta;
+
+import io.delta.storage.HadoopFileSystemLogStore;
+import java.io.BufferedWriter;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.FileAlreadyExistsException;
+import java.nio.file.FileSystemException;
+import java.nio.file.Files;
+import java.nio.file.Paths;
+import java.nio.file.StandardOpenOption;
+import java.util.Iterator;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.Path;
+
+/**
+ * Delta's log on a local disk: a version is published by a hard link, which fails if it exists.
+ *
+ * <p>{@code io.delta.storage.LocalLogStore} looks whether the version exists and then renames over
+ * it. That is safe between the threads of one process only: a commit that another process makes in
+ * between is overwritten. A link is atomic, as Delta's protocol demands of a commit. Delta then
+ * checks the other commit for conflicts and tries the next version.
+ */
+public final class LinkLogStore extends HadoopFileSystemLogStore {
+
+  public LinkLogStore(Configuration initHadoopConf) {
+    super(initHadoopConf);
+  }
+
+  @Override
+  public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf)
+      throws IOException {
+    if (overwrite) {
+      // `_last_checkpoint` alone, which every writer may replace.
+      writeWithRename(path, actions, true, conf);
+      return;
+    }
+    java.nio.file.Path target = Paths.get(path.toUri().getPath());
+    if (Files.exists(target)) {
+      throw new FileAlreadyExistsException(path.toString());
+    }
+    java.nio.file.Path draft = Paths.get(createTempPath(path).toUri().getPath());
+    try {
+      write(draft, actions);
+      // A checksum of Hadoop's that is left of a deleted file would make this one unreadable.
+      Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
+      Files.createLink(target, draft);
+    } catch (FileAlreadyExistsException e) {
+      throw new FileAlreadyExistsException(path.toString());
+    } catch (UnsupportedOperationException e) {
+      throw noLinks(path, e);
+    } catch (FileSystemException e) {
+      // "Operation not permitted" or "Operation not supported", by file system.
+      boolean isRefused = e.getReason() != null && e.getReason().startsWith("Operation not");
+      throw isRefused ? noLinks(path, e) : e;
+    } finally {
+      Files.deleteIfExists(draft);
+    }
+  }
+
+  private static void write(java.nio.file.Path draft, Iterator<String> actions)
+      throws IOException {
+    try (BufferedWriter writer =
+        Files.newBufferedWriter(draft, StandardCharsets.UTF_8, StandardOpenOption.CREATE_NEW)) {
+      while (actions.hasNext()) {
+        writer.write(actions.next());
+        writer.write('\n');
+      }
+    }
+  }
+
+  private static IOException noLinks(Path path, Exception cause) {
+    return new IOException(
+        "could not link " + path + " (" + cause + "): a Delta log on a local disk needs a file"
+            + " system with hard links",
+        cause);
+  }
+
+  /** Checkpoints are written in place: a reader could see a part of one. */
+  @Override
+  public Boolean isPartialWriteVisible(Path path, Configuration conf) {
+    return true;
+  }
+}

@@ -1,0 +1,8 @@
+"""The log store for Delta tables on a local disk: a Java class, with the jar built from it."""
+
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("LinkLogStore.java")
+JAR = Path(__file__).with_name("penstock-logstore.jar")
+"""Built by `.ci/build-logstore`; committed, so that nobody needs a JDK."""
+CLASS = "penstock.delta.LinkLogStore"

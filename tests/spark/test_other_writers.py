@@ -1,0 +1,126 @@
+"""Writers that keep to Delta's protocol beside ours: no commit of anyone is overwritten."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+from writer_harness import Harness, rule
+
+from penstock._tables.fenced import FencedTable
+
+ROUNDS = 200
+
+
+def log_store(spark: SparkSession) -> tuple[Any, Any]:
+    """The log store of the session, and its Hadoop configuration."""
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    return jvm.penstock.delta.LinkLogStore(conf), conf
+
+
+def publish(spark: SparkSession, path: Path, text: str, *, overwrite: bool = False) -> None:
+    store, conf = log_store(spark)
+    jvm: Any = spark._jvm
+    lines = jvm.java.util.ArrayList()
+    for line in text.splitlines():
+        lines.add(line)
+    store.write(jvm.org.apache.hadoop.fs.Path(str(path)), lines.iterator(), overwrite, conf)
+
+
+def test_version_is_refused_when_it_exists(spark: SparkSession, tmp_path: Path) -> None:
+    version = tmp_path / "00000000000000000001.json"
+    publish(spark, version, "a\nb")
+    assert version.read_text() == "a\nb\n"
+    with pytest.raises(Exception, match="FileAlreadyExistsException"):
+        publish(spark, version, "c")
+    assert version.read_text() == "a\nb\n"
+    publish(spark, version, "d", overwrite=True)
+    assert version.read_text() == "d\n"
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_one_of_two_writers_wins_each_version_when_they_publish_at_the_same_moment(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The other writer links its files as delta-rs does; both try all versions side by side."""
+    won: list[int] = []
+    draft = tmp_path / "draft"
+    draft.write_text("outside\n")
+    begin = threading.Barrier(2)
+
+    def outside() -> None:
+        for number in range(ROUNDS):
+            begin.wait()
+            try:
+                os.link(draft, tmp_path / f"{number:020d}.json")
+                won.append(number)
+            except FileExistsError:
+                pass
+
+    thread = threading.Thread(target=outside)
+    thread.start()
+    ours = []
+    for number in range(ROUNDS):
+        begin.wait()
+        try:
+            publish(spark, tmp_path / f"{number:020d}.json", "ours")
+            ours.append(number)
+        except Exception as error:
+            assert "FileAlreadyExistsException" in str(error)
+    thread.join()
+    assert sorted(won + ours) == list(range(ROUNDS))
+    for number in range(ROUNDS):
+        text = (tmp_path / f"{number:020d}.json").read_text()
+        assert text == ("outside\n" if number in won else "ours\n")
+
+
+def test_version_is_readable_when_the_checksum_of_a_deleted_file_is_left(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / ".00000000000000000001.json.crc").write_bytes(b"crc\0\0\0\x02\0\1\2\3\4")
+    publish(spark, tmp_path / "00000000000000000001.json", "a")
+    store, conf = log_store(spark)
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(str(tmp_path / "00000000000000000001.json"))
+    assert store.read(path, conf).next() == "a"
+
+
+@pytest.mark.parametrize("action", ["append", "delete", "optimize"])
+def test_both_commits_are_in_when_another_engine_commits_while_a_batch_is_written(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    df = harness.prepare(spark.range(20).coalesce(1), (rule("positive", "id % 10 <> 0"),))
+    writer = harness.writer()
+    writer.write(df, 0)
+    writer.write(df, 1)
+    actions: dict[str, Callable[[DeltaTable], Any]] = {
+        "append": lambda table: write_deltalake(table, pa.table({"id": [100]}), mode="append"),
+        "delete": lambda table: table.delete("id = 1"),
+        "optimize": lambda table: table.optimize.compact(),
+    }
+    commit = FencedTable.commit
+
+    def after_another(self: FencedTable, *args: Any, **kwargs: Any) -> int:
+        if self.ref == harness.target:
+            actions[action](DeltaTable(self.ref.path))
+        return commit(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FencedTable, "commit", after_another)
+        assert writer.write(df, 2).version == 4
+    numbers = sorted(row[0] for row in harness.rows().collect())
+    once = [number for number in range(20) if number % 10]
+    wanted = {
+        "append": [*once * 3, 100],
+        "delete": [*[n for n in once if n != 1] * 3, 1],
+        "optimize": once * 3,
+    }
+    assert numbers == sorted(wanted[action])
+    assert writer.write(df, 2).replayed
+    assert not writer.write(df, 3).replayed

@@ -1,0 +1,39 @@
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from penstock._local.logstore import CLASS, JAR, SOURCE
+
+BUILD = Path(__file__).parents[3] / ".ci" / "build-logstore"
+
+
+def javac_version() -> int:
+    javac = shutil.which("javac")
+    if javac is None:
+        return 0
+    done = subprocess.run([javac, "-version"], capture_output=True, text=True, check=True)
+    match = re.search(r"javac (\d+)", done.stdout + done.stderr)
+    return int(match[1]) if match else 0
+
+
+def test_jar_names_the_source_that_it_was_built_from() -> None:
+    with zipfile.ZipFile(JAR) as jar:
+        manifest = jar.read("META-INF/MANIFEST.MF").decode().replace("\n ", "")
+        names = jar.namelist()
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    assert f"Source-Sha256: {digest}" in manifest
+    assert names == ["META-INF/MANIFEST.MF", CLASS.replace(".", "/") + ".class"]
+
+
+@pytest.mark.spark  # needs the jars of Delta
+@pytest.mark.skipif(javac_version() != 17, reason="only the compiler of JDK 17 gives equal bytes")
+def test_jar_is_what_the_compiler_makes_of_the_source(tmp_path: Path) -> None:
+    built = tmp_path / "built.jar"
+    subprocess.run([sys.executable, BUILD, built], check=True)
+    assert built.read_bytes() == JAR.read_bytes()
