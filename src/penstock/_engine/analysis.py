@@ -30,6 +30,7 @@ from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
+from penstock._tables.assignment import assigned, check_assignable
 from penstock._tables.prepare import parse_schema
 from penstock._tables.schema import merged, with_types
 from penstock.connectors.autoloader import Evolution
@@ -217,7 +218,7 @@ class _Analysis:
         df, evaluation = self._evaluate(flow)
         changing = self._source.take_streamed()
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
-            df = with_types(df)
+            df = with_types(df, self._written_types(flow, dataset))
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
         if self._assumptions is not None and is_cdc(flow):
             self._try_columns(df, flow)
@@ -387,8 +388,12 @@ class _Analysis:
         if dataset is not None:
             check_late_rows(df, flow, mode, dataset.declared.late_rows)
             check_columns(df, flow, mode, dataset.declared)
+        declared = self._written_types(flow, dataset)
+        if dataset is not None and declared is not None and not self.missing_below(flow.name):
+            name = self.index.display(dataset.name.key)
+            check_assignable(self._spark, df.schema, declared, name=name, origin=flow.origin)
         if dataset is not None and dataset.declared.expectations:
-            self._check_rules(df, dataset)
+            self._check_rules(df if declared is None else assigned(df, declared), dataset)
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
         return FlowAnalysis(
@@ -446,6 +451,12 @@ class _Analysis:
             declared = self._declared_schema(dataset, wanted)
             check_declared(declared, scd_type, wanted, dataset.declared.origin)
         return replace(found, schema_json=wanted.json()), wanted
+
+    def _written_types(self, flow: Flow, dataset: DeclaredDataset | None) -> StructType | None:
+        """The declared columns that rows are converted to; auto CDC has checks of its own."""
+        if dataset is None or dataset.declared.schema is None or is_cdc(flow):
+            return None
+        return self._declared_schema(dataset, StructType())
 
     def _declared_schema(self, dataset: DeclaredDataset, schema: StructType) -> StructType:
         declared = dataset.declared.schema

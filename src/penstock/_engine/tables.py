@@ -28,6 +28,7 @@ from penstock._observe.events import (
     FlowStatus,
     flow_progress,
 )
+from penstock._tables.assignment import assigned
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
@@ -173,12 +174,8 @@ class PipelineTables:
     def prepare(self, node: DatasetNode, flows: Sequence[FlowNode]) -> None:
         """Create or alter the table of a dataset, and its quarantine where it has one."""
         declared = node.declared
-        schema = (
-            parse_schema(self._spark, declared.schema, origin=declared.origin)
-            if declared.schema is not None
-            else merged(
-                StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
-            )
+        schema = self.declared_columns(node.key) or merged(
+            StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
         )
         has_events = any(is_cdc(flow.flow) for flow in flows)
         spec = TableSpec(
@@ -534,11 +531,17 @@ class PipelineTables:
     def _has_quarantine(self, node: DatasetNode) -> bool:
         return self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
 
+    def declared_columns(self, key: str) -> StructType | None:
+        """The columns that a table declares; rows are converted to their types."""
+        node = self._graph.datasets.get(key)
+        if node is None or node.declared.schema is None:
+            return None
+        return parse_schema(self._spark, node.declared.schema, origin=node.declared.origin)
+
     def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
-        """The query with the types of its table, where no value changes by that."""
-        declared = node.declared.schema
-        if declared is not None:
-            return conform(df, parse_schema(self._spark, declared, origin=node.declared.origin))
+        """The query with the declared types, or those of its table where no value changes."""
+        if (declared := self.declared_columns(node.key)) is not None:
+            return assigned(df, declared)
         if node.kind is DatasetKind.MATERIALIZED_VIEW:
             return df
         found = table_state(self._spark, self._ref(node).path)

@@ -436,7 +436,13 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
             hint=way_out,
         )
     try:
-        reconcile(state.schema, spec.schema, name=table.name, allow_missing=True)
+        reconcile(
+            state.schema,
+            spec.schema,
+            name=table.name,
+            allow_missing=True,
+            declared=spec.declared,
+        )
     except PlanError as error:
         if spec.widen is not None and widen(state.schema, spec.schema)[1]:
             way = f"set the table property {ENABLED} to true to make it wider in place"
