@@ -30,8 +30,9 @@ from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
+from penstock._model.table_properties import effective_properties
 from penstock._tables.assignment import assigned, check_assignable
-from penstock._tables.prepare import parse_schema
+from penstock._tables.prepare import check_properties, parse_schema
 from penstock._tables.schema import merged, with_types
 from penstock.connectors.autoloader import Evolution
 from penstock.connectors.sinks import check_sink
@@ -93,7 +94,7 @@ def analyse(
     try:
         analysis = _Analysis(spark, index, source, around, evaluator)
         analysis.everything()
-        return build_graph(index, analysis.found, analysis.errors)
+        return build_graph(index, analysis.found, analysis.all_errors())
     finally:
         source.close()
 
@@ -126,7 +127,7 @@ def survey(
         graph: DataflowGraph | None = None
         errors: tuple[PenstockError, ...] = ()
         try:
-            graph = build_graph(index, analysis.found, analysis.errors)
+            graph = build_graph(index, analysis.found, analysis.all_errors())
         except DefinitionErrors as wrong:
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
         except DefinitionError as wrong:
@@ -155,6 +156,7 @@ class _Analysis:
         self.index = index
         self.found: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
+        self.table_errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
         self._assumptions = around.assumptions
@@ -162,6 +164,10 @@ class _Analysis:
         self._evaluator = evaluator(spark, index, source, around)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
+
+    def all_errors(self) -> dict[str, PenstockError]:
+        """What is wrong with flows, by name, and with what tables declare, by key."""
+        return {**self.table_errors, **self.errors}
 
     def everything(self) -> None:
         """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
@@ -175,8 +181,18 @@ class _Analysis:
         """Analyse all flows of a dataset, upstream datasets first. Never raises."""
         dataset = self.index.datasets[key]
         properties = dataset.declared.table_properties
+        self._check_properties(key, dataset)
         for flow in dataset.flows:
             self.flow(flow, properties=properties, dataset=dataset)
+
+    def _check_properties(self, key: str, dataset: DeclaredDataset) -> None:
+        declared = dataset.declared
+        try:
+            for name, value in effective_properties(declared.table_properties).items():
+                shown = self.index.display(key)
+                check_properties(self._spark, {name: value}, name=shown, origin=declared.origin)
+        except PenstockError as error:
+            self.table_errors[key] = error
 
     def flow(
         self,

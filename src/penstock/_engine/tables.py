@@ -20,6 +20,7 @@ from penstock._model.dataset import DatasetKind, LateRows
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.table_properties import effective_properties
 from penstock._observe.events import (
     Event,
     EventOrigin,
@@ -32,7 +33,7 @@ from penstock._tables.assignment import assigned
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm, read_commit_counts, size_in_bytes
+from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.late import FindLateRows
@@ -270,7 +271,7 @@ class PipelineTables:
         if StorageFiles(self._spark).read(f"{place}/metadata") is not None:
             return
         last = last_number(DeltaJvm(self._spark), table, app_id(self._settings.name, name, epoch))
-        if last < 0:  # it has not got to its first batch
+        if last < 0:  # before its first batch
             return
         raise CheckpointError(
             "CHECKPOINT_MISSING",
@@ -473,7 +474,7 @@ class PipelineTables:
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
         """Declared properties; a table that is changed in place and streamed has a change feed."""
-        declared = node.declared.table_properties
+        declared = effective_properties(node.declared.table_properties)
         known = {key.lower() for key in declared}
         changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
         if _CHANGE_FEED.lower() in known or not changes:
@@ -584,18 +585,3 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
             origin=node.declared.origin,
             hint=hint,
         )
-
-
-def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """Id, version, rows, bytes, columns and properties of a table; `None` where there is none."""
-    state = table_state(spark, path)
-    if state is None:
-        return None
-    return {
-        "id": state.id,
-        "version": state.version,
-        "rows": spark.read.format("delta").load(path).count(),
-        "size": size_in_bytes(DeltaJvm(spark).snapshot(path)),
-        "columns": {one.name: one.dataType.simpleString() for one in state.schema},
-        "properties": dict(state.properties),
-    }

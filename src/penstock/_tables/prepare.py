@@ -315,19 +315,39 @@ def _build(
     builder.execute()
 
 
-def _validated(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> dict[str, str]:
-    """Properties with `delta.*` keys checked and spelled as Delta spells them."""
-    given = {str(key): str(value) for key, value in spec.properties.items()}
+def check_properties(
+    spark: SparkSession,
+    properties: Mapping[str, str],
+    *,
+    name: str,
+    origin: SourceLocation | None,
+) -> dict[str, str]:
+    """Table properties with `delta.*` keys checked and spelled as Delta spells them.
+
+    Args:
+        spark: Any session with Delta.
+        properties: As declared.
+        name: Of the table.
+        origin: Where it was declared.
+
+    Raises:
+        PlanError: `TABLE_PROPERTY_INVALID`.
+    """
+    given = {str(key): str(value) for key, value in properties.items()}
     if not any(key.lower().startswith("delta.") for key in given):
         return given
     try:
-        return delta.validated_properties(given)
+        return DeltaJvm(spark).validated_properties(given)
     except Exception as error:
         raise PlanError(
             "TABLE_PROPERTY_INVALID",
-            f"a table property of {table.name} is refused by Delta: {reason(error)}",
-            origin=spec.origin,
+            f"a table property of {name} is refused by Delta: {reason(error)}",
+            origin=origin,
         ) from error
+
+
+def _validated(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> dict[str, str]:
+    return check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
 
 
 # -- altering ----------------------------------------------------------------------------------
