@@ -424,6 +424,11 @@ class _Analysis:
             lineage=column_lineage(df, self._source.dataset_at),
             taken_for=tuple(evaluation.taken_for.items()),
             missing_folders=self._missing_folders(evaluation),
+            unmatched_filters=tuple(
+                unmatched
+                for opened in evaluation.files
+                if (unmatched := opened.roots.unmatched()) is not None
+            ),
             is_lenient=evaluation.is_lenient,
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files

@@ -129,6 +129,7 @@ def make_plan(
             *_lenient_queries(graph),
             *_tuning_properties(graph),
             *_missing_folders(graph),
+            *_unmatched_filters(graph),
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
             *_messages_without_ids(graph, runs),
@@ -329,6 +330,15 @@ def _retries(key: str, text: str | None) -> int | None:
 def _special(trigger: Trigger | None) -> Trigger | None:
     is_plain = trigger is None or trigger.kind is TriggerKind.PROCESSING_TIME
     return None if is_plain else trigger
+
+
+def _unmatched_filters(graph: DataflowGraph) -> Iterator[str]:
+    for node in graph.flows.values():
+        for pattern, folder in node.analysis.unmatched_filters:
+            yield (
+                f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "
+                "nothing to read until one does; the filter sees the name of the file, not its path"
+            )
 
 
 def _growing_state(
