@@ -17,7 +17,8 @@ from penstock._engine.plans import has_state
 from penstock._launch import UpdateOptions, plan_update
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._tables.prepare import table_state
+from penstock._tables.assignment import assigned
+from penstock._tables.prepare import parse_schema, table_state
 from penstock.errors import DefinitionErrors
 
 SPEC = """
@@ -84,7 +85,7 @@ def updated():
     return spark.readStream.table("src2").groupBy("id").agg(F.sum("v").alias("total"))
 
 
-@dp.table(deduplicate_by=["id"], schema="id INT NOT NULL, v DECIMAL(10, 2), note STRING")
+@dp.table(deduplicate_by=["id"], schema="id INT NOT NULL, v DECIMAL(10, 2), note VARCHAR(5)")
 def first_of_each():
     rows = spark.readStream.table("src2").where("v <> 5")
     return rows.select("id", "v", F.lit(None).alias("note"))
@@ -161,6 +162,8 @@ CREATE STREAMING TABLE t3 (pair STRUCT<id: BIGINT, v: BOOLEAN>) AS
 SELECT struct(CAST(id AS INT) AS id, v) AS pair FROM STREAM(src);
 CREATE MATERIALIZED VIEW t4 (n DATE) AS SELECT COUNT(*) AS n FROM src;
 CREATE STREAMING TABLE t5 TBLPROPERTIES ('delta.appendOnly' = 'maybe') AS
+SELECT id FROM STREAM(src);
+CREATE STREAMING TABLE t7 TBLPROPERTIES ('delta.feature.catalogManaged' = 'supported') AS
 SELECT id FROM STREAM(src);
 CREATE STREAMING TABLE t6 TBLPROPERTIES ('delta.unknown' = '1') AS SELECT id FROM STREAM(src)
 """
@@ -271,12 +274,30 @@ def test_a_type_that_spark_does_not_assign_is_refused_before_the_first_update(pr
             ("column 'pair.v' of t3 is declared BOOLEAN, but is STRING", "CAST(... AS BOOLEAN)"),
             ("column 'n' of t4 is declared DATE, but is BIGINT", "CAST(... AS DATE)"),
             ("table property of t5 is refused by Delta", ""),
+            ("delta.feature.catalogManaged of t7 is no table feature that can be had", ""),
             ("table property of t6 is refused by Delta", ""),
         ],
         strict=True,
     ):
         assert wanted in message
         assert way in hint
+
+
+def test_a_value_that_does_not_fit_its_declared_type_fails_whatever_the_ansi_mode_is(spark):
+    declared = parse_schema(spark, "n INT, word VARCHAR(3), at STRING")
+    assert declared.simpleString() == "struct<n:int,word:string,at:string>"
+    rows = "SELECT 3000000000 AS n, 'abc' AS word UNION ALL SELECT 1, 'ab'"
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        df = spark.sql(rows)
+        fitting = assigned(df.where("n = 1"), declared)
+        assert [tuple(row) for row in fitting.collect()] == [(1, "ab")]
+        with pytest.raises(Exception, match=r"CAST_OVERFLOW_IN_TABLE_INSERT.*`n`"):
+            assigned(df, declared).collect()
+        with pytest.raises(Exception, match="EXCEED_LIMIT_LENGTH"):
+            assigned(spark.sql("SELECT 'abcd' AS word"), declared).collect()
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
 
 
 def test_properties_that_only_tune_databricks_are_left_out_with_one_note(project):

@@ -110,7 +110,7 @@ def test_a_name_filter_that_no_file_matches_is_warned_of(tmp_path, spark, monkey
 @dp.table
 def t{number}():
     reader = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
-    return reader.option("pathGlobFilter", "{pattern}").load("data")
+    return reader.schema(ROWS).option("pathGlobFilter", "{pattern}").load("data")
 """
     patterns = ("data/*.json", "*.{csv,json}")
     project.source(

@@ -32,7 +32,8 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._tables.assignment import assigned, check_assignable
-from penstock._tables.prepare import check_properties, parse_schema
+from penstock._tables.prepare import parse_schema
+from penstock._tables.properties import check_properties
 from penstock._tables.schema import merged, with_types
 from penstock.connectors.autoloader import Evolution
 from penstock.connectors.sinks import check_sink

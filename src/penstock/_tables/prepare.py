@@ -15,13 +15,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from penstock._model.origin import SourceLocation
-from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count, reason
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
+from penstock._tables.properties import check_properties
 from penstock._tables.schema import (
     IDENTITY_EXPLICIT,
     IDENTITY_START,
     IDENTITY_STEP,
+    LENGTHS,
     check_columns,
     compare,
     conformed,
@@ -125,7 +127,9 @@ def parse_schema(
             origin=origin,
             hint="write `name TYPE [NOT NULL] [COMMENT 'text']`, separated by commas",
         ) from error
-    return StructType([_column(columns.apply(i), origin) for i in range(columns.size())])
+    jvm: Any = spark._jvm
+    strings = jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils
+    return StructType([_column(columns.apply(i), strings, origin) for i in range(columns.size())])
 
 
 def table_state(spark: SparkSession, path: str) -> TableState | None:
@@ -313,37 +317,6 @@ def _build(
     for key, value in properties.items():
         builder = builder.property(key, value)
     builder.execute()
-
-
-def check_properties(
-    spark: SparkSession,
-    properties: Mapping[str, str],
-    *,
-    name: str,
-    origin: SourceLocation | None,
-) -> dict[str, str]:
-    """Table properties with `delta.*` keys checked and spelled as Delta spells them.
-
-    Args:
-        spark: Any session with Delta.
-        properties: As declared.
-        name: Of the table.
-        origin: Where it was declared.
-
-    Raises:
-        PlanError: `TABLE_PROPERTY_INVALID`.
-    """
-    given = {str(key): str(value) for key, value in properties.items()}
-    if not any(key.lower().startswith("delta.") for key in given):
-        return given
-    try:
-        return DeltaJvm(spark).validated_properties(given)
-    except Exception as error:
-        raise PlanError(
-            "TABLE_PROPERTY_INVALID",
-            f"a table property of {name} is refused by Delta: {reason(error)}",
-            origin=origin,
-        ) from error
 
 
 def _validated(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> dict[str, str]:
@@ -537,10 +510,14 @@ def _state(delta: DeltaJvm, snapshot: Any, metadata: TableMetadata) -> TableStat
     )
 
 
-def _column(definition: Any, origin: SourceLocation | None) -> StructField:
+def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> StructField:
     import json
 
     metadata: dict[str, Any] = {}
+    # Delta stores strings, and what was declared beside them.
+    kind = definition.dataType()
+    if strings.hasCharVarchar(kind):
+        metadata[LENGTHS] = str(kind.catalogString())
     if definition.comment().isDefined():
         metadata["comment"] = definition.comment().get()
     generated = definition.generationExpression()
@@ -554,7 +531,7 @@ def _column(definition: Any, origin: SourceLocation | None) -> StructField:
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )
-    data_type = _data_type(json.loads(definition.dataType().json()))
+    data_type = _data_type(json.loads(strings.replaceCharVarcharWithString(kind).json()))
     identity = definition.identityColumnSpec()
     if identity.isDefined():
         if not isinstance(data_type, LongType):

@@ -36,7 +36,9 @@ _GENERATED = "delta.generationExpression"
 IDENTITY_START = "delta.identity.start"
 IDENTITY_STEP = "delta.identity.step"
 IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
-_KEPT_METADATA = ("comment", "__CHAR_VARCHAR_TYPE_STRING")
+LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
+"""Metadata of a column: its type with the lengths of CHAR and VARCHAR; a table holds STRING."""
+_KEPT_METADATA = ("comment", LENGTHS)
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _DIGITS = {"ByteType": 3, "ShortType": 5, "IntegerType": 10, "LongType": 19}
 
