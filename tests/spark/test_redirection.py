@@ -323,7 +323,7 @@ def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
 def test_ansi_mode_is_left_by_the_query_alone_that_needs_it(world: World, spark: SparkSession):
     # Each of the two calculates with texts, or casts one that is no number.
     text, cast = "total / quantity AS price", "CAST(quantity AS INT) AS number"
-    rows = "VALUES ('10', 'x') AS t(total, quantity)"
+    rows = "(SELECT '10' AS total, concat('x', id) AS quantity FROM range(1))"
 
     def view(columns: str) -> Flow:
         query = f"SELECT *, {columns} FROM {rows}"
