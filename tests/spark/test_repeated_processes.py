@@ -85,7 +85,7 @@ def test_aggregates_in_any_order_with_flows_added_before(tmp_path: Path, seed: i
     three_times(tmp_path, more)
     assert rows(tmp_path, "agg3") == [(1, 30), (2, 6)]
     assert rows(tmp_path, "agg5") == [("1", 30.0), ("2", 6.0)]
-    assert rows(tmp_path, "agg") == [("1", 30.0), ("2", 6.0)]
+    assert rows(tmp_path, "agg") == [("1", 30.0, None), ("2", 6.0, None)]
 
 
 def test_every_shape_of_query(tmp_path: Path):

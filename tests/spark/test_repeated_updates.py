@@ -40,7 +40,7 @@ CREATE OR REFRESH STREAMING TABLE agg5 AS SELECT id, SUM(v) AS total FROM STREAM
 """
 
 R13 = """
-CREATE OR REFRESH STREAMING TABLE agg (id STRING, total DOUBLE) AS
+CREATE OR REFRESH STREAMING TABLE agg (id STRING NOT NULL, total DOUBLE, note STRING) AS
 SELECT id, SUM(v) AS total FROM STREAM(src2) GROUP BY id;
 CREATE OR REFRESH MATERIALIZED VIEW typed_view (id INT NOT NULL COMMENT 'of a row', total STRING) AS
 WITH sums AS (SELECT id, SUM(v) AS total FROM src2 GROUP BY id) SELECT * FROM sums
@@ -228,8 +228,9 @@ def test_an_unchanged_pipeline_runs_three_times_in_any_order_with_flows_added_be
 
     sums = [(1, 35), (2, 11), (3, 5)]
     assert project.rows("agg5") == [(str(i), float(v)) for i, v in sums]
-    assert project.rows("agg") == [(str(i), float(v)) for i, v in sums]
-    assert project.types("agg") == {"id": "string", "total": "double"}
+    assert project.rows("agg") == [(str(i), float(v), None) for i, v in sums]
+    assert project.types("agg") == {"id": "string", "total": "double", "note": "string"}
+    assert not project.table("agg").schema["id"].nullable
     assert project.types("typed_view") == {"id": "int", "total": "string"}
     assert project.rows("typed_view") == [(i, str(v)) for i, v in sums]
     assert project.types("updated") == {"id": "int", "total": "double"}
