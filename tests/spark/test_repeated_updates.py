@@ -230,7 +230,8 @@ def test_an_unchanged_pipeline_runs_three_times_in_any_order_with_flows_added_be
     assert project.rows("agg5") == [(str(i), float(v)) for i, v in sums]
     assert project.rows("agg") == [(str(i), float(v), None) for i, v in sums]
     assert project.types("agg") == {"id": "string", "total": "double", "note": "string"}
-    assert not project.table("agg").schema["id"].nullable
+    state = table_state(project.spark, str(project.path("agg")))
+    assert state is not None and not state.schema["id"].nullable
     assert project.types("typed_view") == {"id": "int", "total": "string"}
     assert project.rows("typed_view") == [(i, str(v)) for i, v in sums]
     assert project.types("updated") == {"id": "int", "total": "double"}
