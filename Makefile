@@ -16,7 +16,8 @@ demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVEN
 test: lint jars .venv-double/.installed  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
 	@.ci/test $(PYTEST_ARGS)
 
-test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo, and of joins and windows
+test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo, and of joins and windows; projects in three processes each
+	PENSTOCK_REPEATED_ORDERS=$(or $(ORDERS),10) $(BIN)/python -m pytest tests/spark/test_repeated_processes.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/kafka/test_time_kills.py $(PYTEST_ARGS)

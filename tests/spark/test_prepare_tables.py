@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,15 +100,18 @@ def test_change_is_refused_with_the_way_out_when_rows_would_be_lost(
     df.write.format("delta").mode("append").save(ref.path)
     partitioned = TableSpec(schema=df.schema, partition_cols=("p",))
     other_type = TableSpec(schema=parse_schema(spark, "id STRING, p INT"))
+    declared = replace(other_type, declared=True)
     required = TableSpec(schema=parse_schema(spark, "id BIGINT NOT NULL, p INT"), declared=True)
-    for spec, condition in (
-        (partitioned, "PARTITIONING_CHANGED"),
-        (other_type, "SCHEMA_INCOMPATIBLE"),
-        (required, "SCHEMA_INCOMPATIBLE"),
+    for spec, condition, message in (
+        (partitioned, "PARTITIONING_CHANGED", "declared is p"),
+        (other_type, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and STRING in the query"),
+        (declared, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and is declared STRING"),
+        (required, "SCHEMA_INCOMPATIBLE", "is declared NOT NULL, but was not"),
     ):
         with pytest.raises(PlanError) as caught:
             prepare_table(spark, ref, spec)
         assert caught.value.condition == condition
+        assert message in caught.value.message
         assert "--full-refresh" in (caught.value.hint or "")
     reset_table(spark, ref)
     assert spark.read.load(ref.path).count() == 0

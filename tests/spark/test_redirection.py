@@ -69,13 +69,21 @@ class World:
     def outside(self) -> Any:
         return redirected(OutsideReads(self.spark, self.around()))
 
-    def evaluate(self, function: Any, **datasets: str) -> tuple[DataFrame, Any]:
+    def evaluate(
+        self, function: Any, view: Flow | None = None, **datasets: str
+    ) -> tuple[DataFrame, Any]:
         """The result of a query function; datasets are given as name and schema."""
         definition = PipelineDefinition(
             datasets=tuple(
                 Dataset(name=name, kind=DatasetKind.STREAMING_TABLE, origin=HERE)
                 for name in datasets
             )
+            + tuple(
+                Dataset(name=each.name, kind=DatasetKind.TEMPORARY_VIEW, origin=HERE)
+                for each in (view,)
+                if each is not None
+            ),
+            flows=() if view is None else (view,),
         )
         settings = PipelineSettings(
             name="p", storage=self.layout.root, root=str(self.root), catalog="main", schema="shop"
@@ -310,6 +318,32 @@ def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
     world.configuration["spark.sql.ansi.enabled"] = "true"  # somebody has chosen
     with pytest.raises(PenstockError, match="BINARY_OP_WRONG_TYPE"):
         world.evaluate(divided[0], **columns)
+
+
+def test_ansi_mode_is_left_by_the_query_alone_that_needs_it(world: World, spark: SparkSession):
+    # Each of the two calculates with texts, or casts one that is no number.
+    text, cast = "total / quantity AS price", "CAST(quantity AS INT) AS number"
+    rows = "(SELECT '10' AS total, concat('x', id) AS quantity FROM range(1))"
+
+    def view(columns: str) -> Flow:
+        query = f"SELECT *, {columns} FROM {rows}"
+        return Flow(name="v", target="v", function=lambda: spark.sql(query), origin=HERE)
+
+    df, evaluation = world.evaluate(
+        lambda: spark.sql(f"SELECT price, {cast} FROM v"), view=view(text)
+    )
+    assert not evaluation.is_lenient
+    assert df.select("price").collect()[0].price is None
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        df.select("number").collect()
+    df, evaluation = world.evaluate(
+        lambda: spark.read.table("v").selectExpr("number", text), view=view(cast)
+    )
+    assert evaluation.is_lenient
+    assert df.select("price").collect()[0].price is None
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        df.select("number").collect()
+    assert df._jdf.sparkSession().equals(spark._jsparkSession)
 
 
 def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(

@@ -5,10 +5,12 @@ import json
 import pytest
 from update_project import Project
 
+from penstock._launch import UpdateOptions, plan_update
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
 from penstock._project.loader import load_definitions
 from penstock._project.notebook_globals import notebook_globals
+from penstock._project.spec import load_settings
 
 pytestmark = pytest.mark.spark
 
@@ -98,3 +100,25 @@ def test_the_session_may_be_changed_when_spark_itself_would_block_it(spark, tmp_
     result = project.run()
     assert result.state is UpdateState.COMPLETED, result.failures
     assert project.rows("doubled") == [(0,), (2,), (4,)]
+
+
+def test_a_name_filter_that_no_file_matches_is_warned_of(tmp_path, spark, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark)
+    project.add("a.json", [{"id": 1}])
+    source = """
+@dp.table
+def t{number}():
+    reader = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
+    return reader.schema(ROWS).option("pathGlobFilter", "{pattern}").load("data")
+"""
+    patterns = ("data/*.json", "*.{csv,json}")
+    project.source(
+        "".join(
+            source.replace("{number}", str(n)).replace("{pattern}", p)
+            for n, p in enumerate(patterns)
+        )
+    )
+    _, plan = plan_update(load_settings(project.root), UpdateOptions())
+    (warning,) = [text for text in plan.warnings if "pathGlobFilter" in text]
+    assert "matches the pathGlobFilter 'data/*.json': t0 has nothing to read" in warning

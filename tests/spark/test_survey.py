@@ -100,6 +100,8 @@ def test_columns_are_assumed_when_their_sources_are_missing(look, spark: SparkSe
     files = known["files /Volumes/main/raw"]
     assert {"ordered_at", "customer_id"} <= set(files)
     assert "order_id" in {*files, *known["table main.crm.customers"]}
+    (address,) = [s.column_types["address"] for s in found.missing if "address" in s.columns]
+    assert address == "map<string,void>"  # it is read with a field
     assert found.analyses["gold"].inputs == {"spark_catalog.default.silver"}
 
 

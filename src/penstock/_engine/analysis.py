@@ -30,7 +30,10 @@ from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
+from penstock._model.table_properties import effective_properties
+from penstock._tables.assignment import assigned, check_assignable
 from penstock._tables.prepare import parse_schema
+from penstock._tables.properties import check_properties
 from penstock._tables.schema import merged, with_types
 from penstock.connectors.autoloader import Evolution
 from penstock.connectors.sinks import check_sink
@@ -92,7 +95,7 @@ def analyse(
     try:
         analysis = _Analysis(spark, index, source, around, evaluator)
         analysis.everything()
-        return build_graph(index, analysis.found, analysis.errors)
+        return build_graph(index, analysis.found, analysis.all_errors())
     finally:
         source.close()
 
@@ -125,7 +128,7 @@ def survey(
         graph: DataflowGraph | None = None
         errors: tuple[PenstockError, ...] = ()
         try:
-            graph = build_graph(index, analysis.found, analysis.errors)
+            graph = build_graph(index, analysis.found, analysis.all_errors())
         except DefinitionErrors as wrong:
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
         except DefinitionError as wrong:
@@ -154,6 +157,7 @@ class _Analysis:
         self.index = index
         self.found: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
+        self.table_errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
         self._assumptions = around.assumptions
@@ -161,6 +165,10 @@ class _Analysis:
         self._evaluator = evaluator(spark, index, source, around)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
+
+    def all_errors(self) -> dict[str, PenstockError]:
+        """What is wrong with flows, by name, and with what tables declare, by key."""
+        return {**self.table_errors, **self.errors}
 
     def everything(self) -> None:
         """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
@@ -174,8 +182,18 @@ class _Analysis:
         """Analyse all flows of a dataset, upstream datasets first. Never raises."""
         dataset = self.index.datasets[key]
         properties = dataset.declared.table_properties
+        self._check_properties(key, dataset)
         for flow in dataset.flows:
             self.flow(flow, properties=properties, dataset=dataset)
+
+    def _check_properties(self, key: str, dataset: DeclaredDataset) -> None:
+        declared = dataset.declared
+        try:
+            for name, value in effective_properties(declared.table_properties).items():
+                shown = self.index.display(key)
+                check_properties(self._spark, {name: value}, name=shown, origin=declared.origin)
+        except PenstockError as error:
+            self.table_errors[key] = error
 
     def flow(
         self,
@@ -217,7 +235,7 @@ class _Analysis:
         df, evaluation = self._evaluate(flow)
         changing = self._source.take_streamed()
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
-            df = with_types(df)
+            df = with_types(df, self._written_types(flow, dataset))
         found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
         if self._assumptions is not None and is_cdc(flow):
             self._try_columns(df, flow)
@@ -387,8 +405,12 @@ class _Analysis:
         if dataset is not None:
             check_late_rows(df, flow, mode, dataset.declared.late_rows)
             check_columns(df, flow, mode, dataset.declared)
+        declared = self._written_types(flow, dataset)
+        if dataset is not None and declared is not None and not self.missing_below(flow.name):
+            name = self.index.display(dataset.name.key)
+            check_assignable(self._spark, df.schema, declared, name=name, origin=flow.origin)
         if dataset is not None and dataset.declared.expectations:
-            self._check_rules(df, dataset)
+            self._check_rules(df if declared is None else assigned(df, declared), dataset)
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
         return FlowAnalysis(
@@ -403,6 +425,11 @@ class _Analysis:
             lineage=column_lineage(df, self._source.dataset_at),
             taken_for=tuple(evaluation.taken_for.items()),
             missing_folders=self._missing_folders(evaluation),
+            unmatched_filters=tuple(
+                unmatched
+                for opened in evaluation.files
+                if (unmatched := opened.roots.unmatched()) is not None
+            ),
             is_lenient=evaluation.is_lenient,
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files
@@ -446,6 +473,12 @@ class _Analysis:
             declared = self._declared_schema(dataset, wanted)
             check_declared(declared, scd_type, wanted, dataset.declared.origin)
         return replace(found, schema_json=wanted.json()), wanted
+
+    def _written_types(self, flow: Flow, dataset: DeclaredDataset | None) -> StructType | None:
+        """The declared columns that rows are converted to; auto CDC has checks of its own."""
+        if dataset is None or dataset.declared.schema is None or is_cdc(flow):
+            return None
+        return self._declared_schema(dataset, StructType())
 
     def _declared_schema(self, dataset: DeclaredDataset, schema: StructType) -> StructType:
         declared = dataset.declared.schema

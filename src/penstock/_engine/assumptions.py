@@ -163,7 +163,12 @@ class Assumptions:
         return self._add(flow, names, open_ones, keep=is_needed_twice)
 
     def _add(
-        self, flow: str, names: Sequence[str], sources: Sequence[AssumedSource], *, keep: bool
+        self,
+        flow: str,
+        names: Mapping[str, DataType],
+        sources: Sequence[AssumedSource],
+        *,
+        keep: bool,
     ) -> str | None:
         """Try the next place for a column; what did not help before is taken back."""
         attempt = self._attempts.setdefault((flow, *names), _Attempt())
@@ -174,7 +179,7 @@ class Assumptions:
         for source, column in places[attempt.position :]:
             attempt.position += 1
             if column.lower() not in {name.lower() for name in source.columns}:
-                source.columns[column] = NullType()
+                source.columns[column] = names[column]
                 attempt.added = (source, column)
                 return source.name
         attempt.added = None
@@ -220,20 +225,28 @@ def _details(error: Any) -> tuple[str, dict[str, str]]:
         return "", {}
 
 
-def _missing_columns(error: BaseException) -> tuple[tuple[str, ...], bool]:
-    """Names that may be the missing column, the most likely first; whether two sides need it."""
+def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool]:
+    """Names that may be the missing column, the most likely first; whether two sides need it.
+
+    Any type will do, but what is read with a field is a map: of a VOID Spark takes any field, too,
+    and says nothing.
+    """
     condition, parameters = _details(error)
     if condition == "ATTRIBUTE_NOT_SUPPORTED":
-        return (parameters.get("attr_name", ""),), False
+        return {parameters.get("attr_name", ""): NullType()}, False
     both = condition.startswith("UNRESOLVED_USING_COLUMN")
     if not both and not condition.startswith(("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")):
-        return (), False
+        return {}, False
     text = parameters.get("objectName") or parameters.get("colName") or parameters.get("fieldName")
     parts = [part.replace("``", "`") for part in re.findall(r"`((?:[^`]|``)+)`", text or "")]
     if not parts and text:
         parts = [text.strip('"')]
     # `a.b` is column b of relation a, or field b of column a.
-    return tuple(dict.fromkeys((*parts[-1:], *parts[:1]))), both
+    kind: DataType = NullType()
+    names: dict[str, DataType] = dict.fromkeys(parts[-1:], kind)
+    for _ in parts[1:]:
+        kind = MapType(StringType(), kind)
+    return {**names, **{part: kind for part in parts[:1] if part not in names}}, both
 
 
 def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:

@@ -1,5 +1,6 @@
 """The boundary to user code: whatever it raises becomes an error that names their line."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,12 +129,20 @@ def query_error(
     )
 
 
+# Py4J says which of its objects was called; what the JVM says of it is in the next line.
+_CALL = re.compile(
+    r"(?:Py4JJavaError: )?An error occurred while calling [^\n]*\n: ?"
+    r"(?:[\w.$]+(?:Exception|Error): )?([^\n]+)"
+)
+
+
 def first_line(error: BaseException) -> str:
     """An exception's message without stack and plan."""
     text = str(error).strip()
     if not text:
         return type(error).__name__
-    line = text.split("\n", 1)[0].strip()
+    call = _CALL.match(text)
+    line = (call[1] if call else text.split("\n", 1)[0]).strip()
     return redact(line.removesuffix(";"))
 
 

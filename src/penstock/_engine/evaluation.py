@@ -401,12 +401,15 @@ class Evaluator(OutsideReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
-        if self._stack.get():  # a view: the flow that reads it tries again as a whole
-            return self._call(flow)
         if flow.name in self._lenient:
             return self._call_leniently(flow)
+        stack = self._stack.get()
+        reader = stack[0][1] if stack else Evaluation()
         try:
-            return self._call(flow)
+            # A view and the flow that reads it have the mode that each of them needs.
+            with lenient.with_ansi(self._spark) as move, reader.without_failed_reads():
+                df, evaluation = self._call(flow)
+                return move(df), evaluation
         except PenstockError as error:
             # Assumed types may be the reason: the analysis learns better ones first.
             if self._around.assumptions is not None or not self._may_relax(flow, error):
@@ -427,7 +430,9 @@ class Evaluator(OutsideReads, DatasetReader):
         return True
 
     def _may_relax(self, flow: Flow, error: PenstockError) -> bool:
-        has_chosen = lenient.ANSI in {**self._around.configuration, **flow.spark_conf}
+        readers = [self.index.flows.get(name, flow) for name, _ in self._stack.get()]
+        settings = [self._around.configuration, *(one.spark_conf for one in (*readers, flow))]
+        has_chosen = any(lenient.ANSI in each for each in settings)
         return not has_chosen and lenient.is_about_types(error.__cause__)
 
     def _call_leniently(self, flow: Flow) -> tuple[DataFrame, Evaluation]:

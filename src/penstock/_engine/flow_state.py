@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
+from penstock._engine.generated_names import stable_operators
 from penstock._model.flow import Flow
 from penstock._tables.files import StorageFiles
 from penstock.errors import CheckpointError, PlanError
@@ -72,7 +73,8 @@ class ViewState:
 def state_of(body: Mapping[str, Any]) -> FlowState:
     """The state of a flow from its JSON form."""
     operators = body.get("stateful_operators")
-    known = None if operators is None else tuple(operators)
+    # Earlier versions stored generated names as well.
+    known = None if operators is None else stable_operators(operators)
     return FlowState(**{**body, "stateful_operators": known})
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
+_Session = contextlib.AbstractContextManager[Callable[[DataFrame], DataFrame]]
 ANSI = "spark.sql.ansi.enabled"
 _FIELD = "_jsparkSession"
 
@@ -28,30 +29,45 @@ def is_about_types(error: BaseException | None) -> bool:
     return (error.getCondition() or "").startswith("DATATYPE_MISMATCH")
 
 
-@contextlib.contextmanager
-def without_ansi(spark: SparkSession) -> Iterator[Callable[[DataFrame], DataFrame]]:
+def without_ansi(spark: SparkSession) -> _Session:
     """Let this thread use a copy of the session in which ANSI mode is off.
 
     Yields:
-        What moves a DataFrame of the copy to the session itself.
+        What moves a DataFrame of the copy to the session that was used before.
     """
     _install()
-    own: Any = spark._jsparkSession
-    jvm: Any = spark._jvm
-    copy = own.cloneSession()
+    copy = spark.__dict__[_FIELD].cloneSession()
     copy.conf().set(ANSI, "false")
+    return _using(spark, copy)
+
+
+def with_ansi(spark: SparkSession) -> _Session:
+    """Let this thread use the session itself again: for a query within one that uses a copy.
+
+    Yields:
+        What moves a DataFrame of it to the session that was used before.
+    """
+    if _copy.get() is None:
+        return contextlib.nullcontext(lambda df: df)
+    return _using(spark, spark.__dict__[_FIELD])
+
+
+@contextlib.contextmanager
+def _using(spark: SparkSession, session: Any) -> Iterator[Callable[[DataFrame], DataFrame]]:
+    jvm: Any = spark._jvm
+    before: Any = spark._jsparkSession
 
     def move(df: DataFrame) -> DataFrame:
         plan = df._jdf.queryExecution().analyzed()
-        return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(own, plan), spark)
+        return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(before, plan), spark)
 
     sessions = SparkSession._get_j_spark_session_class(jvm)
-    token = _copy.set((own, copy))
-    sessions.setActiveSession(copy)
+    token = _copy.set((spark.__dict__[_FIELD], session))
+    sessions.setActiveSession(session)
     try:
         yield move
     finally:
-        sessions.setActiveSession(own)
+        sessions.setActiveSession(before)
         _copy.reset(token)
 
 

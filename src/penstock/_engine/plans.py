@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock._engine.generated_names import stable_operators, stable_plan, without_generated_names
 from penstock._model.flow import Flow
 from penstock.errors import DefinitionError
 
@@ -29,7 +30,6 @@ _STATEFUL = {
     "TransformWithStateInPySpark",
     "GlobalLimit",
 }
-_IDS = re.compile(r"#\d+L?")
 _CHANGING = re.compile(
     r"current_timestamp|current_date|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\(", re.I
 )
@@ -50,6 +50,11 @@ def kind_of(node: Any) -> str:
 def analyzed(df: "DataFrame") -> Any:
     """Spark's analysed logical plan of a DataFrame."""
     return df._jdf.queryExecution().analyzed()
+
+
+def shown_expression(expression: Any) -> str:
+    """An expression for people."""
+    return without_generated_names(str(expression.sql())).replace("`", "")
 
 
 def walk(plan: Any) -> Iterator[Any]:
@@ -162,10 +167,13 @@ def _keys_unknown(flow: Flow) -> DefinitionError:
 
 
 def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
-    """One line per stateful operator and per streaming source, in plan order, without ids."""
+    """One line per stateful operator and per streaming source, in plan order.
+
+    Every process describes the same query by the same lines: they have no generated names.
+    """
     found: list[str] = []
     _collect_stateful(analyzed(df), found)
-    return tuple(found)
+    return stable_operators(found)
 
 
 def has_state(operators: Sequence[str]) -> bool:
@@ -179,12 +187,12 @@ def _collect_stateful(node: Any, found: list[str]) -> None:
     kind = kind_of(node)
     children = list(iterate(node.children()))
     if kind == "Aggregate":
-        keys = ", ".join(_IDS.sub("", e.sql()) for e in iterate(node.groupingExpressions()))
-        values = ", ".join(_IDS.sub("", e.sql()) for e in iterate(node.aggregateExpressions()))
+        keys = ", ".join(str(e.sql()) for e in iterate(node.groupingExpressions()))
+        values = ", ".join(str(e.sql()) for e in iterate(node.aggregateExpressions()))
         found.append(f"aggregate by [{keys}] of [{values}]")
     elif kind == "Join":
         if all(child.isStreaming() for child in children):
-            condition = _IDS.sub("", str(node.condition().toString()))
+            condition = node.condition().toString()
             found.append(f"stream-stream join {node.joinType().sql()} on {condition}")
     elif kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         keys = ", ".join(sorted(key.name() for key in iterate(node.keys())))
@@ -202,7 +210,7 @@ def query_text(df: "DataFrame") -> str:
 
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
-    text = str(analyzed(df).canonicalized().toString())
+    text = stable_plan(str(analyzed(df).canonicalized().toString()))
     # A Delta relation names the version that it was analysed at; versions are compared apart.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
 

@@ -432,7 +432,8 @@ class SparkEngine:
     def _evaluate(self, node: FlowNode) -> tuple[DataFrame, list[OpenedFiles]]:
         with self._confs.applied(node):
             df, evaluation = self._evaluator.evaluate(node.flow)
-        return with_types(df), evaluation.files
+        declared = None if is_cdc(node.flow) else self._tables.declared_columns(node.target)
+        return with_types(df, declared), evaluation.files
 
     def _evaluate_flow(self, flow: Flow) -> DataFrame:
         with self._confs.applied(self._graph.flows[flow.name]):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._engine.plans import analyzed, iterate
+from penstock._engine.plans import analyzed, iterate, shown_expression
 from penstock._engine.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
 
@@ -152,7 +152,7 @@ class _Reader:
     def _keyed(self, node: Any, kind: StateKind, keys: list[Any]) -> StateFacts:
         return StateFacts(
             kind=kind,
-            keys=tuple(_shown(key) for key in keys),
+            keys=tuple(shown_expression(key) for key in keys),
             has_watermark=_has_watermark(node),
             is_bounded=any(_is_event_time(key) for key in keys),
             chance_keys=self._chance_in(keys),
@@ -164,7 +164,7 @@ class _Reader:
         conditions = [condition.get()] if condition.isDefined() else []
         return StateFacts(
             kind=StateKind.JOIN,
-            keys=tuple(_shown(one) for one in conditions),
+            keys=tuple(shown_expression(one) for one in conditions),
             has_watermark=_has_watermark(node),
             is_bounded=not growing_sides(self._jvm, node),
             chance_keys=self._chance_in(conditions),
@@ -193,10 +193,6 @@ def _has_method(node: Any, name: str) -> bool:
 
 def _names(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     return tuple(sorted({match.group(1).lower() for match in pattern.finditer(text)}))
-
-
-def _shown(expression: Any) -> str:
-    return str(expression.sql()).replace("`", "")
 
 
 def _has_watermark(node: Any) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from penstock._engine.generated_names import VIEW_PREFIX
 from penstock._engine.plans import iterate
 
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
@@ -110,7 +111,7 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None])
 
 def as_view(df: Any) -> str:
     """Give a DataFrame a name that can stand in a query."""
-    name = f"__penstock_{next(_view_numbers)}"
+    name = f"{VIEW_PREFIX}{next(_view_numbers)}"
     df.createOrReplaceTempView(name)
     return f"`{name}`"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock._engine.late_rows import is_watermarked
-from penstock._engine.plans import analyzed, is_stateful, iterate, kind_of, walk
+from penstock._engine.plans import analyzed, is_stateful, iterate, kind_of, shown_expression, walk
 from penstock._model.flow import OutputMode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
     if kind == "Aggregate":
         keys = list(iterate(node.groupingExpressions()))
         if keys and not any(is_watermarked(key) for key in keys):
-            names = ", ".join(str(key.sql()).replace("`", "") for key in keys)
+            names = ", ".join(shown_expression(key) for key in keys)
             yield (
                 f"the aggregation keeps every group of ({names}) for ever: group by a window of a "
                 "column with withWatermark as well, or aggregate in a materialized view"

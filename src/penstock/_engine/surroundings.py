@@ -1,6 +1,7 @@
 """What evaluations of query functions need to know, and what they find out."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +38,18 @@ class Evaluation:
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
     is_lenient: bool = False
+
+    @contextlib.contextmanager
+    def without_failed_reads(self) -> Iterator[None]:
+        """Forget the sources that a view opened which then failed: it may be called again."""
+        opened: list[list[Any]] = [self.files, self.kafka, self.databases]
+        counts = [len(sources) for sources in opened]
+        try:
+            yield
+        except BaseException:
+            for sources, count in zip(opened, counts, strict=True):
+                del sources[count:]
+            raise
 
 
 class FilesReader(Protocol):

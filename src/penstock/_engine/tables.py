@@ -21,6 +21,7 @@ from penstock._model.dataset import DatasetKind, LateRows
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.table_properties import effective_properties
 from penstock._observe.events import (
     Event,
     EventOrigin,
@@ -29,11 +30,12 @@ from penstock._observe.events import (
     FlowStatus,
     flow_progress,
 )
+from penstock._tables.assignment import assigned
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
 from penstock._tables.decision import DECISION_FILE, DecisionFile
-from penstock._tables.delta_log import DeltaJvm, read_commit_counts, size_in_bytes
+from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.late import FindLateRows
@@ -175,12 +177,8 @@ class PipelineTables:
     def prepare(self, node: DatasetNode, flows: Sequence[FlowNode]) -> None:
         """Create or alter the table of a dataset, and its quarantine where it has one."""
         declared = node.declared
-        schema = (
-            parse_schema(self._spark, declared.schema, origin=declared.origin)
-            if declared.schema is not None
-            else merged(
-                StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
-            )
+        schema = self.declared_columns(node.key) or merged(
+            StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
         )
         has_events = any(is_cdc(flow.flow) for flow in flows)
         spec = TableSpec(
@@ -275,7 +273,7 @@ class PipelineTables:
         if StorageFiles(self._spark).read(f"{place}/metadata") is not None:
             return
         last = last_number(DeltaJvm(self._spark), table, app_id(self._settings.name, name, epoch))
-        if last < 0:  # it has not got to its first batch
+        if last < 0:  # before its first batch
             return
         raise CheckpointError(
             "CHECKPOINT_MISSING",
@@ -501,7 +499,7 @@ class PipelineTables:
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
         """Declared properties; a table that is changed in place and streamed has a change feed."""
-        declared = node.declared.table_properties
+        declared = effective_properties(node.declared.table_properties)
         known = {key.lower() for key in declared}
         changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
         if _CHANGE_FEED.lower() in known or not changes:
@@ -559,11 +557,17 @@ class PipelineTables:
     def _has_quarantine(self, node: DatasetNode) -> bool:
         return self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
 
+    def declared_columns(self, key: str) -> StructType | None:
+        """The columns that a table declares; rows are converted to their types."""
+        node = self._graph.datasets.get(key)
+        if node is None or node.declared.schema is None:
+            return None
+        return parse_schema(self._spark, node.declared.schema, origin=node.declared.origin)
+
     def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
-        """The query with the types of its table, where no value changes by that."""
-        declared = node.declared.schema
-        if declared is not None:
-            return conform(df, parse_schema(self._spark, declared, origin=node.declared.origin))
+        """The query with the declared types, or those of its table where no value changes."""
+        if (declared := self.declared_columns(node.key)) is not None:
+            return assigned(df, declared)
         if node.kind is DatasetKind.MATERIALIZED_VIEW:
             return df
         found = table_state(self._spark, self._ref(node).path)
@@ -571,18 +575,3 @@ class PipelineTables:
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
-
-
-def table_facts(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """Id, version, rows, bytes, columns and properties of a table; `None` where there is none."""
-    state = table_state(spark, path)
-    if state is None:
-        return None
-    return {
-        "id": state.id,
-        "version": state.version,
-        "rows": spark.read.format("delta").load(path).count(),
-        "size": size_in_bytes(DeltaJvm(spark).snapshot(path)),
-        "columns": {one.name: one.dataType.simpleString() for one in state.schema},
-        "properties": dict(state.properties),
-    }

@@ -86,6 +86,8 @@ class FlowAnalysis:
         lineage: What its columns are made of; `None` if the plan does not tell.
         taken_for: Incomplete names that it reads, with the datasets that they were taken for.
         missing_folders: Of files that it reads; nothing is there yet, and it waits.
+        unmatched_filters: `pathGlobFilter` and folder of files that it reads, where none of the
+            files there has such a name.
         is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
         widens_types: Whether a source of it lets types become wider; its table follows.
     """
@@ -103,5 +105,6 @@ class FlowAnalysis:
     lineage: FlowLineage | None = None
     taken_for: tuple[tuple[str, str], ...] = ()
     missing_folders: tuple[str, ...] = ()
+    unmatched_filters: tuple[tuple[str, str], ...] = ()
     is_lenient: bool = False
     widens_types: bool = False

@@ -8,6 +8,7 @@ from penstock._graph.index import nearest_name, taken_for
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.table_properties import is_tuning
 from penstock._model.trigger import Trigger, TriggerKind
 from penstock._plan.steps import (
     Plan,
@@ -126,7 +127,9 @@ def make_plan(
         warnings=(
             *_taken_names(graph),
             *_lenient_queries(graph),
+            *_tuning_properties(graph),
             *_missing_folders(graph),
+            *_unmatched_filters(graph),
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
             *_messages_without_ids(graph, runs),
@@ -235,6 +238,21 @@ def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
             )
 
 
+def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
+    """One note about all table properties that have no effect here."""
+    tables: dict[str, list[str]] = {}
+    for node in graph.stored():
+        for key, value in node.declared.table_properties.items():
+            if is_tuning(key, value):
+                tables.setdefault(f"{key} = {value}", []).append(node.display)
+    if tables:
+        shown = "; ".join(f"{setting} ({', '.join(names)})" for setting, names in tables.items())
+        yield (
+            "table properties that only tune Databricks are left out, the tables are written "
+            f"without them: {shown}"
+        )
+
+
 def _missing_folders(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.flows.values():
         for folder in node.analysis.missing_folders:
@@ -312,6 +330,15 @@ def _retries(key: str, text: str | None) -> int | None:
 def _special(trigger: Trigger | None) -> Trigger | None:
     is_plain = trigger is None or trigger.kind is TriggerKind.PROCESSING_TIME
     return None if is_plain else trigger
+
+
+def _unmatched_filters(graph: DataflowGraph) -> Iterator[str]:
+    for node in graph.flows.values():
+        for pattern, folder in node.analysis.unmatched_filters:
+            yield (
+                f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "
+                "nothing to read until one does; the filter sees the name of the file, not its path"
+            )
 
 
 def _growing_state(

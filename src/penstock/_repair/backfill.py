@@ -393,7 +393,7 @@ def _carry_out(
         staged=staged,
     )
     try:
-        return run.run(with_types(df))
+        return run.run(with_types(df, pipeline.tables.declared_columns(node.target)))
     except PlanError as error:
         if error.condition == "BACKFILL_WOULD_LOSE_ROWS":
             store.remove(decision)  # nothing was changed: another range can be tried

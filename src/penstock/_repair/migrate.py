@@ -31,6 +31,7 @@ from penstock._repair.migration_record import (
     LEAVING,
     UNDOING,
     Migration,
+    migration_of,
 )
 from penstock._repair.opened import OpenedPipeline, opened
 from penstock._repair.recording import Record, recording
@@ -156,7 +157,7 @@ class _Run:
         self._files = StorageFiles(pipeline.spark)
         self._folder = pipeline.tables.layout.migration_folder(node.flow.name)
         text = self._files.read(f"{self._folder}/migration.json")
-        self.known = Migration(**json.loads(text)) if text else None
+        self.known = migration_of(text) if text else None
         if self.known is not None and self.known.stage != DONE:
             self._check_overtaken(self.known)
 

@@ -21,10 +21,22 @@ class MigrationFacts:
         self._dataset = dataset
 
     def table(self) -> dict[str, Any] | None:
-        """See `table_facts`."""
-        from penstock._engine.tables import table_facts
+        """Id, version, rows, bytes, columns and properties; `None` where there is no table."""
+        from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+        from penstock._tables.prepare import table_state
 
-        return table_facts(self._pipeline.spark, self._pipeline.tables.paths[self._dataset.key])
+        spark, path = self._pipeline.spark, self._pipeline.tables.paths[self._dataset.key]
+        state = table_state(spark, path)
+        if state is None:
+            return None
+        return {
+            "id": state.id,
+            "version": state.version,
+            "rows": spark.read.format("delta").load(path).count(),
+            "size": size_in_bytes(DeltaJvm(spark).snapshot(path)),
+            "columns": {one.name: one.dataType.simpleString() for one in state.schema},
+            "properties": dict(state.properties),
+        }
 
     def replaced_at(self) -> int:
         """When all rows of the table were replaced the last time; see `log_scan.replaced_at`."""

@@ -1,8 +1,11 @@
 """What is stored of a migration until it is done, and for going back afterwards."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from penstock._engine.generated_names import stable_operators
 
 BUILDING, CUTTING, DONE = "building", "cutting", "done"
 UNDOING, LEAVING = "undoing", "leaving"
@@ -39,3 +42,12 @@ class Migration:
     old_version: int
     old_quarantine: int
     new_quarantine: int = -1
+
+
+def migration_of(text: str) -> Migration:
+    """A stored migration; what an earlier version stored is comparable with the query of today."""
+    body = json.loads(text)
+    for content, name in ((body["old"], "stateful_operators"), (body["query"], "operators")):
+        if content.get(name) is not None:
+            content[name] = list(stable_operators(content[name]))
+    return Migration(**body)

@@ -274,6 +274,11 @@ class DeltaJvm:
         checked = self.jvm.org.apache.spark.sql.delta.DeltaConfigs.validateConfigurations(scala)
         return dict(self._convert.asJava(checked))
 
+    def has_feature(self, name: str) -> bool:
+        """Whether a table that is read by its path can have a table feature."""
+        known = self.jvm.org.apache.spark.sql.delta.TableFeature.featureNameToFeature(name)
+        return bool(known.isDefined()) and name.lower() != "catalogmanaged"
+
     def clustering_columns(self, snapshot: Any) -> tuple[str, ...]:
         """Liquid clustering columns; cheap for tables without the feature."""
         if "clustering" not in str(snapshot.protocol().json()):

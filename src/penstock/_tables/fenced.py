@@ -117,7 +117,7 @@ class FencedTable:
             self._query = query
             self.generation += 1
             self._difference = (
-                _replacing(have, query, self.ref.name)
+                _replacing(have, query, self.ref.name, allow_missing)
                 if replaces
                 else reconcile(have, query, name=self.ref.name, allow_missing=allow_missing)
             )
@@ -216,10 +216,12 @@ def last_number(delta: DeltaJvm, path: str, app_id: str) -> int:
     return int(transaction.txnVersion(app_id)) if logged is None else logged
 
 
-def _replacing(table: StructType, query: StructType, name: str) -> SchemaDifference:
+def _replacing(
+    table: StructType, query: StructType, name: str, allow_missing: bool
+) -> SchemaDifference:
     """The schema of a table whose rows are replaced: the query's, where it does not just add."""
     check_columns(query, name)
     difference = compare(table, query)
-    if difference.conflicts or difference.missing:
+    if difference.conflicts or (difference.missing and not allow_missing):
         return SchemaDifference(plain_schema(query, nullable=True))
     return difference

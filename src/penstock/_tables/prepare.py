@@ -15,13 +15,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from penstock._model.origin import SourceLocation
-from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count, reason
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
+from penstock._tables.properties import check_properties
 from penstock._tables.schema import (
     IDENTITY_EXPLICIT,
     IDENTITY_START,
     IDENTITY_STEP,
+    LENGTHS,
     check_columns,
     compare,
     conformed,
@@ -125,7 +127,9 @@ def parse_schema(
             origin=origin,
             hint="write `name TYPE [NOT NULL] [COMMENT 'text']`, separated by commas",
         ) from error
-    return StructType([_column(columns.apply(i), origin) for i in range(columns.size())])
+    jvm: Any = spark._jvm
+    strings = jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils
+    return StructType([_column(columns.apply(i), strings, origin) for i in range(columns.size())])
 
 
 def table_state(spark: SparkSession, path: str) -> TableState | None:
@@ -316,18 +320,7 @@ def _build(
 
 
 def _validated(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> dict[str, str]:
-    """Properties with `delta.*` keys checked and spelled as Delta spells them."""
-    given = {str(key): str(value) for key, value in spec.properties.items()}
-    if not any(key.lower().startswith("delta.") for key in given):
-        return given
-    try:
-        return delta.validated_properties(given)
-    except Exception as error:
-        raise PlanError(
-            "TABLE_PROPERTY_INVALID",
-            f"a table property of {table.name} is refused by Delta: {reason(error)}",
-            origin=spec.origin,
-        ) from error
+    return check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
 
 
 # -- altering ----------------------------------------------------------------------------------
@@ -436,7 +429,13 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
             hint=way_out,
         )
     try:
-        reconcile(state.schema, spec.schema, name=table.name, allow_missing=True)
+        reconcile(
+            state.schema,
+            spec.schema,
+            name=table.name,
+            allow_missing=True,
+            declared=spec.declared,
+        )
     except PlanError as error:
         if spec.widen is not None and widen(state.schema, spec.schema)[1]:
             way = f"set the table property {ENABLED} to true to make it wider in place"
@@ -511,10 +510,14 @@ def _state(delta: DeltaJvm, snapshot: Any, metadata: TableMetadata) -> TableStat
     )
 
 
-def _column(definition: Any, origin: SourceLocation | None) -> StructField:
+def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> StructField:
     import json
 
     metadata: dict[str, Any] = {}
+    # Delta stores strings, and what was declared beside them.
+    kind = definition.dataType()
+    if strings.hasCharVarchar(kind):
+        metadata[LENGTHS] = str(kind.catalogString())
     if definition.comment().isDefined():
         metadata["comment"] = definition.comment().get()
     generated = definition.generationExpression()
@@ -528,7 +531,7 @@ def _column(definition: Any, origin: SourceLocation | None) -> StructField:
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )
-    data_type = _data_type(json.loads(definition.dataType().json()))
+    data_type = _data_type(json.loads(strings.replaceCharVarcharWithString(kind).json()))
     identity = definition.identityColumnSpec()
     if identity.isDefined():
         if not isinstance(data_type, LongType):

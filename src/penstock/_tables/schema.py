@@ -5,7 +5,7 @@ be read any more. Everything that is written goes through `reconcile` first.
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,9 @@ _GENERATED = "delta.generationExpression"
 IDENTITY_START = "delta.identity.start"
 IDENTITY_STEP = "delta.identity.step"
 IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
-_KEPT_METADATA = ("comment", "__CHAR_VARCHAR_TYPE_STRING")
+LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
+"""Metadata of a column: its type with the lengths of CHAR and VARCHAR; a table holds STRING."""
+_KEPT_METADATA = ("comment", LENGTHS)
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _DIGITS = {"ByteType": 3, "ShortType": 5, "IntegerType": 10, "LongType": 19}
 
@@ -68,7 +70,12 @@ def compare(table: StructType, query: StructType) -> SchemaDifference:
 
 
 def reconcile(
-    table: StructType, query: StructType, *, name: str, allow_missing: bool = False
+    table: StructType,
+    query: StructType,
+    *,
+    name: str,
+    allow_missing: bool = False,
+    declared: bool = False,
 ) -> SchemaDifference:
     """Compare, and refuse what cannot be written.
 
@@ -77,6 +84,7 @@ def reconcile(
         query: Schema of the query, without helper columns.
         name: Of the table, for messages.
         allow_missing: Columns that the query lacks become NULL instead of an error.
+        declared: Whether `query` is what the table declares, not what a query has.
 
     Raises:
         PlanError: `SCHEMA_INCOMPATIBLE`.
@@ -86,11 +94,13 @@ def reconcile(
     if difference.conflicts:
         column, have, want = difference.conflicts[0]
         more = len(difference.conflicts) - 1
+        there = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
+        way = "declare it as it is" if declared else "cast the column in the query"
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",
-            f"column {column!r} of {name} is {have.upper()} in the table and {want.upper()} in the"
-            f" query" + (f" ({more} more columns differ)" if more else ""),
-            hint=f"cast the column in the query, or rebuild the table: --full-refresh {name}",
+            f"column {column!r} of {name} is {have.upper()} in the table and {there}"
+            + (f" ({more} more columns differ)" if more else ""),
+            hint=f"{way}, or rebuild the table: --full-refresh {name}",
         )
     if difference.missing and not allow_missing:
         columns = ", ".join(repr(column) for column in difference.missing)
@@ -142,26 +152,38 @@ def conform(df: DataFrame, table: StructType) -> DataFrame:
     return df.withColumns(casts) if casts else df
 
 
-def conformed(query: StructType, table: StructType) -> list[DataType]:
-    """The types of a query's columns as `conform` casts them."""
+def conformed(
+    query: StructType, table: StructType, fits: Callable[[DataType, DataType], bool] | None = None
+) -> list[DataType]:
+    """The types of a query's columns as `conform` casts them.
+
+    Args:
+        query: Schema of the query.
+        table: Schema of the table.
+        fits: Whether a type that is not made of others becomes that of the table; by default, where
+            no value changes by that.
+    """
+    fits = fits or _lossless
     wanted = {column.name.lower(): column.dataType for column in table}
-    return [_conformed(c.dataType, wanted.get(c.name.lower(), c.dataType)) for c in query]
+    return [_conformed(c.dataType, wanted.get(c.name.lower(), c.dataType), fits) for c in query]
 
 
-def _conformed(source: DataType, target: DataType) -> DataType:
-    """A type with the target's leaves in the place of its own where no value changes by that."""
+def _conformed(
+    source: DataType, target: DataType, fits: Callable[[DataType, DataType], bool]
+) -> DataType:
+    """A type with the target's leaves in the place of its own where they fit."""
     if isinstance(source, StructType) and isinstance(target, StructType):
-        kinds = conformed(source, target)
+        kinds = conformed(source, target, fits)
         fields = zip(source, kinds, strict=True)
         return StructType([StructField(f.name, kind, f.nullable, f.metadata) for f, kind in fields])
     if isinstance(source, ArrayType) and isinstance(target, ArrayType):
-        element = _conformed(source.elementType, target.elementType)
+        element = _conformed(source.elementType, target.elementType, fits)
         return ArrayType(element, source.containsNull)
     if isinstance(source, MapType) and isinstance(target, MapType):
-        key = _conformed(source.keyType, target.keyType)
-        value = _conformed(source.valueType, target.valueType)
+        key = _conformed(source.keyType, target.keyType, fits)
+        value = _conformed(source.valueType, target.valueType, fits)
         return MapType(key, value, source.valueContainsNull)
-    return target if _lossless(source, target) else source
+    return target if source == target or fits(source, target) else source
 
 
 def merged(schemas: Iterable[StructType]) -> StructType:
@@ -180,16 +202,24 @@ def merged(schemas: Iterable[StructType]) -> StructType:
     return StructType(list(found.values()))
 
 
-def with_types(df: DataFrame) -> DataFrame:
-    """The query with STRING in the place of VOID: a column that is always NULL has no type."""
+def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
+    """The query with STRING in the place of VOID: a column that is always NULL has no type.
+
+    Args:
+        df: The query.
+        declared: Columns of its table; one that is VOID in the query has the type that it has here.
+    """
+    kinds = conformed(df.schema, declared or StructType(), _is_void)
     untyped = {
-        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(
-            without_void(column.dataType)
-        )
-        for column in df.schema
+        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(without_void(kind))
+        for column, kind in zip(df.schema, kinds, strict=True)
         if _has_void(column.dataType)
     }
     return df.withColumns(untyped) if untyped else df
+
+
+def _is_void(kind: DataType, _: DataType) -> bool:
+    return isinstance(kind, NullType)
 
 
 def without_void(kind: DataType) -> DataType:

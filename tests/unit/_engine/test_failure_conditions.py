@@ -1,5 +1,6 @@
 import pytest
 
+from penstock._engine.boundary import first_line
 from penstock._engine.failures import flow_error
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -49,3 +50,16 @@ def test_what_real_time_mode_does_not_have_is_not_tried_again():
     assert (error.condition, error.retryable) == ("REAL_TIME_NOT_SUPPORTED", False)
     assert "BatchEvalPythonExec" in error.message
     assert "processingTime=0" in (error.hint or "")
+
+
+def test_cause_is_told_when_only_py4j_knows_which_object_was_called():
+    text = (
+        "Py4JJavaError: An error occurred while calling o330.update.\n: io.delta.exceptions."
+        "DeltaUnsupportedOperationException: row tracking needs a catalog\n\tat a.b.C.d(C.scala:1)"
+    )
+    error = flow_error(text, FLOW)
+    assert error.message == "flow 'f': it failed: row tracking needs a catalog"
+    assert first_line(Exception(text.removeprefix("Py4JJavaError: "))) == (
+        "row tracking needs a catalog"
+    )
+    assert first_line(Exception("[X] plain\n more;")) == "[X] plain"

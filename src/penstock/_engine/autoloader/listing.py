@@ -1,5 +1,6 @@
 """Which files there are: roots, listing, names of files in SQL."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from penstock.connectors.autoloader import FileOptions
 from penstock.errors import ConnectorError
 
 _GLOB = re.compile(r"[*?\[{]")
+_NAME_FILTER = "pathGlobFilter"
+_MOST_LOOKED_AT = 1000
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,26 @@ class FileRoots:
         present = set(self.existing())
         return [path for path in self.paths if path not in present]
 
+    def unmatched(self) -> tuple[str, str] | None:
+        """The filter of names and the folder, if none of the folder's files matches it.
+
+        Looked at are the first thousand files of local folders: it is for a warning.
+        """
+        pattern = self._options.source.get(_NAME_FILTER)
+        if not pattern:
+            return None
+        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+        names = hadoop.GlobFilter(pattern)
+        for path in self.existing():
+            folder = local_path(path)
+            if folder is None or not folder.is_dir():
+                return None
+            files = (file for file in folder.rglob("[!._]*") if file.is_file())
+            seen = {file.name for file in itertools.islice(files, _MOST_LOOKED_AT)}
+            if not seen or any(names.accept(hadoop.Path(f"/{name}")) for name in seen):
+                return None
+        return pattern, ", ".join(self.paths)
+
     def stream_path(self) -> str:
         """One path for Spark's file source, which takes no list and no missing folder.
 
@@ -92,9 +115,8 @@ class FileRoots:
         if not present:
             return []
         reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-        for name in ("pathGlobFilter",):
-            if name in self._options.source:
-                reader = reader.option(name, self._options.source[name])
+        if _NAME_FILTER in self._options.source:
+            reader = reader.option(_NAME_FILTER, self._options.source[_NAME_FILTER])
         if self._options.modified_after:
             reader = reader.option("modifiedAfter", self._options.modified_after)
         if self._options.modified_before:

@@ -270,6 +270,8 @@ def _nothing_found(found: _Found, options: FileOptions) -> DefinitionError:
         what = f"the folder {where} does not exist"
     elif not found.sample:
         what = f"there are no files with rows in {where}"
+        if unmatched := found.roots.unmatched():
+            what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
     else:
         what = f"the {len(found.files)} file(s) in {where} have no rows that show one"
     return DefinitionError(

@@ -1,0 +1,40 @@
+"""Which table properties only tune Databricks."""
+
+import pytest
+
+from penstock._model.table_properties import effective_properties, is_tuning
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("delta.targetFileSize", "64mb"),
+        ("delta.TuneFileSizesForRewrites", "true"),
+        ("delta.parquet.compression.codec", "ZSTD"),
+        ("delta.autoOptimize.autoCompact", "Auto"),
+        ("delta.autoOptimize.optimizeWrite", "legacy"),
+        ("delta.isolationLevel", "WriteSerializable"),
+        ("pipelines.autoOptimize.zOrderCols", "id"),
+    ],
+)
+def test_property_is_left_out_when_it_only_tunes_databricks(key, value):
+    assert is_tuning(key, value)
+    assert effective_properties({key: value, "quality": "gold"}) == {"quality": "gold"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("delta.autoOptimize.autoCompact", "true"),
+        ("delta.autoOptimize.autoCompact", "sometimes"),
+        ("delta.isolationLevel", "Serializable"),
+        ("delta.targetFileSizes", "64mb"),
+        ("delta.appendOnly", "true"),
+        ("delta.feature.catalogManaged", "supported"),
+        ("pipelines.reset.allowed", "false"),
+        ("targetFileSize", "64mb"),
+    ],
+)
+def test_property_stays_when_it_has_a_meaning_or_is_unknown(key, value):
+    assert not is_tuning(key, value)
+    assert effective_properties({key: value}) == {key: value}
