@@ -8,7 +8,7 @@ import pytest
 from delta.tables import DeltaTable
 from update_project import Project, shared_project
 
-from penstock._observe.events import UpdateState
+from penstock._observe.events import Event, UpdateState
 from penstock._runtime.update import UpdateResult
 from penstock._tables import writer
 from penstock.errors import DefinitionErrors
@@ -65,7 +65,7 @@ def day(number: int, key: int, amount: int | None) -> dict:
 
 def listed(project: Project, table: str) -> list[tuple]:
     found = project.rows(table, "day", "id", "amount", key=str)
-    return sorted(((day and day.day, *rest) for day, *rest in found), key=str)
+    return sorted(((day and int(str(day)[-2:]), *rest) for day, *rest in found), key=str)
 
 
 def _dies_between_the_commits(point: str, flow: str, batch_id: int | None) -> None:
@@ -78,6 +78,7 @@ class Step:
     """What the tables had after an update."""
 
     result: UpdateResult
+    events: list[Event]
     recent: list[tuple[Any, ...]]
     quarantined: list[tuple[Any, ...]]
     totals: list[tuple[Any, ...]]
@@ -95,6 +96,7 @@ class Window:
         result = self.project.run(**options)
         self.steps[name] = Step(
             result,
+            self.project.events,
             listed(self.project, "recent"),
             listed(self.project, "recent_quarantine"),
             self.project.rows("totals", "total"),
@@ -147,11 +149,12 @@ def test_only_the_window_is_replaced_when_the_source_changes(window: Window):
 
 
 def test_rows_and_rules_are_counted_when_a_window_is_replaced(window: Window):
-    (_, progress, *_) = [
-        event["details"]["flow_progress"]
-        for event in window.project.log("flow_progress")
-        if event["origin"]["flow_name"] == "recent"
-        and event["details"]["flow_progress"].get("data_quality")
+    (progress,) = [
+        event.details["flow_progress"]
+        for event in window.steps["moved"].events
+        if event.event_type == "flow_progress"
+        and event.origin.flow_name == "recent"
+        and event.details["flow_progress"].get("data_quality")
     ]
     assert progress["metrics"]["num_output_rows"] == 1
     assert progress["metrics"]["num_deleted_rows"] == 1
