@@ -1,14 +1,26 @@
-"""A stream of files started by hand, again and again as the runtime would."""
+"""A stream of files started by hand, again and again as the runtime would.
+
+`run` starts the stream. `parse` does to the new files what a micro-batch does to them, with the
+same schema, options and state, but reads them as a batch: for tests of what becomes of lines, which
+need no checkpoint.
+"""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Row
 
 from penstock._engine.autoloader.batch_log import batch_files
-from penstock._engine.autoloader.opening import collecting, open_files
+from penstock._engine.autoloader.opening import (
+    OpenedFiles,
+    collecting,
+    open_files,
+    open_source,
+    read_source,
+)
 from penstock._engine.autoloader.recovery import check_files, recover
 from penstock._engine.autoloader.store import FolderSchemaStore
 from penstock._engine.failures import full_text
@@ -30,7 +42,9 @@ class FileStream:
         self.folder = root / "in"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._checkpoint = str(root / "checkpoint")
-        self.state = FolderSchemaStore(StorageFiles(spark), str(root / "state"))
+        self._parsed = root / "parsed"
+        self._memory = root / "state"
+        self.state = FolderSchemaStore(StorageFiles(spark), str(self._memory))
         self.restarts: list[str] = []
         self.columns: list[str] = []
         self.types: dict[str, str] = {}
@@ -75,14 +89,73 @@ class FileStream:
             try:
                 query.awaitTermination()
             except Exception as error:
-                known = recover(full_text(error), sources, FLOW)
-                if known is None:
-                    raise
-                if not isinstance(known, FlowError) or not known.retryable:
-                    raise known from error
-                self.restarts.append(known.condition)
+                self._restart(error, sources)
                 continue
             return [row for number in sorted(rows) for row in rows[number]]
+
+    def parse(self, *select: str) -> list[Row]:
+        """The rows of the new files, as `run` has them.
+
+        Raises:
+            FlowError: The files need another schema or are refused.
+        """
+        self.restarts = []
+        while True:
+            files = self._files()
+            with collecting() as sources:
+                source = self._open()
+            df = read_source(source, streaming=False)
+            self.columns, self.types = df.columns, dict(df.dtypes)
+            try:
+                check_files(source, [path.as_uri() for path in files])
+                rows = (df.selectExpr(*select) if select else df).collect()
+            except Exception as error:
+                self._restart(error, sources)
+                continue
+            self._put_away(files)
+            return list(rows)
+
+    def learn(self, name: str, content: str) -> "FileStream":
+        """Infer the schema from a first file, as the first start does; its rows are not read."""
+        self.put(name, content)
+        self._open()
+        self._put_away(self._files())
+        return self
+
+    def remember(self, other: "FileStream") -> "FileStream":
+        """Know what another source has learnt, as if it were this one."""
+        shutil.copytree(other._memory, self._memory)
+        return self
+
+    def _open(self) -> OpenedFiles:
+        return open_source(
+            self.spark,
+            path=str(self.folder),
+            options=self.options,
+            schema=self.schema,
+            streaming=True,
+            state=self.state,
+            analysis=False,
+        )
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def _restart(self, error: Exception, sources: Sequence[OpenedFiles]) -> None:
+        """Note why the next attempt differs; fail where it would not."""
+        known = recover(full_text(error), sources, FLOW)
+        if known is None:
+            raise error
+        if not isinstance(known, FlowError) or not known.retryable:
+            raise known from error
+        self.restarts.append(known.condition)
+
+    def _put_away(self, files: Sequence[Path]) -> None:
+        """A stream would know that it has read them."""
+        for path in files:
+            target = self._parsed / path.relative_to(self.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
 
     def batch(self) -> list[Row]:
         """All rows of all files, without a stream."""

@@ -23,15 +23,20 @@ def stream(spark, tmp_path: Path):
     return make
 
 
+@pytest.fixture(scope="module")
+def first(spark, tmp_path_factory: pytest.TempPathFactory) -> FileStream:
+    """A source that has inferred the schema of `FIRST`."""
+    return FileStream(spark, tmp_path_factory.mktemp("first"), TYPED).learn("a.csv", FIRST)
+
+
 def found(rows) -> list[tuple]:
     return [(*(row[name] for name in ("id", "name", "amount")), rescued(row)) for row in rows]
 
 
-def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
-    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
-    files.put("a.csv", FIRST)
-    assert found(files.run()) == [(1, "a", 1.5, None), (2, "b", 2.5, None)]
+def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     cases = {
+        "1,a,1.5": (1, "a", 1.5, None),
         "3,c,3": (3, "c", 3.0, None),
         "x,d,4": (None, "d", 4.0, {"id": "x"}),
         "5": (5, None, None, None),
@@ -46,26 +51,24 @@ def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
         "1.5,ü,1e3": (None, "ü", 1000.0, {"id": "1.5"}),
     }
     files.put("b.csv", "id,name,amount\n" + "\n".join(cases) + "\n\n   \n")
-    assert found(files.run()) == list(cases.values())
+    assert found(files.parse()) == list(cases.values())
     many = ",".join(["13"] * 80)
     files.put("c.csv", f"id,name,amount\n{many}\n")
-    (wide,) = found(files.run())
+    (wide,) = found(files.parse())
     assert wide[:3] == (13, "13", 13.0)
     assert len(wide[3] or {}) == 77
 
 
-def test_columns_go_by_their_names_when_headers_differ(stream):
-    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
-    files.put("a.csv", FIRST)
-    files.run()
+def test_columns_go_by_their_names_when_headers_differ(stream, first):
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     files.put("b.csv", '\ufeffamount,id,name\r\n7.25,10,z\r\nbad,11,"q, r"\r\n,12\r\n')
-    assert found(files.run()) == [
+    assert found(files.parse()) == [
         (10, "z", 7.25, None),
         (11, "q, r", None, {"amount": "bad"}),
         (12, None, None, None),
     ]
     files.put("c.csv", "id,Name,amount,city,\n20,x,1,Bonn\n21,y,,,extra\n22\n")
-    assert found(files.run()) == [
+    assert found(files.parse()) == [
         (20, None, 1.0, {"Name": "x", "city": "Bonn"}),
         (21, None, None, {"Name": "y", "_c4": "extra"}),
         (22, None, None, None),
@@ -73,9 +76,9 @@ def test_columns_go_by_their_names_when_headers_differ(stream):
     files.put("d.csv", "name\nonly\n")
     files.put("e.csv", "")
     files.put("f.csv", "id,name,amount\n")
-    assert found(files.run()) == [(None, "only", None, None)]
+    assert found(files.parse()) == [(None, "only", None, None)]
     files.put("g.csv", "id,id,name\n1,2,x\n")
-    assert found(files.run()) == [(None, "x", None, {"id0": "1", "id1": "2"})]
+    assert found(files.parse()) == [(None, "x", None, {"id0": "1", "id1": "2"})]
 
 
 def test_columns_are_added_when_a_header_has_new_ones(stream):
@@ -89,15 +92,14 @@ def test_columns_are_added_when_a_header_has_new_ones(stream):
     assert (row["id"], row["city"], rescued(row)) == ("3", "Bonn", {"ID": "4"})
     either = stream({**CSV, "cloudFiles.readerCaseSensitive": "false"}, "id INT, name STRING", "e")
     either.put("a.csv", "NAME,Id\nx,1\n")
-    assert [tuple(row) for row in either.run()] == [(1, "x")]
+    assert [tuple(row) for row in either.parse()] == [(1, "x")]
     refusing = stream(
         {**CSV, "cloudFiles.schemaEvolutionMode": "failOnNewColumns"}, name="refusing"
     )
-    refusing.put("a.csv", FIRST)
-    refusing.run()
+    refusing.learn("a.csv", FIRST)
     refusing.put("b.csv", "city,id\nBonn,3\n")
     with pytest.raises(FlowError) as caught:
-        refusing.run()
+        refusing.parse()
     assert caught.value.condition == "UNKNOWN_FIELD"
 
 
@@ -127,9 +129,9 @@ def test_the_same_values_come_out_as_from_spark_when_options_are_given(stream, s
     expected = spark.read.options(**options).schema(schema).csv(str(path)).collect()
     if reordered:
         files.schema = "t TIMESTAMP, b STRING, a INT, d DATE"
-        rows = files.run(*"abdt", "_r")
+        rows = files.parse(*"abdt", "_r")
     else:
-        rows = files.run()
+        rows = files.parse()
     assert [tuple(row)[:4] for row in rows] == [tuple(row) for row in expected]
     assert [row["_r"] for row in rows] == [None] * len(expected)
 
@@ -144,22 +146,22 @@ def test_lines_are_enough_when_there_is_no_header(stream):
     ]
     files = stream({"cloudFiles.format": "csv", "rescuedDataColumn": "_r"}, schema)
     files.put("a.csv", text)
-    rows = files.run()
+    rows = files.parse()
     assert [(r["a"], str(r["d"]), r["s"], rescued(r, "_r")) for r in rows] == expected
     skipping = stream(
         {"cloudFiles.format": "csv", "rescuedDataColumn": "_r", "skipRows": "2"}, schema, "skipping"
     )
     skipping.put("a.csv", "about\nthis file\n" + text)
-    rows = skipping.run()
+    rows = skipping.parse()
     assert [(r["a"], str(r["d"]), r["s"], rescued(r, "_r")) for r in rows] == expected
     named = stream({"cloudFiles.format": "csv", "header": "false"}, name="named")
     named.put("a.csv", "1,x\n")
-    (row,) = named.run()
+    (row,) = named.parse()
     assert named.columns == ["_c0", "_c1", "_rescued_data"]
     assert tuple(row)[:2] == ("1", "x")
     inferred = stream({"cloudFiles.format": "csv"}, name="inferred")
     inferred.put("a.csv", "id,name\n1,x\n")
-    (row,) = inferred.run()
+    (row,) = inferred.parse()
     assert inferred.columns == ["id", "name", "_rescued_data"]
     assert tuple(row)[:2] == ("1", "x")
 
@@ -168,12 +170,12 @@ def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
     text = 'id,name\n1,a\n2,"open\n3,c\n'
     dropping = stream({**CSV, "mode": "DROPMALFORMED"}, "id INT, name STRING")
     dropping.put("a.csv", text)
-    assert [tuple(row) for row in dropping.run()] == [(1, "a"), (3, "c")]
+    assert [tuple(row) for row in dropping.parse()] == [(1, "a"), (3, "c")]
     kept = stream(
         {**CSV, "columnNameOfCorruptRecord": "_c"}, "id INT, name STRING, _c STRING", "kept"
     )
     kept.put("a.csv", text)
-    assert [tuple(row) for row in kept.run()] == [
+    assert [tuple(row) for row in kept.parse()] == [
         (1, "a", None),
         (None, None, '2,"open'),
         (3, "c", None),
@@ -181,7 +183,7 @@ def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
     failing = stream({**CSV, "mode": "FAILFAST"}, name="failing")
     failing.put("a.csv", text)
     with pytest.raises(FlowError) as caught:
-        failing.run()
+        failing.parse()
     assert caught.value.condition == "MALFORMED_RECORD"
 
 
@@ -190,7 +192,7 @@ def test_types_hold_what_all_files_have_when_they_are_inferred(stream):
     files.put("a.csv", "id,n,d\n1,1,2024-01-01\n")
     files.put("b.csv", "n,id,s\n1.5,99999999999,x\n")
     files.put("c.csv.gz", gzip.compress(b"id,n\n" + b"1,2\n" * 20_000)[:-30])
-    rows = files.run()
+    rows = files.parse()
     assert (files.types["id"], files.types["n"], files.types["d"]) == ("bigint", "double", "date")
     assert sorted((row["id"], row["n"], row["s"]) for row in rows) == [
         (1, 1.0, None),

@@ -27,18 +27,16 @@ def test_new_columns_are_added_or_rescued_when_files_have_more(stream, spark, fi
     given = stream(
         {"format": file_format, "rescuedDataColumn": "_r"}, "id INT, o STRUCT<p: INT>", "g"
     )
-    given.folder.rmdir()
-    given.folder = kept.folder
 
     def write(query: str, name: str) -> None:
-        for each in (files, kept):
+        for each in (files, kept, given):
             spark.sql(query).coalesce(1).write.format(file_format).save(str(each.folder / name))
 
     write("SELECT 1 AS id, 'x' AS n, named_struct('p', 1) AS o", "one")
-    assert [tuple(row) for row in files.run()] == [(1, "x", (1,), None)]
-    assert [tuple(row) for row in kept.run()] == [(1, "x", (1,), None)]
+    assert [tuple(row) for row in files.parse()] == [(1, "x", (1,), None)]
+    assert [tuple(row) for row in kept.parse()] == [(1, "x", (1,), None)]
     write("SELECT 2 AS id, named_struct('p', 2, 'q', 'y') AS o, array(9) AS extra", "two")
-    (row,) = files.run()
+    (row,) = files.parse()
     assert files.restarts == ["SCHEMA_EVOLVED"]
     assert row.asDict(recursive=True) == {
         "id": 2,
@@ -47,17 +45,18 @@ def test_new_columns_are_added_or_rescued_when_files_have_more(stream, spark, fi
         "extra": [9],
         "_rescued_data": None,
     }
-    (row,) = kept.run()
+    (row,) = kept.parse()
     assert kept.columns == ["id", "n", "o", "_rescued_data"]
     assert tuple(row)[:3] == (2, None, (2,))
     assert rescued(row) == {"o": {"q": "y"}, "extra": [9]}
-    rows = given.run()
+    in_batch = given.batch()
+    rows = given.parse()
     assert given.columns == ["id", "o", "_r"]
     assert sorted((row["id"], str(rescued(row, "_r"))) for row in rows) == [
         (1, str({"n": "x"})),
         (2, str({"o": {"q": "y"}, "extra": [9]})),
     ]
-    assert sorted(str(rescued(row, "_r")) for row in given.batch()) == sorted(
+    assert sorted(str(rescued(row, "_r")) for row in in_batch) == sorted(
         str(rescued(row, "_r")) for row in rows
     )
 
@@ -70,7 +69,7 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
     spark.sql("SELECT 1 AS id").coalesce(1).write.format(file_format).save(
         str(files.folder / "one")
     )
-    files.run()
+    files.parse()
     for name, query in {
         "two": "SELECT 2 AS id",
         "long": "SELECT 5000000000 AS id",
@@ -83,7 +82,7 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
     good = (files.folder / f"two.{file_format}").read_bytes()
     files.put(f"cut.{file_format}", good[: len(good) // 2])
     files.put(f"empty.{file_format}", "")
-    rows = files.run()
+    rows = files.parse()
     assert [row["id"] for row in rows] == [2]
     assert set(files.quarantined) == {f"{name}.{file_format}" for name in ("long", "text", "cut")}
     assert all(files.quarantined.values())
@@ -94,7 +93,7 @@ def test_columns_that_are_not_wanted_stop_the_stream_when_parquet_has_them(strea
     files = stream(options, "id BIGINT")
     spark.range(1).selectExpr("id", "'x' AS n").write.parquet(str(files.folder / "one"))
     with pytest.raises(FlowError) as caught:
-        files.run()
+        files.parse()
     assert caught.value.condition == "UNKNOWN_FIELD"
     assert "'n'" in caught.value.message
 
@@ -103,7 +102,7 @@ def test_elements_are_rows_and_what_does_not_fit_is_rescued_when_files_are_xml(s
     options = {"format": "xml", "rowTag": "r", "inferColumnTypes": "true"}
     files = stream(options)
     files.put("a.xml", '<rs>\n<r id="1"><a>1</a><b>x</b></r>\n<r id="2"><a>2</a></r><r/></rs>')
-    rows = files.run()
+    rows = files.parse()
     assert files.types["_id"] == "bigint"
     assert [(row["_id"], row["a"], row["b"]) for row in rows] == [
         (1, 1, "x"),
@@ -111,26 +110,26 @@ def test_elements_are_rows_and_what_does_not_fit_is_rescued_when_files_are_xml(s
         (None, None, None),
     ]
     files.put("b.xml", '<rs><r id="3"><c><d>1</d></c></r><r id="x"><a>4</a></r><r><a>5</a>')
-    rows = files.run()
+    rows = files.parse()
     assert files.restarts == ["SCHEMA_EVOLVED"]
     assert (rows[0]["_id"], rows[0]["c"]) == (3, (1,))
     assert rows[1]["_id"] is None
     assert (rescued(rows[1]) or {})["_id"] == "x"
     assert rescued(rows[2]) == {"_corrupt_record": "<r><a>5</a>"}
     with pytest.raises(ConnectorError, match="rowTag"):
-        stream({"format": "xml"}, "a INT", "tagless").run()
+        stream({"format": "xml"}, "a INT", "tagless").parse()
 
 
 def test_lines_and_contents_are_read_when_files_are_text_or_binary(stream):
     text = stream({"cloudFiles.format": "text"})
-    assert text.run() == []
+    assert text.parse() == []
     text.put("k=1/a.txt", "one\r\ntwo\n\nthree")
     text.put("k=1/b.txt", "")
-    assert [row["value"] for row in text.run()] == ["one", "two", "", "three"]
+    assert [row["value"] for row in text.parse()] == ["one", "two", "", "three"]
     binary = stream({"cloudFiles.format": "BINARYFILE", "pathGlobFilter": "*.bin"}, name="b")
     binary.put("a.bin", b"\x00\x01")
     binary.put("a.txt", b"\x00\x01")
-    (row,) = binary.run()
+    (row,) = binary.parse()
     assert binary.columns == ["path", "modificationTime", "length", "content"]
     assert (row["length"], bytes(row["content"])) == (2, b"\x00\x01")
 
@@ -138,8 +137,8 @@ def test_lines_and_contents_are_read_when_files_are_text_or_binary(stream):
 def test_the_format_is_that_of_the_names_when_none_is_given(stream):
     files = stream({"inferColumnTypes": "true"})
     files.put("a.jsonl.gz", __import__("gzip").compress(b'{"id":1}\n'))
-    assert [row["id"] for row in files.run()] == [1]
+    assert [row["id"] for row in files.parse()] == [1]
     unknown = stream({}, name="unknown")
     unknown.put("README", "x")
     with pytest.raises(ConnectorError, match="format"):
-        unknown.run()
+        unknown.parse()

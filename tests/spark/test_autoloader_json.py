@@ -3,14 +3,13 @@
 import bz2
 import gzip
 import json
-import os
 import random
 from pathlib import Path
 
 import pytest
 from file_stream import FileStream, rescued
 
-from penstock.errors import ConnectorError, DefinitionError, FlowError
+from penstock.errors import ConnectorError, FlowError
 
 pytestmark = pytest.mark.spark
 
@@ -26,10 +25,14 @@ def stream(spark, tmp_path: Path):
     return make
 
 
-def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
-    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
-    files.put("a.json", FIRST)
-    assert len(files.run()) == 2
+@pytest.fixture(scope="module")
+def first(spark, tmp_path_factory: pytest.TempPathFactory) -> FileStream:
+    """A source that has inferred the schema of `FIRST`."""
+    return FileStream(spark, tmp_path_factory.mktemp("first"), TYPED).learn("a.json", FIRST)
+
+
+def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     cases = {
         '{"id":3,"name":"c"}': ((3, "c"), None),
         '{"id":"x","name":"d"}': ((None, "d"), {"id": "x"}),
@@ -55,7 +58,7 @@ def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
         '{"id":19,"a.b":{"`":1}}': ((19, None), {"a.b": {"`": 1}}),
     }
     files.put("b.json", "\n".join(cases) + "\n\n  \n")
-    rows = files.run()
+    rows = files.parse()
     found = [((row["id"], row["name"]), rescued(row)) for row in rows]
     assert found == list(cases.values())
     assert files.restarts == []
@@ -63,9 +66,7 @@ def test_every_line_is_accounted_for_when_lines_do_not_fit(stream):
 
 def test_numbers_keep_their_digits_when_columns_are_strings(stream):
     files = stream({"cloudFiles.format": "json"})
-    files.put("a.json", '{"n":1,"s":"x","o":{"n":2},"l":[1.0]}\n')
-    files.run()
-    assert files.types["o"] == "struct<n:string>"
+    files.learn("a.json", '{"n":1,"s":"x","o":{"n":2},"l":[1.0]}\n')
     files.put(
         "b.json",
         '{"n":12.50,"s":"1.10","o":{"n":0.12345678901234567890123},"l":[1.0,20]}\n'
@@ -73,7 +74,8 @@ def test_numbers_keep_their_digits_when_columns_are_strings(stream):
         '{"n":12345678901234567890123456789012345678901}\n'
         '[{"n":0.12345678901234567890123},{"n":true}]\n',
     )
-    rows = files.run()
+    rows = files.parse()
+    assert files.types["o"] == "struct<n:string>"
     assert [row["n"] for row in rows] == [
         "12.50",
         "1e3",
@@ -95,47 +97,16 @@ def test_long_fractions_are_rescued_when_a_string_column_among_types_would_short
         '{"id":1,"n":1.50}\n{"id":2,"n":0.12345678901234567890123}\n'
         '{"id":3,"n":1234567890123456789012345.678}\n{"id":4,"n":1e3}\n',
     )
-    rows = files.run()
+    rows = files.parse()
     assert [rescued(row) is not None for row in rows] == [False, True, True, False]
     assert '"n":0.12345678901234567890123' in rows[1]["_rescued_data"]
     assert '"n":1234567890123456789012345.678' in rows[2]["_rescued_data"]
 
 
-def test_columns_are_added_at_the_end_and_nested_when_files_have_new_fields(stream):
-    files = stream()
-    files.put("a.json", FIRST)
-    files.run()
-    before = files.columns
-    files.put(
-        "b.json",
-        '{"id":3,"zip":"53111","ID":4}\n{"id":"x","o":{"r":1.5,"p":2},"al":[{"k":1}]}\n',
-    )
-    rows = files.run()
-    assert set(files.restarts) == {"SCHEMA_EVOLVED"}
-    assert files.columns[: len(before) - 1] == before[:-1]
-    assert set(files.columns) - set(before) == {"zip", "al"}
-    assert files.types["o"] == "struct<p:bigint,q:string,r:double>"
-    assert [(row["id"], row["zip"], row["al"], rescued(row)) for row in rows] == [
-        (3, "53111", None, {"ID": 4}),
-        (None, None, [(1,)], {"id": "x"}),
-    ]
-    assert rows[1]["o"]["r"] == 1.5
-    assert len(files.state.load()) >= 2
-    files.put("c.json", '{"al":[{"k":1},{"k":2,"new":"y"}]}\n')
-    (row,) = files.run()
-    assert files.restarts == ["SCHEMA_EVOLVED"]
-    assert row["al"] == [(1, None), (2, "y")]
-    files.put("d.json", '{"id":20}\n')
-    assert [row["id"] for row in files.run()] == [20]
-    assert files.restarts == []
-
-
-def test_a_field_is_text_when_files_disagree_about_what_is_inside(stream):
-    files = stream()
-    files.put("a.json", FIRST)
-    files.run()
+def test_a_field_is_text_when_files_disagree_about_what_is_inside(stream, first):
+    files = stream().remember(first)
     files.put("b.json", '{"id":3,"o":{"extra":[1]}}\n{"id":4,"o":"text"}\n')
-    rows = files.run()
+    rows = files.parse()
     assert files.restarts == ["SCHEMA_EVOLVED"]
     assert [(row["id"], row["o"] and row["o"]["extra"], rescued(row)) for row in rows] == [
         (3, "[1]", None),
@@ -143,12 +114,10 @@ def test_a_field_is_text_when_files_disagree_about_what_is_inside(stream):
     ]
 
 
-def test_new_fields_stop_the_stream_when_the_query_does_not_use_them(stream):
-    files = stream()
-    files.put("a.json", FIRST)
-    files.run("id")
+def test_new_fields_stop_the_stream_when_the_query_does_not_use_them(stream, first):
+    files = stream().remember(first)
     files.put("b.json", '{"id":3,"new":1}\n')
-    assert [row["id"] for row in files.run("id")] == [3]
+    assert [row["id"] for row in files.parse("id")] == [3]
     assert files.restarts == ["SCHEMA_EVOLVED"]
 
 
@@ -156,10 +125,10 @@ def test_the_other_modes_do_what_they_say_when_a_field_is_new(stream):
     text = '{"id":1,"new":5}\n{"id":"x"}\n'
     none = stream({"cloudFiles.format": "json"}, "id INT", "none")
     none.put("a.json", text)
-    assert [tuple(row) for row in none.run()] == [(1,), (None,)]
+    assert [tuple(row) for row in none.parse()] == [(1,), (None,)]
     kept = stream({"cloudFiles.format": "json", "rescuedDataColumn": "_r"}, "id INT", "kept")
     kept.put("a.json", text)
-    rows = kept.run()
+    rows = kept.parse()
     assert kept.columns == ["id", "_r"]
     assert [(row["id"], rescued(row, "_r")) for row in rows] == [
         (1, {"new": 5}),
@@ -172,11 +141,11 @@ def test_the_other_modes_do_what_they_say_when_a_field_is_new(stream):
     )
     refusing.put("a.json", text)
     with pytest.raises(FlowError) as caught:
-        refusing.run()
+        refusing.parse()
     assert caught.value.condition == "UNKNOWN_FIELD"
     assert "'new'" in caught.value.message
     refusing.schema = "id INT, new INT"
-    assert [tuple(row) for row in refusing.run()] == [(1, 5), (None, None)]
+    assert [tuple(row) for row in refusing.parse()] == [(1, 5), (None, None)]
 
 
 def test_hints_fix_types_and_add_columns_when_given(stream):
@@ -184,18 +153,18 @@ def test_hints_fix_types_and_add_columns_when_given(stream):
         {**TYPED, "cloudFiles.schemaHints": "id STRING, o.p DOUBLE, extra MAP<STRING,INT>"}
     )
     files.put("a.json", FIRST + '{"extra":{"k":1}}\n{"extra":{"k":"x"}}\n')
-    rows = files.run()
+    rows = files.parse()
     assert files.types["o"] == "struct<p:double,q:string>"
     assert [row["id"] for row in rows[:2]] == ["1", "2"]
     assert rows[2]["extra"] == {"k": 1}
     assert rescued(rows[3]) == {"extra": {"k": "x"}}
     only = stream({**TYPED, "cloudFiles.schemaHints": "id INT"}, name="only")
-    assert only.run() == []
+    assert only.parse() == []
     only.put("a.json", '{"id":1}\n')
-    assert [row["id"] for row in only.run()] == [1]
+    assert [row["id"] for row in only.parse()] == [1]
     wrong = stream({**TYPED, "cloudFiles.schemaHints": "id NUMBER(3"}, name="wrong")
     with pytest.raises(ConnectorError, match="SCHEMA_HINTS_INVALID"):
-        wrong.run()
+        wrong.parse()
 
 
 def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
@@ -207,11 +176,11 @@ def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
         options = {"cloudFiles.format": "json", "mode": mode}
         files = stream(options, "id INT, _corrupt_record STRING", mode)
         files.put("a.json", text)
-        assert [tuple(row) for row in files.run()] == expected
+        assert [tuple(row) for row in files.parse()] == expected
     failing = stream({**TYPED, "mode": "FAILFAST"})
     failing.put("a.json", text)
     with pytest.raises(FlowError) as caught:
-        failing.run()
+        failing.parse()
     assert caught.value.condition == "MALFORMED_RECORD"
     assert "a.json" in caught.value.message
 
@@ -224,7 +193,7 @@ def test_records_may_span_lines_when_multi_line_is_on(stream):
     files.put("d.json", '{"id":6\n')
     files.put("e.json", "  \n")
     files.put("f.json", "")
-    rows = files.run()
+    rows = files.parse()
     assert sorted(row["id"] for row in rows if row["id"]) == [1, 2, 3, 4, 5]
     assert [rescued(row) for row in rows if row["_rescued_data"]] == [
         {"_corrupt_record": '{"id":6\n'}
@@ -240,40 +209,18 @@ def test_lines_are_the_same_when_files_are_compressed_or_encoded(stream):
     files.put("b.json.gz", gzip.compress(line.encode()))
     files.put("c.json.bz2", bz2.compress(line.encode()))
     files.put("d.json.zst", zstandard.compress(line.encode()))
-    assert [tuple(row) for row in files.run()] == [(1, "für", None)] * 4
+    assert [tuple(row) for row in files.parse()] == [(1, "für", None)] * 4
     for encoding in ("ISO-8859-1", "UTF-16LE"):
         other = stream({**TYPED, "encoding": encoding}, name=encoding)
         other.put("a.json", (line * 2).encode(encoding))
-        assert [row["name"] for row in other.run()] == ["für", "für"]
-
-
-def test_a_cut_file_is_set_aside_whole_and_the_others_are_read_when_it_is_gzip(stream):
-    files = stream({**TYPED, "cloudFiles.maxFilesPerTrigger": "1"})
-    files.put("a.json", FIRST)
-    files.run()
-    whole = gzip.compress(b'{"id":7}\n' * 50_000)
-    for number, name in enumerate(["b", "c+ü %41", "d"]):
-        path = files.put(f"{name}.json.gz", whole[: len(whole) // 2])
-        os.utime(path, (2_000_000_000 + number, 2_000_000_000 + number))
-    last = files.put("e.json", '{"id":3}\n')
-    os.utime(last, (2_000_000_009, 2_000_000_009))
-    assert [row["id"] for row in files.run()] == [3]
-    assert files.restarts == ["FILES_QUARANTINED"]
-    assert set(files.quarantined) == {"b.json.gz", "c+ü %41.json.gz", "d.json.gz"}
-    assert all("Unexpected end of input" in reason for reason in files.quarantined.values())
-    assert files.run() == []
-    strict = stream({**TYPED, "ignoreCorruptFiles": "false"}, name="strict")
-    strict.put("a.json", FIRST)
-    strict.put("b.json.gz", whole[: len(whole) // 2])
-    with pytest.raises(Exception, match="FAILED_READ_FILE"):
-        strict.run()
+        assert [row["name"] for row in other.parse()] == ["für", "für"]
 
 
 def test_columns_come_from_the_path_when_folders_are_named_so(stream):
     name = "region=eu west/day=2024-01-02/c=10%3A00/h=__HIVE_DEFAULT_PARTITION__/a.json"
     files = stream()
     files.put(name, '{"id":1,"day":"other"}\n')
-    (row,) = files.run()
+    (row,) = files.parse()
     assert files.columns == ["id", "region", "day", "c", "h", "_rescued_data"]
     assert files.types["day"] == "date"
     assert (row["region"], str(row["day"]), row["c"], row["h"]) == (
@@ -284,84 +231,29 @@ def test_columns_come_from_the_path_when_folders_are_named_so(stream):
     )
     off = stream({**TYPED, "cloudFiles.partitionColumns": ""}, name="off")
     off.put(name, '{"id":1}\n')
-    off.run()
+    off.parse()
     assert off.columns == ["id", "_rescued_data"]
     given = stream({"cloudFiles.format": "json"}, "day DATE, id INT, region STRING", "given")
     given.put(name, '{"id":1}\n')
-    (row,) = given.run()
+    (row,) = given.parse()
     assert given.columns == ["day", "id", "region"]
     assert (str(row["day"]), row["id"], row["region"]) == ("2024-01-02", 1, "eu west")
-
-
-def test_files_before_the_first_start_are_left_out_for_ever_when_asked(stream):
-    files = stream({**TYPED, "cloudFiles.includeExistingFiles": "false"})
-    files.put("old.json", '{"id":1}\n')
-    assert files.run() == []
-    late = files.put("copied with its old time.json", '{"id":2}\n')
-    os.utime(late, (1_000_000_000, 1_000_000_000))
-    assert [row["id"] for row in files.run()] == [2]
-    files.put("new.json", '{"id":3}\n')
-    assert [row["id"] for row in files.run()] == [3]
-
-
-def test_metadata_of_the_file_is_there_when_asked_for(stream):
-    files = stream()
-    files.put("sub folder/a.json", FIRST)
-    row, _ = files.run(
-        "id",
-        "_metadata.file_name",
-        "_metadata.file_size",
-        "_metadata.file_path",
-        "_metadata.file_modification_time",
-        "input_file_name() AS input",
-    )
-    assert row["file_name"] == "a.json"
-    assert row["file_size"] == len(FIRST)
-    assert row["file_path"].endswith("/sub%20folder/a.json")
-    assert row["input"].endswith("/sub%20folder/a.json")
-    assert row["file_modification_time"] is not None
-    assert "_metadata" not in files.columns
-
-
-def test_the_folder_may_come_later_when_the_schema_is_given(stream):
-    files = stream({"cloudFiles.format": "json"}, "id INT")
-    files.folder.rmdir()
-    assert files.run() == []
-    assert not files.folder.exists()
-    files.put("a.json", '{"id":1}\n')
-    assert [row["id"] for row in files.run()] == [1]
-    without = stream(name="without")
-    with pytest.raises(DefinitionError, match="SCHEMA_NOT_INFERRED"):
-        without.run()
-    without.put("empty.json", "")
-    with pytest.raises(DefinitionError, match="there are no files with rows"):
-        without.run()
 
 
 def test_one_spelling_is_the_column_when_files_have_several(stream):
     files = stream()
     files.put("a.json", '{"ID":1}\n{"id":2}\n{"id":3}\n')
-    rows = files.run()
+    rows = files.parse()
     assert files.columns == ["id", "_rescued_data"]
     assert [(row["id"], rescued(row)) for row in rows] == [(None, {"ID": 1}), (2, None), (3, None)]
     either = stream({**TYPED, "cloudFiles.readerCaseSensitive": "false"}, name="either")
     either.put("a.json", '{"ID":1}\n{"id":2}\n{"id":3}\n{"Id":5,"id":4}\n')
-    rows = either.run()
+    rows = either.parse()
     assert [row["id"] for row in rows] == [1, 2, 3, 4]
     assert rescued(rows[3]) == {"Id": 5}
 
 
-def test_a_batch_has_the_same_rows_when_it_reads_the_same_files(stream):
-    files = stream()
-    files.put("a.json", FIRST)
-    files.put("b.json", '{"id":"x","late":1}\n{"id":\n')
-    streamed = stream(name="streamed")
-    streamed.folder.rmdir()
-    streamed.folder = files.folder
-    assert sorted(map(str, files.batch())) == sorted(map(str, streamed.run()))
-
-
-def test_nothing_is_lost_when_records_are_random(stream):
+def test_nothing_is_lost_when_records_are_random(stream, first):
     """Whatever a record has is found again in its columns and its rescued data together."""
     random.seed(7)
     values = [
@@ -386,11 +278,9 @@ def test_nothing_is_lost_when_records_are_random(stream):
         {name: random.choice(values) for name in random.sample(names, random.randint(0, 5))}
         for _ in range(400)
     ]
-    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"})
-    files.put("a.json", FIRST)
-    files.run()
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     files.put("b.json", "".join(json.dumps(record) + "\n" for record in records))
-    rows = files.run()
+    rows = files.parse()
     assert len(rows) == len(records)
     for record, row in zip(records, rows, strict=True):
         left = rescued(row) or {}

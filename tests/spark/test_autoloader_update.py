@@ -53,7 +53,7 @@ def lines(*rows: dict) -> str:
 
 def some(project: Project, table: str, *columns: str) -> list[tuple]:
     """Rows that may have NULLs, sorted by their text."""
-    return sorted((tuple(row) for row in project.table(table).select(*columns).collect()), key=str)
+    return project.rows(table, *columns, key=str)
 
 
 def notes(project: Project, flow: str, name: str) -> list:

@@ -92,7 +92,7 @@ def _refused(project: Project, flow: str, **asked: Any) -> str:
 
 
 def _ids(project: Project, table: str) -> list[Any]:
-    return sorted((row[0] for row in project.table(table).select("id").collect()), key=str)
+    return [row[0] for row in project.rows(table, "id", key=str)]
 
 
 def _delete(project: Project, table: str, where: str) -> None:
@@ -214,7 +214,7 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     # The query was corrected: rows of a part are computed anew and replaced in one commit.
     project.source(SOURCE.replace("amount * 1", "amount * 10"))
     whole = [(1, 1), (3, 3), (5, 5), (None, 6)]
-    rows = lambda: sorted(map(tuple, project.table("daily").collect()), key=str)  # noqa: E731
+    rows = lambda: project.rows("daily", key=str)  # noqa: E731
     assert rows() == whole
     part = {"begin": parse_place(f"version={newest}"), "where": "id >= 3"}
     assert _refused(project, "daily", **part) == "BACKFILL_NOT_POSSIBLE"  # a view reads it

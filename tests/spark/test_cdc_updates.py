@@ -40,9 +40,7 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
 
 
 def rows(project: Project, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    df = project.table(table)
-    found = (df.selectExpr(*columns) if columns else df).collect()
-    return sorted((tuple(row) for row in found), key=repr)
+    return project.rows(table, *columns, key=repr)
 
 
 def event(

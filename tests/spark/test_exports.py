@@ -2,14 +2,16 @@
 
 import json
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lineage_receiver import Receiver, check, shapes
 from otlp_receiver import OtlpReceiver, points
 from planted_secrets import planted
 from prometheus_client.parser import text_string_to_metric_families as families
-from update_project import Project
+from update_project import Project, shared_project
 
 from penstock._cli.main import main
 from penstock._cli.reports import summary
@@ -56,48 +58,92 @@ def totals():
 """
 
 
-def test_an_update_is_scraped_explained_and_its_lineage_is_received(
-    tmp_path: Path, spark, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
+@dataclass
+class Shop:
+    """A project after one update, and what left it for other systems."""
+
+    project: Project
+    scraped: str
+    receiver: Receiver
+    otlp: OtlpReceiver
+
+    @property
+    def tables(self) -> str:
+        return f"{self.project.root}/.penstock/tables/spark_catalog/default"
+
+    @property
+    def runs(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The events of lineage by kind and job."""
+        events = self.receiver.events
+        return dict(zip(shapes(events), events, strict=True))
+
+    @property
+    def spans(self) -> dict[str, Any]:
+        return {span.name: span for span in self.otlp.spans}
+
+
+@pytest.fixture(scope="module")
+def shop(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     receiver, otlp = Receiver(), OtlpReceiver()
-    (tmp_path / "pipeline.yaml").write_text(SETTINGS.format(url=receiver.url, otlp=otlp.url))
-    project = Project(tmp_path, spark).source(PIPELINE)
-    project.add("a.json", [{"id": at, "amount": at} for at in range(10)])
-    scraped = []
+    with shared_project(tmp_path_factory.mktemp("shop"), spark) as project:
+        settings = SETTINGS.format(url=receiver.url, otlp=otlp.url)
+        (project.root / "pipeline.yaml").write_text(settings)
+        project.source(PIPELINE)
+        project.add("a.json", [{"id": at, "amount": at} for at in range(10)])
+        scraped = []
 
-    def scrape(_):
-        (begun,) = [event for event in project.events if event.event_type == "create_update"]
-        url = begun.details["create_update"]["metrics_url"]
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            scraped.append(answer.read().decode())
+        def scrape(_: Any) -> None:
+            (begun,) = [event for event in project.events if event.event_type == "create_update"]
+            url = begun.details["create_update"]["metrics_url"]
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                scraped.append(answer.read().decode())
 
-    try:
-        assert project.run(on_running=scrape).state is UpdateState.COMPLETED
-    finally:
-        receiver.close()
-        otlp.close()
-    (text,) = scraped
-    found = {family.name: family for family in families(text)}
+        try:
+            assert project.run(on_running=scrape).state is UpdateState.COMPLETED
+        finally:
+            receiver.close()
+            otlp.close()
+        (text,) = scraped
+        return Shop(project, text, receiver, otlp)
+
+
+@pytest.fixture
+def at_home(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.chdir(shop.project.root)
+    return shop
+
+
+def test_metrics_are_served_when_the_update_has_begun(shop: Shop):
+    found = {family.name: family for family in families(shop.scraped)}
     states = {s.labels["state"]: s.value for s in found["penstock_update_state"].samples}
     assert states["INITIALIZING"] == 1
     flows = {s.labels["flow"] for s in found["penstock_flow_output_rows"].samples}
     assert flows == {"bronze", "silver", "totals"}
 
+
+SILVER = ("shop", "silver", "spark_catalog.default.silver")
+
+
+def test_metrics_add_up_when_the_event_log_is_folded(shop: Shop):
     fold = MetricsFold()
-    for event in read_events(tmp_path / ".penstock" / "events"):
-        fold(event_of_json(event))
+    for event in read_events(shop.project.root / ".penstock" / "events"):
+        if event["origin"]["update_id"] == shop.project.events[0].origin.update_id:
+            fold(event_of_json(event))
     figures = {one.metric.name: one.values for one in fold.series()}
-    silver = ("shop", "silver", "spark_catalog.default.silver")
-    assert figures["penstock_flow_output_rows_total"][silver] == 9
-    assert figures["penstock_flow_quarantined_rows_total"][silver] == 1
+    assert figures["penstock_flow_output_rows_total"][SILVER] == 9
+    assert figures["penstock_flow_quarantined_rows_total"][SILVER] == 1
     rule = ("shop", "spark_catalog.default.silver", "positive")
     assert figures["penstock_expectation_failed_rows_total"][rule] == 1
 
-    report = {name: points(metric) for name, metric in otlp.metrics.items()}
-    assert report["penstock_flow_output_rows"][silver].as_double == 9
+
+def test_metrics_are_pushed_when_opentelemetry_is_on(shop: Shop):
+    report = {name: points(metric) for name, metric in shop.otlp.metrics.items()}
+    assert report["penstock_flow_output_rows"][SILVER].as_double == 9
     assert report["penstock_update_state"]["shop", "COMPLETED"].as_double == 1
-    spans = {span.name: span for span in otlp.spans}
+
+
+def test_spans_are_nested_when_opentelemetry_is_on(shop: Shop):
+    spans = shop.spans
     assert set(spans) == {
         *("update shop", "flow bronze", "batch bronze", "flow silver", "batch silver"),
         *("flow totals", "refresh totals"),
@@ -108,49 +154,58 @@ def test_an_update_is_scraped_explained_and_its_lineage_is_received(
         assert spans[f"flow {name}"].parent == whole.span
         assert whole.began <= spans[f"flow {name}"].began
         assert spans[f"flow {name}"].ended <= whole.ended
-    batch = spans["batch silver"]
-    assert batch.parent == spans["flow silver"].span
+
+
+def test_a_span_says_what_a_batch_did_when_it_is_over(shop: Shop):
+    batch = shop.spans["batch silver"]
+    assert batch.parent == shop.spans["flow silver"].span
     assert batch.attributes["penstock.rows.output"] == 9
     assert batch.attributes["penstock.rows.quarantined"] == 1
     assert batch.attributes["penstock.phase.addBatch_seconds"] > 0
 
-    events = receiver.events
-    for event in events:
+
+def test_lineage_tells_of_every_flow_when_the_update_is_over(shop: Shop):
+    for event in shop.receiver.events:
         check(event)
-    kinds = shapes(events)
+    kinds = shapes(shop.receiver.events)
     assert kinds[0] == ("START", "shop")
     assert kinds[-1] == ("COMPLETE", "shop")
     assert {kind for kind in kinds if kind[0] == "COMPLETE"} == {
         ("COMPLETE", name) for name in ("shop", "shop.bronze", "shop.silver", "shop.totals")
     }
-    last = dict(zip(kinds, events, strict=True))
-    silver_run, totals = last["COMPLETE", "shop.silver"], last["COMPLETE", "shop.totals"]
-    tables = f"{tmp_path}/.penstock/tables/spark_catalog/default"
-    assert [one["name"] for one in last["COMPLETE", "shop.bronze"]["inputs"]] == [
-        str(tmp_path / "data")
-    ]
-    assert [one["name"] for one in silver_run["inputs"]] == [f"{tables}/bronze"]
-    written, kept = silver_run["outputs"]
-    assert written["name"] == f"{tables}/silver"
+
+
+def test_lineage_names_inputs_and_outputs_when_a_flow_is_over(shop: Shop):
+    bronze, silver = shop.runs["COMPLETE", "shop.bronze"], shop.runs["COMPLETE", "shop.silver"]
+    assert [one["name"] for one in bronze["inputs"]] == [str(shop.project.root / "data")]
+    assert [one["name"] for one in silver["inputs"]] == [f"{shop.tables}/bronze"]
+    written, kept = silver["outputs"]
+    assert written["name"] == f"{shop.tables}/silver"
     assert written["outputFacets"]["outputStatistics"]["rowCount"] == 9
     assert kept["outputFacets"]["outputStatistics"]["rowCount"] == 1
     (assertion,) = written["facets"]["dataQualityAssertions"]["assertions"]
     assert (assertion["name"], assertion["success"]) == ("positive", False)
+
+
+def test_lineage_follows_columns_when_a_view_aggregates(shop: Shop):
+    totals = shop.runs["COMPLETE", "shop.totals"]
     (view,) = totals["outputs"]
     lineage = view["facets"]["columnLineage"]
     (total,) = lineage["fields"]["total"]["inputFields"]
-    assert (total["name"], total["field"]) == (f"{tables}/silver", "amount")
+    assert (total["name"], total["field"]) == (f"{shop.tables}/silver", "amount")
     assert total["transformations"][0]["subtype"] == "AGGREGATION"
     assert {(one["field"], one["transformations"][0]["subtype"]) for one in lineage["dataset"]} == {
         ("id", "FILTER"),
         ("id", "GROUP_BY"),
     }
-    assert [one["name"] for one in totals["inputs"]] == [f"{tables}/silver"]
+    assert [one["name"] for one in totals["inputs"]] == [f"{shop.tables}/silver"]
 
+
+def test_run_reports_in_json_and_markdown_when_nothing_is_new(at_home: Shop, capsys: Any):
     assert main(["run", "--output", "json", "--summary", "out.md"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert (body["pipeline"], body["state"]) == ("shop", "COMPLETED")
-    assert "## shop: COMPLETED" in (tmp_path / "out.md").read_text()
+    assert "## shop: COMPLETED" in Path("out.md").read_text()
 
     assert main(["explain", "totals", "--output", "json"]) == 0
     body = json.loads(capsys.readouterr().out)
@@ -161,25 +216,38 @@ def test_an_update_is_scraped_explained_and_its_lineage_is_received(
     assert flow["reads"] == ["even"]
     assert flow["columns"]["total"] == ["silver.amount AGGREGATION"]
     assert flow["plan"][0].startswith("Aggregate [id]")
+
+
+def test_explain_shows_query_rules_and_checkpoint_when_a_name_is_written_freely(
+    at_home: Shop, capsys: Any
+):
     assert main(["explain", "LIVE.Silver"]) == 0
     text = capsys.readouterr().out
     assert "silver [streaming table] declared at pipeline.py:" in text
     assert "  query, as analysed\n    ~Project [id, (amount * 2) AS amount]" in text
     assert "FileSource" not in text or "spark_catalog.default.bronze" in text
-    assert f"positive: amount > 0 [drop] the rows go to file:{tables}/silver_quarantine" in (
-        text.replace("file://", "file:")
-    )
+    quarantine = f"the rows go to file:{at_home.tables}/silver_quarantine"
+    assert f"positive: amount > 0 [drop] {quarantine}" in text.replace("file://", "file:")
     assert ", batch 0 is finished" in text
+    assert main(["explain", "nothing"]) == 2
+
+
+def test_graph_is_drawn_when_mermaid_is_wanted(at_home: Shop, capsys: Any):
     assert main(["graph", "--format", "mermaid"]) == 0
     assert '[/"' in capsys.readouterr().out
-    assert main(["explain", "nothing"]) == 2
+
+
+def test_dry_run_annotates_github_and_junit_when_right_or_wrong(at_home: Shop, capsys: Any):
     assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 0
     assert "flows are planned" in capsys.readouterr().out
-    assert 'name="silver"' in (tmp_path / "out.xml").read_text()
-    project.source(PIPELINE.replace('"bronze").select', '"bronce").select'))
-    assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 2
+    assert 'name="silver"' in Path("out.xml").read_text()
+    at_home.project.source(PIPELINE.replace('"bronze").select', '"bronce").select'))
+    try:
+        assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 2
+    finally:
+        at_home.project.source(PIPELINE)
     assert "::error file=pipeline.py,line=" in capsys.readouterr().out
-    assert "<failure" in (tmp_path / "out.xml").read_text()
+    assert "<failure" in Path("out.xml").read_text()
 
 
 BROKEN = """

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from update_project import Project
 from penstock._cli.main import main
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._repair.migrate import LEFT, QUARANTINED, MigrationOptions, migrate_flow
+from penstock._repair.migrate import (
+    LEFT,
+    QUARANTINED,
+    REPLACED,
+    MigrationOptions,
+    migrate_flow,
+)
 from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import last_number
@@ -133,6 +139,16 @@ def _dies(project: Project, at: str, *command: str) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
 
 
+def _raises_at(*steps: str) -> Callable[[str], None]:
+    """End the command after a step was stored, as a kill there does."""
+
+    def reached(step: str) -> None:
+        if step in steps:
+            raise KeyboardInterrupt(step)
+
+    return reached
+
+
 def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
     capsys.readouterr()
     assert main(["migrate", *command, "--output", "json"]) == code
@@ -182,8 +198,14 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     _dies(project, "after_target_commit:windows:1", "--yes")
     assert (project.version("windows"), _found(project, 10)) == (old, _expected(2, 10))
     assert "MIGRATION_UNFINISHED" in _says(capsys, "windows", "--yes", code=2)
-    # Killed between the table and the state of the flow: readers have the new one, no update runs.
-    _dies(project, "migration_replaced:windows:None", "--resume")
+    # Ended between the table and the state of the flow: readers have the new one, no update runs.
+    with pytest.raises(KeyboardInterrupt, match=REPLACED):
+        migrate_flow(
+            load_settings(project.root),
+            "windows",
+            MigrationOptions(resume=True),
+            reached=_raises_at(REPLACED),
+        )
     assert (project.version("windows"), _found(project, 5)) == (old + 1, _expected(2, 5))
     result = project.run(refresh=("windows",))
     assert {error.condition for error in result.failures} == {"MIGRATION_UNFINISHED"}
@@ -232,13 +254,11 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     before = state.read_text()
     quarantined = project.table("windows_quarantine").count()
 
-    def dies(step: str) -> None:
-        if step in (QUARANTINED, LEFT):
-            raise KeyboardInterrupt
-
     for asked in (MigrationOptions(accept_less=True, act=True), MigrationOptions(abandon=True)):
         with pytest.raises(KeyboardInterrupt):
-            migrate_flow(load_settings(project.root), "windows", asked, reached=dies)
+            migrate_flow(
+                load_settings(project.root), "windows", asked, reached=_raises_at(QUARANTINED, LEFT)
+            )
         assert state.read_text() != before
     # The quarantine is the old one again, so the new table must not come any more.
     assert "--abandon ends it" in _says(capsys, "windows", "--resume", code=2)

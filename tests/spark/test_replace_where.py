@@ -1,12 +1,15 @@
 """Flows that replace the rows of a window of their table, in whole updates."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from delta.tables import DeltaTable
-from update_project import Project
+from update_project import Project, shared_project
 
-from penstock._observe.events import UpdateState
+from penstock._observe.events import Event, UpdateState
+from penstock._runtime.update import UpdateResult
 from penstock._tables import writer
 from penstock.errors import DefinitionErrors
 
@@ -61,46 +64,108 @@ def day(number: int, key: int, amount: int | None) -> dict:
 
 
 def listed(project: Project, table: str) -> list[tuple]:
-    found = project.table(table).selectExpr("day(day) AS day", "id", "amount")
-    return sorted((tuple(row) for row in found.collect()), key=str)
+    found = project.rows(table, "day", "id", "amount", key=str)
+    return sorted(((day and int(str(day)[-2:]), *rest) for day, *rest in found), key=str)
 
 
-def test_only_the_window_is_replaced_when_the_source_changes(project: Project, monkeypatch):
-    project.source(WINDOW)
-    first = [day(9, 1, 1), day(10, 2, 2), day(11, 3, 3), day(11, 4, None), {"id": 9, "amount": 9}]
-    result = project.add("a", first, "days").run()
-    assert result.state is UpdateState.COMPLETED, result.failures
-    assert listed(project, "recent") == [(10, 2, 2), (11, 3, 3)]
-    assert listed(project, "recent_quarantine") == [(11, 4, None)]
-    assert sorted(project.rows("totals", "total")) == [(2,), (3,)]
+def _dies_between_the_commits(point: str, flow: str, batch_id: int | None) -> None:
+    if (point, flow) == ("after_quarantine_commit", "recent"):
+        raise RuntimeError("as if the process had died here")
 
-    # The window moves; days before it stay, though the source has other rows for them by now.
-    project.source(WINDOW.replace("2026-01-10", "2026-01-11"))
-    project.add("a", [day(10, 2, 20), day(11, 3, 300), day(12, 5, None)], "days")
-    monkeypatch.setattr(writer, "kill_point", _dies_between_the_commits)
-    assert project.run().state is UpdateState.FAILED
-    assert listed(project, "recent") == [(10, 2, 2), (11, 3, 3)]
-    assert sorted(project.rows("totals", "total")) == [(2,), (3,)]
-    monkeypatch.undo()
-    monkeypatch.chdir(project.root)
-    assert project.run().state is UpdateState.COMPLETED
-    assert listed(project, "recent") == [(10, 2, 2), (11, 3, 300)]
-    assert listed(project, "recent_quarantine") == [(12, 5, None)]
-    assert sorted(project.rows("totals", "total")) == [(2,), (300,)]
+
+@dataclass
+class Step:
+    """What the tables had after an update."""
+
+    result: UpdateResult
+    events: list[Event]
+    recent: list[tuple[Any, ...]]
+    quarantined: list[tuple[Any, ...]]
+    totals: list[tuple[Any, ...]]
+    version: int
+
+
+class Window:
+    """One project, and what each of its updates left."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.steps: dict[str, Step] = {}
+
+    def update(self, name: str, **options: Any) -> None:
+        result = self.project.run(**options)
+        self.steps[name] = Step(
+            result,
+            self.project.events,
+            listed(self.project, "recent"),
+            listed(self.project, "recent_quarantine"),
+            self.project.rows("totals", "total"),
+            self.project.version("recent"),
+        )
+
+
+@pytest.fixture(scope="module")
+def window(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Window:
+    with shared_project(tmp_path_factory.mktemp("window"), spark) as project:
+        made = Window(project.source(WINDOW))
+        first = [day(9, 1, 1), day(10, 2, 2), day(11, 3, 3), day(11, 4, None)]
+        project.add("a", [*first, {"id": 9, "amount": 9}], "days")
+        made.update("first")
+        # The window moves; days before it stay, though the source has other rows for them by now.
+        project.source(WINDOW.replace("2026-01-10", "2026-01-11"))
+        project.add("a", [day(10, 2, 20), day(11, 3, 300), day(12, 5, None)], "days")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writer, "kill_point", _dies_between_the_commits)
+            made.update("cut off")
+        made.update("moved")
+        made.update("nothing new")
+        project.add("a", [day(10, 2, 20)], "days")
+        made.update("empty")
+        made.update("anew", full_refresh=("recent",))
+        return made
+
+
+def test_only_rows_of_the_window_are_written_when_the_table_is_new(window: Window):
+    step = window.steps["first"]
+    assert step.result.state is UpdateState.COMPLETED, step.result.failures
+    assert step.recent == [(10, 2, 2), (11, 3, 3)]
+    assert step.quarantined == [(11, 4, None)]
+    assert step.totals == [(2,), (3,)]
+
+
+def test_the_table_keeps_its_rows_when_the_update_is_cut_off_between_the_commits(window: Window):
+    step = window.steps["cut off"]
+    assert step.result.state is UpdateState.FAILED
+    assert step.recent == [(10, 2, 2), (11, 3, 3)]
+    assert step.totals == [(2,), (3,)]
+
+
+def test_only_the_window_is_replaced_when_the_source_changes(window: Window):
+    step = window.steps["moved"]
+    assert step.result.state is UpdateState.COMPLETED
+    assert step.recent == [(10, 2, 2), (11, 3, 300)]
+    assert step.quarantined == [(12, 5, None)]
+    assert step.totals == [(2,), (300,)]
+
+
+def test_rows_and_rules_are_counted_when_a_window_is_replaced(window: Window):
     (progress,) = [
-        event["details"]["flow_progress"]
-        for event in project.log("flow_progress")
-        if event["origin"]["flow_name"] == "recent"
-        and event["details"]["flow_progress"].get("data_quality")
-    ][1:]
+        event.details["flow_progress"]
+        for event in window.steps["moved"].events
+        if event.event_type == "flow_progress"
+        and event.origin.flow_name == "recent"
+        and event.details["flow_progress"].get("data_quality")
+    ]
     assert progress["metrics"]["num_output_rows"] == 1
     assert progress["metrics"]["num_deleted_rows"] == 1
     rules = {e["name"]: e["failed_records"] for e in progress["data_quality"]["expectations"]}
     assert rules == {"small": 2, "known": 1}
 
-    version = project.version("recent")
-    changes = project.spark.read.format("delta").option("readChangeFeed", "true")
-    changes = changes.option("startingVersion", version).load(str(project.path("recent")))
+
+def test_the_change_feed_and_the_history_have_the_window_when_it_is_replaced(window: Window):
+    path, version = str(window.project.path("recent")), window.steps["moved"].version
+    changes = window.project.spark.read.format("delta").option("readChangeFeed", "true")
+    changes = changes.options(startingVersion=version, endingVersion=version).load(path)
     net = changes.groupBy("id", "amount").agg(
         {"*": "count"} | {"_change_type": "collect_list"}  # rows of a file that stay: both
     )
@@ -108,20 +173,21 @@ def test_only_the_window_is_replaced_when_the_source_changes(project: Project, m
     assert kinds.pop((3, 3)) == ["delete"]
     assert kinds.pop((3, 300)) == ["insert"]
     assert kinds in ({}, {(2, 2): ["delete", "insert"]})
-    (commit,) = DeltaTable.forPath(project.spark, str(project.path("recent"))).history(1).collect()
+    history = DeltaTable.forPath(window.project.spark, path).history()
+    (commit,) = history.where(f"version = {version}").collect()
     assert "day >= " in commit.operationParameters["predicate"]
 
-    project.run()
-    assert project.version("recent") == version  # neither source nor window changed
-    project.add("a", [day(10, 2, 20)], "days").run()
-    assert listed(project, "recent") == [(10, 2, 2)]  # an empty window
-    project.run(full_refresh=("recent",))
-    assert listed(project, "recent") == []
+
+def test_nothing_is_written_when_neither_source_nor_window_changed(window: Window):
+    assert window.steps["nothing new"].version == window.steps["moved"].version
 
 
-def _dies_between_the_commits(point: str, flow: str, batch_id: int | None) -> None:
-    if (point, flow) == ("after_quarantine_commit", "recent"):
-        raise RuntimeError("as if the process had died here")
+def test_the_window_is_emptied_when_the_source_has_no_rows_for_it(window: Window):
+    assert window.steps["empty"].recent == [(10, 2, 2)]
+
+
+def test_days_before_the_window_are_gone_when_fully_refreshed(window: Window):
+    assert window.steps["anew"].recent == []
 
 
 def test_sql_flows_replace_rows_when_written_in_either_order(project: Project):

@@ -227,13 +227,13 @@ def test_columns_of_text_formats_become_wider_when_a_file_needs_it(spark, tmp_pa
         stream.put(f"{name}.{kind}", text)
 
     put("a", (1, 1, 1))
-    stream.run()
+    stream.parse()
     put("b", (2.5, 5_000_000_000, BIG), (2, 2, 2))
-    found = {(row["n"], row["m"], row["id"]) for row in stream.run()}
+    found = {(row["n"], row["m"], row["id"]) for row in stream.parse()}
     assert found == {(2.5, 5_000_000_000, BIG), (2.0, 2, 2)}
     assert stream.restarts == ["SCHEMA_EVOLVED"]
     put("c", ("x", 2.5, 8), (5, 5, 12.5))
-    rows = stream.run()
+    rows = stream.parse()
     assert stream.restarts == ["SCHEMA_EVOLVED"]
     assert wide_types(stream) == {"n": "double", "m": "bigint", "id": "decimal(21,1)"}
     assert [row["id"] for row in rows if row["n"] == 5] == [Decimal("12.5")]
@@ -254,7 +254,7 @@ def test_parquet_columns_become_wider_before_a_batch_is_written_and_narrow_files
         "named_struct('x', 1) AS s, array(1) AS l, 2L AS big"
     )
     put("a", narrow)
-    stream.run()
+    stream.parse()
     put(
         "b",
         "SELECT 5L AS i, 2.5D AS j, 7.25BD AS k, 2.5D AS f, 12345.678BD AS d, "
@@ -263,7 +263,7 @@ def test_parquet_columns_become_wider_before_a_batch_is_written_and_narrow_files
     )
     put("c", narrow)
     put("d", "SELECT 2.5D AS big")
-    assert [row["k"] for row in stream.run()] == [Decimal("7.25"), Decimal("1.00")]
+    assert [row["k"] for row in stream.parse()] == [Decimal("7.25"), Decimal("1.00")]
     assert stream.restarts == ["SCHEMA_EVOLVED", "FILES_QUARANTINED"]
     assert len(stream.quarantined) == 1
     assert wide_types(stream) == {

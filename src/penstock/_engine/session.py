@@ -30,6 +30,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
+from penstock._engine.jvm_names import remember_names
 from penstock._engine.session_defaults import session_defaults
 from penstock.errors import SetupError
 
@@ -166,6 +167,7 @@ def build_session(options: SessionOptions) -> SparkSession:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     with _spark_output(options.log_file) as output, _same_interrupt_handler():
         gateway = _start_jvm(conf, options, output)
+        remember_names(gateway)
         try:
             spark_conf = SparkConf(loadDefaults=False)
             for key, value in conf.items():

@@ -56,8 +56,9 @@ class OpenedFiles:
         roots: Where the files are.
         schema: Of the data, without partition columns; fields may be marked as rescued.
         partitions: Columns from the path.
-        given: Whether the user gave the schema.
+        columns: Of the user's own schema, in its order.
         state: Its memory.
+        key_order: How keys follow each other in JSON files.
     """
 
     spark: SparkSession
@@ -66,8 +67,9 @@ class OpenedFiles:
     roots: FileRoots
     schema: StructType
     partitions: StructType
-    given: bool
+    columns: tuple[str, ...]
     state: SchemaStore
+    key_order: Mapping[str, list[str]]
 
     @property
     def shows_columns_by_file(self) -> bool:
@@ -129,6 +131,29 @@ def open_files(
         DefinitionError: `SCHEMA_NOT_INFERRED`: there is nothing to infer a schema from.
         SetupError: Avro without its jar.
     """
+    source = open_source(
+        spark,
+        path=path,
+        options=options,
+        schema=schema,
+        streaming=streaming,
+        state=state,
+        analysis=analysis,
+    )
+    return read_source(source, streaming=streaming)
+
+
+def open_source(
+    spark: SparkSession,
+    *,
+    path: str | list[str],
+    options: Mapping[str, str],
+    schema: StructType | str | None,
+    streaming: bool,
+    state: SchemaStore,
+    analysis: bool,
+) -> OpenedFiles:
+    """The first half of `open_files`: what the options, the files and the memory say."""
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
     found = _Found(spark, roots, chosen)
@@ -151,8 +176,9 @@ def open_files(
         roots,
         data,
         partitions,
-        given is not None,
+        () if given is None else tuple(given.fieldNames()),
         state,
+        {},
     )
     collector = _opened.get()
     if collector is not None:
@@ -161,10 +187,15 @@ def open_files(
         state.save_note(EXISTING, [file_name(file.path) for file in found.files])
     if not streaming and opened.shows_columns_by_file:
         opened = _compared(opened, found)
-    df = _rows(opened, streaming=streaming, order=_order(found, chosen, state))
-    if given is None:
+    return replace(opened, key_order=_order(found, chosen, state))
+
+
+def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
+    """The second half of `open_files`: the rows, as they are now or as a stream."""
+    df = _rows(source, streaming=streaming)
+    if not source.columns:
         return df
-    wanted = [field.name for field in given.fields if field.name in df.columns]
+    wanted = [column for column in source.columns if column in df.columns]
     extra = [column for column in df.columns if column not in wanted]
     return df.select(*(name(column) for column in (*wanted, *extra)))
 
@@ -329,7 +360,7 @@ def _order(found: _Found, options: FileOptions, state: SchemaStore) -> Mapping[s
 # -- rows ----------------------------------------------------------------------------------------
 
 
-def _rows(opened: OpenedFiles, *, streaming: bool, order: Mapping[str, list[str]]) -> DataFrame:
+def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     options, schema = opened.options, opened.schema
     if options.format in ("text", "binaryfile"):
         df = _raw(opened, options.format, schema, streaming=streaming)
@@ -337,7 +368,7 @@ def _rows(opened: OpenedFiles, *, streaming: bool, order: Mapping[str, list[str]
         raw = _raw(opened, options.format, schema, streaming=streaming)
         df = columnar_rows(raw, schema, options)
     else:
-        df = finished(_parse(opened, order, streaming=streaming), options, opened.key)
+        df = finished(_parse(opened, streaming=streaming), options, opened.key)
         df = df.select(*(name(c) for c in df.columns if c not in opened.partitions.fieldNames()))
     if not opened.partitions.fields:
         return df
@@ -347,7 +378,7 @@ def _rows(opened: OpenedFiles, *, streaming: bool, order: Mapping[str, list[str]
     return df.select(*kept, *columns, *last)
 
 
-def _parse(opened: OpenedFiles, order: Mapping[str, list[str]], *, streaming: bool) -> Rows:
+def _parse(opened: OpenedFiles, *, streaming: bool) -> Rows:
     options = opened.options
     # A field that is in the path as well is known, though its value is taken from the path.
     schema = StructType([*opened.schema.fields, *opened.partitions.fields])
@@ -361,7 +392,7 @@ def _parse(opened: OpenedFiles, order: Mapping[str, list[str]], *, streaming: bo
         return csv_rows(raw, opened.schema, options)
     if options.format == "xml":
         return xml_rows(raw, schema, options)
-    return json_rows(raw, schema, options, order)
+    return json_rows(raw, schema, options, opened.key_order)
 
 
 def _raw(

@@ -1,0 +1,237 @@
+"""Flows of many kinds in one project: what each writes in the first update and in the second."""
+
+from typing import Any
+
+import pytest
+from update_project import Project, shared_project
+
+from penstock._observe.events import UpdateState
+from penstock._runtime.update import UpdateResult
+from penstock.errors import DefinitionErrors, ExpectationFailedError
+
+FLOWS = """
+TOKYO = {"spark.sql.session.timeZone": "Asia/Tokyo"}
+
+# Output modes.
+
+@dp.table
+def totals():
+    return rows().groupBy("id").agg(F.sum("amount").alias("s"))
+
+@dp.table(output_mode="update")
+def merged():
+    return rows().groupBy("id").agg(F.sum("amount").alias("s"))
+
+@dp.table
+def windows():
+    return (
+        rows().withWatermark("ts", "1 minute")
+        .groupBy(F.window("ts", "1 minute"))
+        .agg(F.count("*").alias("n"))
+    )
+
+# Several flows.
+
+dp.create_streaming_table("all_rows")
+
+@dp.append_flow(target="all_rows", once=True)
+def history():
+    return spark.createDataFrame([(100, 1)], "id BIGINT, amount INT")
+
+@dp.append_flow(target="all_rows")
+def first():
+    return rows("one").select("id", "amount")
+
+@dp.append_flow(target="all_rows")
+def second():
+    return rows("two").select("id", "amount")
+
+# Settings of one table.
+
+@dp.table(spark_conf=TOKYO)
+def streamed():
+    return rows("one").select("id", F.current_timezone().alias("zone"))
+
+@dp.materialized_view(spark_conf=TOKYO)
+def computed():
+    return spark.read.table("streamed").select("zone", F.current_timezone().alias("own"))
+
+@dp.materialized_view
+def plain():
+    return spark.read.table("streamed").select("zone", F.current_timezone().alias("own"))
+
+# Views with rules, and a sink.
+
+@dp.temporary_view
+@dp.expect_or_drop("positive", "amount > 0")
+def clean():
+    return rows("signs")
+
+@dp.table
+def positive():
+    return spark.readStream.table("clean").select("id")
+
+@dp.table
+def from_sql():
+    return spark.sql("SELECT id FROM STREAM(LIVE.positive)")
+
+dp.create_sink("outside", "delta", {"path": "sink"})
+
+@dp.append_flow(target="outside")
+def to_outside():
+    return dp.read_stream("positive").select("id")
+"""
+
+
+def order(number: int, amount: int | None, at: str = "00:00:00") -> dict[str, Any]:
+    return {"id": number, "amount": amount, "ts": f"2026-01-01T{at}Z"}
+
+
+@pytest.fixture(scope="module")
+def flows(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """All flows once; those that do something else the second time, twice."""
+    with shared_project(tmp_path_factory.mktemp("flows"), spark) as project:
+        project.source(FLOWS.replace('"sink"', f'"{project.root}/sink"'))
+        project.add("a.json", [order(1, 5)])
+        project.add("a.json", [order(0, 1)], folder="one")
+        project.add("a.json", [order(50, 2)], folder="two")
+        project.add("a.json", [order(0, 1), order(1, -1), order(2, None)], folder="signs")
+        result = project.run()
+        assert result.state is UpdateState.COMPLETED, result.failures
+        project.add("b.json", [order(1, 7, "00:00:30"), order(2, 1, "00:10:00")])
+        result = project.run(refresh=("totals", "merged", "windows", "all_rows"))
+        assert result.state is UpdateState.COMPLETED, result.failures
+        return project
+
+
+@pytest.mark.parametrize("table", ["totals", "merged"])
+def test_groups_are_up_to_date_when_a_stream_aggregates(flows: Project, table: str):
+    assert flows.rows(table) == [(1, 12), (2, 1)]
+
+
+def test_windows_are_written_once_when_the_watermark_has_passed(flows: Project):
+    assert flows.rows("windows", "n") == [(2,)]
+
+
+def test_one_time_and_several_flows_fill_one_table_when_updated_again(flows: Project):
+    assert flows.rows("all_rows", "id") == [(0,), (50,), (100,)]
+
+
+def test_confs_of_a_table_hold_while_it_is_computed_and_for_it_alone(flows: Project):
+    here = flows.spark.conf.get("spark.sql.session.timeZone")
+    assert flows.rows("streamed", "zone") == [("Asia/Tokyo",)]
+    assert flows.rows("computed") == [("Asia/Tokyo", "Asia/Tokyo")]
+    assert flows.rows("plain") == [("Asia/Tokyo", here)]
+    assert here != "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("table", ["positive", "from_sql"])
+def test_temporary_views_filter_by_their_rules_when_read(flows: Project, table: str):
+    assert flows.rows(table) == [(0,)]
+
+
+def test_a_sink_gets_the_rows_of_its_flow_when_updated(flows: Project):
+    sink = flows.spark.read.format("delta").load(f"{flows.root}/sink")
+    assert [row["id"] for row in sink.collect()] == [0]
+
+
+FAILING = """
+@dp.table
+def bronze():
+    return rows()
+
+@dp.table
+@dp.expect_or_fail("has_amount", "amount IS NOT NULL")
+def strict():
+    return dp.read_stream("bronze")
+
+@dp.table
+def below():
+    return dp.read_stream("strict")
+
+@dp.table
+def other():
+    return dp.read_stream("bronze")
+
+@dp.table
+@dp.expect_or_fail("ok", "amount > 0")
+def silver():
+    return rows("more")
+
+@dp.materialized_view
+def gold():
+    return dp.read("silver").groupBy().agg(F.sum("amount").alias("s"))
+"""
+
+
+@pytest.fixture(scope="module")
+def failed(
+    spark: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Project, UpdateResult, UpdateResult]:
+    """`strict` fails in the first update, `silver` in the second."""
+    with shared_project(tmp_path_factory.mktemp("failed"), spark) as project:
+        project.source(FAILING).add("a.json", [order(0, 1), order(1, None)])
+        project.add("a.json", [order(0, 4)], folder="more")
+        first = project.run()
+        project.add("b.json", [order(9, -1)], folder="more")
+        return project, first, project.run(refresh=("silver", "gold"))
+
+
+def test_the_batch_is_not_written_when_a_fail_rule_breaks(failed: Any):
+    project, result, _ = failed
+    assert result.state is UpdateState.FAILED
+    (failure,) = result.failures
+    assert isinstance(failure, ExpectationFailedError)
+    text = str(failure)
+    assert "has_amount" in text and '"amount":null' in text and "batch 0" in text
+    assert "pipeline.py:" in text
+    assert project.rows("strict") == []
+
+
+def test_other_branches_finish_when_a_fail_rule_breaks(failed: Any):
+    project, result, _ = failed
+    assert result.skipped == ("below",)
+    assert len(project.rows("other")) == 2
+
+
+def test_the_view_keeps_its_rows_when_its_upstream_fails(failed: Any):
+    project, _, result = failed
+    assert result.state is UpdateState.FAILED
+    assert result.skipped == ("gold",)
+    assert project.rows("gold") == [(4,)]
+
+
+def test_every_error_is_reported_at_once_when_the_pipeline_is_wrong(
+    spark: Any, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(
+        """
+@dp.table
+def silver():
+    return rows()
+
+@dp.table
+def gold():
+    return dp.read("sliver")
+
+@dp.table
+@dp.expect("rule", "amuont > 0")
+def third():
+    return rows()
+
+@dp.append_flow(target="nowhere")
+def lost():
+    return rows()
+"""
+    )
+    with pytest.raises(DefinitionErrors) as caught:
+        project.run()
+    text = str(caught.value)
+    assert [e.condition for e in caught.value.errors] == [
+        "DATASET_NOT_FOUND",
+        "EXPECTATION_INVALID",
+        "FLOW_TARGET_NOT_FOUND",
+    ]
+    assert "did you mean 'silver'" in text and "did you mean 'amount'" in text
+    assert text.count("pipeline.py:") == 3
