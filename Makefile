@@ -13,10 +13,11 @@ help:  ## this list
 demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVENTS=20000 to end by itself, RATE=500 per second
 	$(BIN)/penstock demo --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
-test: lint jars .venv-double/.installed  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
-	@.ci/test $(PYTEST_ARGS)
+test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
+	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
-test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo, and of joins and windows
+test-long: jars .venv-double/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), many kills (KILLS)
+	JDK_JAVA_OPTIONS=-XX:TieredStopAtLevel=1 $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/kafka/test_time_kills.py $(PYTEST_ARGS)
