@@ -41,7 +41,7 @@ OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip"}
 # Typer adds them to the root command.
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", *COMPLETION}
+FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", "--record-seconds", *COMPLETION}
 
 
 @dataclass(frozen=True)
