@@ -17,10 +17,8 @@ test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kaf
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
 test-long: jars .venv-double/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), many kills (KILLS)
-	JDK_JAVA_OPTIONS=-XX:TieredStopAtLevel=1 $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
+	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
-	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
-	PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/kafka/test_time_kills.py $(PYTEST_ARGS)
 
 chaos: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)

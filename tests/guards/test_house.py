@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
@@ -65,20 +66,34 @@ def _is_module(thing: object) -> bool:
     return type(thing).__name__ == "module"
 
 
-@pytest.mark.parametrize(
-    "room", ["_cli", "_project", "_local", "_observe", "_runtime", "_plan", "_ui"]
-)
-def test_importing_a_room_without_spark_does_not_import_spark(room):
-    modules = [
-        f"penstock.{room}.{module.name}"
-        for module in pkgutil.iter_modules([str(ROOT / "src" / "penstock" / room)])
-    ]
+ROOMS_WITHOUT_SPARK = ("_cli", "_project", "_local", "_observe", "_runtime", "_plan", "_ui")
+
+
+@pytest.fixture(scope="module")
+def heavy_imports() -> dict[str, list[str]]:
+    """What each of these rooms brings into a process that imports one after the other."""
+    rooms = {
+        room: [
+            f"penstock.{room}.{module.name}"
+            for module in pkgutil.iter_modules([str(ROOT / "src" / "penstock" / room)])
+        ]
+        for room in ROOMS_WITHOUT_SPARK
+    }
     code = (
-        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
-        "print([m for m in ('pyspark', 'py4j', 'delta') if m in sys.modules])"
+        "import importlib, json, sys\nloaded = {}\n"
+        f"for room, names in {rooms!r}.items():\n"
+        "    for name in names: importlib.import_module(name)\n"
+        "    heavy = {'pyspark', 'py4j', 'delta'} & set(sys.modules)\n"
+        "    loaded[room] = sorted(heavy.difference(*loaded.values()))\n"
+        "print(json.dumps(loaded))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("room", ROOMS_WITHOUT_SPARK)
+def test_importing_a_room_without_spark_does_not_import_spark(room, heavy_imports):
+    assert heavy_imports[room] == []
 
 
 def test_importing_penstock_is_light():

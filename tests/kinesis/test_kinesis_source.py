@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import crashing
 from example_project import Example
 from kinesis_double import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, Stream, wait_until
 
@@ -171,18 +172,28 @@ def test_a_batch_reads_everything_and_plans_show_no_keys(
     assert SECRET_KEY not in shown
 
 
-def test_each_record_is_there_once_when_the_pipeline_is_killed_before_and_after_a_commit(
-    proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_each_record_is_there_once_when_the_pipeline_crashes_before_and_after_a_commit(
+    proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch, kills: bool
 ):
     monkeypatch.chdir(tmp_path)
     stream = make_stream(2)
     orders = Orders(tmp_path, spark, proxy, stream)
+
+    def crash(point: str, batch: str) -> None:
+        if kills:
+            orders.killed_run(point, batch)
+            return
+        with crashing(monkeypatch, point, "orders") as crashed:
+            assert orders.run().state is UpdateState.FAILED
+        assert crashed == {"orders"}
+
     written = stream.put(*map(order, range(8)), b"no order")
-    orders.killed_run("before_write", "0")
+    crash("before_write", "0")
     # The batch was planned: it must not grow by what came after.
     written += stream.put(*map(order, range(10, 18)), b"no order either")
     stream.split("shardId-000000000001")
-    orders.killed_run("after_target_commit", "1")
+    crash("after_target_commit", "1")
     written += stream.put(*map(order, range(20, 28)))
     assert orders.run().state is UpdateState.COMPLETED
     assert orders.numbers == Counter(number for _, number in written)
