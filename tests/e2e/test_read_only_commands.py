@@ -96,14 +96,18 @@ CASES = [
     ),
     Case(
         "status --flow orders",
-        ("flow orders into orders: COMPLETED", "1 quarantined", "rule positive: 3 passed"),
+        (
+            "flow orders into spark_catalog.default.orders: COMPLETED",
+            "1 quarantined",
+            "rule positive: 3 passed",
+        ),
         lambda body: (flow(body, "orders")["quarantined"], flow(body, "orders")["rows"]),
         (1, 3),
         code=1,
     ),
     Case(
         "status --flow revenue",
-        ("flow revenue into revenue: COMPLETED",),
+        ("flow revenue into spark_catalog.default.revenue: COMPLETED",),
         lambda body: [each["flow"] for each in body["flows"]],
         ["revenue"],
         code=1,
@@ -116,14 +120,14 @@ CASES = [
     ),
     Case(
         "quality",
-        ("positive", "small"),
-        lambda rows: [(r["flow"], r["passed"], r["failed"]) for r in rows if r["flow"] == "orders"],
+        ("orders", "positive"),
+        lambda rows: [(row["flow"], row["passed"], row["failed"]) for row in rows],
         [("orders", 3, 1)],
         lines=True,
     ),
     Case(
         "events --level ERROR",
-        ("EXPECTATION_VIOLATED", "small_orders"),
+        ("ExpectationFailedError", "small_orders"),
         lambda rows: {row["level"] for row in rows},
         {"ERROR"},
         lines=True,
@@ -144,7 +148,7 @@ CASES = [
         "explain orders",
         ("positive", "amount > 0"),
         lambda body: (body["kind"], [rule["name"] for rule in body["rules"]]),
-        ("STREAMING_TABLE", ["positive"]),
+        ("streaming table", ["positive"]),
     ),
     Case(
         "explain exported",
@@ -170,7 +174,7 @@ CASES = [
     Case(
         "quarantine show orders",
         ("eve", "1 of 1 row of the quarantine of orders"),
-        lambda body: [row["name"] for row in body],
+        lambda body: [json.loads(row["_row"])["name"] for row in body],
         ["eve"],
     ),
     Case(
@@ -186,6 +190,12 @@ CASES = [
         (True, 0, 1),
     ),
     Case("checkpoint doctor orders", ("nothing is wrong",), lambda body: body, []),
+    Case(
+        "checkpoint doctor",
+        ("note small_orders batch-open: batch 0 is planned and not finished",),
+        lambda body: [(trouble["flow"], trouble["kind"]) for trouble in body],
+        [("small_orders", "batch-open")],
+    ),
     Case(
         "state show totals",
         ("operator 0", "ada", "bob"),
