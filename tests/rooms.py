@@ -102,8 +102,8 @@ def _imports(file: Path) -> frozenset[str]:
         own |= graph.modules & set(names)
         helpers |= {path for name in names for path in _helpers().get(name, ())}
     for helper in helpers - {file}:
-        if not (imported := _imports(helper)) & WIRING:
-            own |= imported
+        imported = _imports(helper)
+        own |= imported & WIRING or imported
     return frozenset(own)
 
 

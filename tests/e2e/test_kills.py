@@ -49,9 +49,9 @@ dp.create_auto_cdc_flow(
 )
 """
 POINTS = {
-    "append": "after_quarantine_commit:orders:0",
-    "cdc": "after_state_commit:customers:0",
-    "upsert": "after_target_commit:totals:0",
+    "append": ("after_quarantine_commit", "orders"),
+    "cdc": ("after_state_commit", "customers"),
+    "upsert": ("after_target_commit", "totals"),
 }
 
 
@@ -70,16 +70,16 @@ def rows(folder: Path, table: str, *columns: str) -> list[tuple[object, ...]]:
     return sorted((tuple(row[c] for c in columns) for row in listed), key=repr)
 
 
-def run_and_die(folder: Path, kill_at: str) -> None:
-    """`penstock run` in a process; with it ends its JVM, which has a part in the lease."""
+def run_and_die(folder: Path, point: str, flow: str) -> None:
+    """`penstock run` of one flow in a process, and the end of its JVM, which shares the lease."""
     with (folder / "killed.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "run"],
+            [sys.executable, "-m", "penstock", "run", "--refresh", flow],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PENSTOCK_KILL_AT": kill_at},
+            env={**os.environ, "PENSTOCK_KILL_AT": f"{point}:{flow}:0"},
             start_new_session=True,
         )
     try:
@@ -95,7 +95,7 @@ def test_no_row_is_lost_or_duplicated_when_killed_between_two_commits(
 ) -> None:
     (tmp_path / "shop.py").write_text(SOURCE, encoding="utf-8")
     add(tmp_path, "a.json", [(0, 5.0), (1, -1.0), (2, 3.0)])
-    run_and_die(tmp_path, POINTS[writer])
+    run_and_die(tmp_path, *POINTS[writer])
     if writer == "append":
         assert rows(tmp_path, "orders_quarantine", "id") == [(1,)]
         assert rows(tmp_path, "orders", "id") == []
