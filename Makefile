@@ -13,14 +13,13 @@ help:  ## this list
 demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVENTS=20000 to end by itself, RATE=500 per second
 	$(BIN)/penstock demo --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
-test: lint jars .venv-double/.installed  ## everything that CI checks; PYTEST_ARGS="-m 'not spark'" for a part of it
-	@.ci/test $(PYTEST_ARGS)
+test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
+	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
-test-long: jars  ## more than 100,000 random CDC histories, HISTORIES per combination; many kills of the demo, and of joins and windows; projects in three processes each
-	PENSTOCK_REPEATED_ORDERS=$(or $(ORDERS),10) $(BIN)/python -m pytest tests/spark/test_repeated_processes.py --timeout=7200 $(PYTEST_ARGS)
+test-long: jars .venv-double/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
+	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
+	PENSTOCK_DECISION_CASES=$(or $(CASES),2000) $(BIN)/python -m pytest tests/spark/test_batch_decisions.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
-	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/e2e/test_demo_kills.py --timeout=7200 $(PYTEST_ARGS)
-	PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest tests/kafka/test_time_kills.py $(PYTEST_ARGS)
 
 chaos: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)

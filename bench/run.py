@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; each prints both sides and their ratios.
 
-python bench/run.py [--quick]
+python bench/run.py [--quick | --smoke]
 """
 
 import argparse
@@ -13,17 +13,26 @@ QUICK = {
     "update.py": ["--rounds", "1"],
     "watching.py": ["--seconds", "60"],
 }
+SMOKE = {
+    "writer.py": ["--blocks", "1", "--rounds", "1"],
+    "update.py": ["--rounds", "1", "--rows", "200"],
+    "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
+}
 
 
 def main() -> None:
     """Run them in processes of their own, so that none warms up another."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer repetitions")
+    size.add_argument("--smoke", action="store_true", help="whether they run; figures mean nothing")
     arguments = parser.parse_args()
-    for script, quick in QUICK.items():
-        command = [sys.executable, str(Path(__file__).with_name(script))]
+    sizes = SMOKE if arguments.smoke else QUICK if arguments.quick else dict.fromkeys(QUICK, ())
+    for script, options in sizes.items():
         print(f"== bench/{script}", flush=True)
-        subprocess.run(command + (quick if arguments.quick else []), check=True)
+        subprocess.run(
+            [sys.executable, str(Path(__file__).with_name(script)), *options], check=True
+        )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ from penstock._observe.log import event_directory
 from penstock._project.spec import load_settings
 from penstock._ui import serving
 
-WARM_UP_SECONDS = 40.0
 SCRAPE_SECONDS = 5.0
 WATCHING = ("lineage", "traces", "metrics", "alerts")
 """First words of the names of threads that are there for watchers only."""
@@ -329,7 +328,7 @@ def make_project(root: Path, options: Any, receiver: str) -> None:
     (root / "data").mkdir()
     (root / "pipeline.yaml").write_text(SETTINGS.format(receiver=receiver), encoding="utf-8")
     (root / "pipeline.py").write_text(PIPELINE, encoding="utf-8")
-    for number in range(int((options.seconds + WARM_UP_SECONDS) * 8)):
+    for number in range(int((options.seconds + options.warm_up) * 8)):
         lines = (
             json.dumps(
                 {
@@ -347,6 +346,7 @@ def make_project(root: Path, options: Any, receiver: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--warm-up", type=float, default=40, help="seconds before the measurement")
     parser.add_argument("--batches", type=int, default=2, help="until it is switched over")
     parser.add_argument("--rows", type=int, default=300, help="of a file, which is a batch")
     parser.add_argument("--null", action="store_true", help="switch nothing")
@@ -379,7 +379,7 @@ def run(root: Path, options: Any, started: list["subprocess.Popen[str]"]) -> Non
     log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
     with serving.listen(serving.DEFAULT_HOST, 0) as found:
         address = serving.address_of(found, serving.DEFAULT_HOST, None)
-        command = serving.companion_command(log, found.fileno(), settings.storage)
+        command = serving.companion_command(log, found.fileno(), settings.storage, settings.root)
         dashboard = subprocess.Popen(command, pass_fds=(found.fileno(),), **pipes)
         started.append(dashboard)
     bus = SwitchedBus()
@@ -394,7 +394,7 @@ def run(root: Path, options: Any, started: list["subprocess.Popen[str]"]) -> Non
     def control(update: Any) -> None:
         try:
             pause = threading.Event()
-            until = time.monotonic() + WARM_UP_SECONDS
+            until = time.monotonic() + options.warm_up
             with urllib.request.urlopen(address + "api/pipelines") as answer:
                 key = json.loads(answer.read())["pipelines"][0]["key"]
             watched = {

@@ -1,3 +1,5 @@
+import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,20 +10,54 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-LONGEST_FIRST = ("e2e", "jdbc", "kafka", "kinesis", "spark", "docs")
+RECORDED = Path(__file__).with_name("seconds.json")
+# A file with Spark that was never recorded is taken for a long one.
+UNKNOWN_SECONDS = 30.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-seconds",
+        action="store_true",
+        help="write the seconds per file of this run to tests/seconds.json",
+    )
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let two processes begin with what takes longest, so that they end together."""
+    """Let several processes start with the longest files, so that they end together."""
     if not hasattr(config, "workerinput"):
         return
-    here = Path(__file__).parent
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
 
-    def rank(item: pytest.Item) -> int:
-        room = item.path.relative_to(here).parts[0]
-        return LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+    def seconds(item: pytest.Item) -> float:
+        unknown = UNKNOWN_SECONDS if item.get_closest_marker("spark") else 0.0
+        return recorded.get(item.nodeid.partition("::")[0], unknown)
 
-    items.sort(key=rank)
+    items.sort(key=seconds, reverse=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds per folder and per file, below the slowest tests of `--durations`."""
+    if terminalreporter.config.option.durations is None:
+        return
+    files: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.partition("::")[0]
+                files[file] += report.duration
+                folders[f"{Path(file).parent}/"] += report.duration
+    terminalreporter.section("seconds per folder and per file (fixtures with the first test)")
+    for name, seconds in [*folders.most_common(), *files.most_common()]:
+        if seconds >= 1:
+            terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+    if terminalreporter.config.option.record_seconds:
+        known = json.loads(RECORDED.read_text(encoding="utf-8"))
+        known |= {file: round(seconds) for file, seconds in files.items()}
+        kept = {file: known[file] for file in sorted(known) if known[file] >= 1}
+        RECORDED.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def spark_jars() -> tuple[str, ...]:
@@ -39,6 +75,22 @@ def archive_options() -> tuple[str, ...]:
     from penstock._local.jars import class_path
 
     return tuple(java_options(class_path(SPARK_JAR_SETS)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Flows are retried as often as ever, but after half a second instead of five."""
+    if "unit" in request.path.relative_to(Path(__file__).parent).parts:
+        yield
+        return
+    from penstock._runtime.restart import CONTINUOUS, TRIGGERED
+
+    before = TRIGGERED.initial_backoff_seconds
+    for policy in (CONTINUOUS, TRIGGERED):
+        object.__setattr__(policy, "initial_backoff_seconds", 0.5)
+    yield
+    for policy in (CONTINUOUS, TRIGGERED):
+        object.__setattr__(policy, "initial_backoff_seconds", before)
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,10 @@
 * `<!-- not run: reason -->` on the line before a block leaves it out.
 """
 
+import contextlib
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ import pytest
 import typer
 
 from penstock._api.modules import installed_modules
-from penstock._cli.main import app
+from penstock._cli.main import app, main
 from penstock._cli.scaffold import write_project
 from penstock._engine.session_defaults import session_defaults
 from penstock._project.loader import load_definitions
@@ -41,7 +39,7 @@ OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip"}
 # Typer adds them to the root command.
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", *COMPLETION}
+FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", "--record-seconds", *COMPLETION}
 
 
 @dataclass(frozen=True)
@@ -163,25 +161,16 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
 
 
 @pytest.fixture(scope="module")
-def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example project after one update, by the real command."""
+def finished_project(tmp_path_factory: pytest.TempPathFactory, spark) -> Path:
+    """The example project after one update."""
     parent = tmp_path_factory.mktemp("docs")
     write_project(parent, "shop")
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "run", "--quiet"],
-        cwd=parent / "shop",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with contextlib.chdir(parent):
+        assert main(["run", "shop", "--quiet"]) == 0
     return parent / "shop"
 
 
 @pytest.mark.spark
-@pytest.mark.e2e
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", SCRIPTS, ids=str)
 def test_a_script_runs_when_it_is_shown(block, finished_project, spark, monkeypatch, capsys):

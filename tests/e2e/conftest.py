@@ -41,7 +41,7 @@ def start_demo(demo_directory: Path, tmp_path: Path) -> Iterator[Callable[..., D
             process.kill_group()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[object]:
     path = os.environ.get("PENSTOCK_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), "")
     if not path:

@@ -17,7 +17,7 @@ from penstock._local.demo.kafka_log import read_ranges, read_records
 from penstock._local.demo.oracle import DemoTables, Judged, differences, judge, read_tables
 from penstock._local.demo.places import TOPIC, DemoPlaces
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.05
 NO_JAVA_SECONDS = 6.0
 """Processor time that a command without a Java process stays below, and one with Spark never."""
 

@@ -1,4 +1,8 @@
-"""The command line as a user meets it: processes in a folder of their own."""
+"""The command line as a user meets it, in a folder of its own.
+
+Commands run in this process on the session of the tests. Processes are started where a process is
+what is tested: signals, refusals before Java starts, the first run of a new project.
+"""
 
 import json
 import os
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, penstock
 from demo_process import NO_JAVA_SECONDS, children_cpu_seconds
 
 from penstock._local.demo.delta_log import read_rows, read_snapshot
@@ -75,11 +80,15 @@ class Shop:
         self._started.append(process)
         return process
 
-    def penstock(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
-        process = self.start(*arguments, **environment)
+    def penstock(self, *arguments: str) -> Answer:
+        """A command in this process."""
+        return penstock(self.folder, *arguments)
+
+    def process(self, *arguments: str) -> Answer:
+        """A command in a process of its own, until it ends."""
+        process = self.start(*arguments)
         out, err = process.communicate(timeout=SECONDS)
-        return process.returncode, out, err
+        return Answer(process.returncode, out, err)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         snapshot = read_snapshot(self.folder / ".penstock/tables/spark_catalog/default" / table)
@@ -96,7 +105,7 @@ class Shop:
         pause = threading.Event()
         while not condition():
             assert time.monotonic() < deadline
-            pause.wait(0.1)
+            pause.wait(0.02)
 
     def end(self) -> None:
         for process in self._started:
@@ -106,10 +115,20 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+def shop(tmp_path: Path, spark) -> Iterator[Shop]:
     shop = Shop(tmp_path / "shop")
     yield shop
     shop.end()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, spark) -> Shop:
+    """A shop that has run once."""
+    shop = Shop(tmp_path_factory.mktemp("finished") / "shop")
+    shop.add("a.json", 5.0, -1.0, None, 2.5)
+    answer = shop.penstock("run")
+    assert answer.code == 0, answer.text
+    return shop
 
 
 def files_of(folder: Path) -> set[str]:
@@ -117,12 +136,11 @@ def files_of(folder: Path) -> set[str]:
     return {name for name in found if "__pycache__" not in name}
 
 
-def test_a_file_in_a_folder_is_a_pipeline(shop: Shop) -> None:
-    shop.add("a.json", 5.0, -1.0, None, 2.5)
+def test_a_dry_run_shows_a_file_in_a_folder_as_pipeline_and_writes_nothing(shop: Shop) -> None:
+    shop.add("a.json", 5.0)
     before = files_of(shop.folder)
     code, out, err = shop.penstock("dry-run")
     assert code == 0, err
-    assert files_of(shop.folder) == before
     for text in ("bronze", "silver", "gold", "positive", "amount double"):
         assert text in out
     code, out, err = shop.penstock("dry-run", "--output", "json")
@@ -130,33 +148,40 @@ def test_a_file_in_a_folder_is_a_pipeline(shop: Shop) -> None:
     assert {"bronze", "silver", "gold"} <= set(re.findall(r"\w+", json.dumps(json.loads(out))))
     assert files_of(shop.folder) == before
 
-    code, out, err = shop.penstock("run")
-    assert code == 0, err
-    assert shop.rows("silver", "id", "amount") == [(0, 5.0), (3, 2.5)]
-    assert shop.rows("gold", "revenue") == [(7.5,)]
+
+def test_rows_that_break_a_rule_are_in_quarantine_after_a_run(finished: Shop) -> None:
+    assert finished.rows("silver", "id", "amount") == [(0, 5.0), (3, 2.5)]
+    assert finished.rows("gold", "revenue") == [(7.5,)]
     # NULL does not satisfy a rule: that row is in quarantine like the one with -1.
-    assert shop.rows("silver_quarantine", "id", "_failed_rules") == [
+    assert finished.rows("silver_quarantine", "id", "_failed_rules") == [
         (1, ["positive"]),
         (2, ["positive"]),
     ]
+
+
+def test_the_event_log_counts_each_rule(finished: Shop) -> None:
     counts: Counter[str] = Counter()
-    for event in shop.events():
+    for event in finished.events():
         quality = event["details"].get("flow_progress", {}).get("data_quality", {})
         for rule in quality.get("expectations", ()):
             counts["failed"] += rule["failed_records"]
             counts["passed"] += rule["passed_records"]
     assert counts == {"failed": 2, "passed": 2}
 
-    code, out, err = shop.penstock("preview", "gold")
+
+def test_rows_are_shown_after_a_run(finished: Shop) -> None:
+    code, out, err = finished.penstock("preview", "gold")
     assert (code, "7.5" in out) == (0, True), err
-    code, out, err = shop.penstock("quarantine", "show", "silver")
+    code, out, err = finished.penstock("quarantine", "show", "silver")
     assert (code, out.count("positive")) == (0, 2), err
 
-    code, out, err = shop.penstock("run", "--log-format", "json")
+
+def test_a_second_run_changes_nothing_and_prints_events_as_json_lines(finished: Shop) -> None:
+    code, out, err = finished.penstock("run", "--log-format", "json")
     assert code == 0, err
     lines = [json.loads(line) for line in (out + err).splitlines()]
     assert lines[-1]["details"]["update_progress"]["state"] == "COMPLETED"
-    assert shop.rows("gold", "revenue") == [(7.5,)]
+    assert finished.rows("gold", "revenue") == [(7.5,)]
 
 
 def test_one_error_names_file_line_and_the_nearest_name_when_a_table_is_misspelled(
@@ -202,7 +227,7 @@ def test_the_second_start_is_refused_and_ctrl_c_stops_the_first(shop: Shop) -> N
     shop.wait_for(lambda: has_rows() or first.poll() is not None)
     assert first.poll() is None
     used = children_cpu_seconds()
-    code, _, err = shop.penstock("run")
+    code, _, err = shop.process("run")
     assert children_cpu_seconds() - used < NO_JAVA_SECONDS
     assert code == 3
     assert "LEASE_HELD" in err
@@ -221,28 +246,14 @@ def test_the_second_start_is_refused_and_ctrl_c_stops_the_first(shop: Shop) -> N
     assert shop.rows("gold", "revenue") == [(11.0,)]
 
 
-def test_no_row_is_lost_or_doubled_when_killed_between_the_two_commits(shop: Shop) -> None:
-    shop.add("a.json", 5.0, -1.0)
-    kill = {"PENSTOCK_KILL_AT": "after_quarantine_commit:silver:0"}
-    code, _, err = shop.penstock("run", **kill)
-    assert code == -signal.SIGKILL, err
-    assert shop.rows("silver_quarantine", "id") == [(1,)]
-    assert shop.rows("silver", "id") == []
-    shop.add("b.json", 7.0, None)
-    code, _, err = shop.penstock("run")
-    assert code == 0, err
-    assert shop.rows("silver", "amount") == [(5.0,), (7.0,)]
-    assert shop.rows("silver_quarantine", "amount") == [(-1.0,), (None,)]
-    assert shop.rows("gold", "revenue") == [(12.0,)]
-
-
-def test_a_new_project_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_new_project_runs_as_it_is(tmp_path: Path, spark) -> None:
     shop = Shop(tmp_path / "elsewhere")
     try:
         code, out, err = shop.penstock("init", "fresh")
         assert code == 0, err
         shop.folder = shop.folder / "fresh"
-        code, out, err = shop.penstock("run")
+        # With the session that a user gets, not the one of the tests.
+        code, out, err = shop.process("run")
         assert code == 0, err
         code, out, err = shop.penstock("quarantine", "list")
         assert code == 0, err

@@ -494,6 +494,7 @@ def test_marked_rows_are_replayed_when_the_visitor_has_the_token(
         place = "#/shop/quarantine/spark_catalog.default.silver"
         page.goto(served.address.partition("?")[0] + place)
         page.wait_for_selector('button:has-text("Replay all 60 rows")')
+        page.wait_for_selector(".refused-row input >> nth=24")
         assert page.locator(".refused-row input").count() == 25
         page.focus(".refused-row:first-child input")
         page.keyboard.press("Space")

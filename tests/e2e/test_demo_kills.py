@@ -14,7 +14,11 @@ from demo_process import DemoProcess, account_in, compare_with_log, kill_broker,
 from penstock._local.demo.delta_log import read_snapshot
 from penstock._local.demo.places import DemoPlaces
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(2400)]
+pytestmark = [
+    *(pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark),
+    pytest.mark.long,
+    pytest.mark.timeout(2400),
+]
 
 Start = Callable[..., DemoProcess]
 END_SECONDS = 400.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from command_line import penstock
 from deltalake import DeltaTable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -149,10 +150,11 @@ def lines(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     write(folder, {name: "\n".join(json.dumps(row) for row in rows)})
 
 
-def call(folder: Path, *command: str, **environment: str) -> tuple[int, str]:
+def spark_pipelines(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Spark's own command, in a process."""
     scripts = Path(sys.executable).parent
     done = subprocess.run(
-        [str(scripts / command[0]), *command[1:]],
+        [str(scripts / "spark-pipelines"), *arguments],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -161,10 +163,8 @@ def call(folder: Path, *command: str, **environment: str) -> tuple[int, str]:
         timeout=SECONDS,
         env={
             **os.environ,
-            "NO_COLOR": "1",
             "PYSPARK_PYTHON": sys.executable,
             "PATH": f"{scripts}:{os.environ['PATH']}",
-            **environment,
         },
         check=False,
     )
@@ -176,20 +176,24 @@ def rows(folder: Path, *names: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
-def test_bundle_of_notebooks_and_sql_runs_when_only_paths_and_tables_are_given(tmp_path: Path):
+def test_bundle_is_understood_when_neither_paths_nor_tables_are_given(tmp_path: Path, spark):
     write(tmp_path, BUNDLE)
-    code, out = call(tmp_path, "penstock", "check", "--output", "json")
-    assert code == 0, out
-    found = json.loads(out[out.index("{") :])
-    assert found["refused"] == []
-    assert found["not_certain"] == []
-    assert sorted(found["datasets"]) == [
+    answer = penstock(tmp_path, "check", "--output", "json")
+    assert answer.code == 0, answer.text
+    report = json.loads(answer.out)
+    assert report["refused"] == []
+    assert report["not_certain"] == []
+    assert sorted(report["datasets"]) == [
         *("best", "customer_changes", "customers", "events", "orders", "orders_raw", "revenue")
     ]
-    kinds = {need["kind"] for need in found["needs"]}
-    assert kinds == {"secret", "source"}
-    assert "main.crm.customer_feed" in str(found["missing_sources"])
+    assert {need["kind"] for need in report["needs"]} == {"secret", "source"}
+    assert "main.crm.customer_feed" in str(report["missing_sources"])
 
+
+def test_bundle_of_notebooks_and_sql_runs_when_only_paths_and_tables_are_given(
+    tmp_path: Path, spark, monkeypatch: pytest.MonkeyPatch
+):
+    write(tmp_path, BUNDLE)
     lines(
         tmp_path,
         "data/landing/orders/a.json",
@@ -211,8 +215,9 @@ def test_bundle_of_notebooks_and_sql_runs_when_only_paths_and_tables_are_given(t
         ],
     )
     write(tmp_path, {"data/events/e.csv": "a,b\n1,x\n", "penstock.yaml": OVERLAY})
-    code, out = call(tmp_path, "penstock", "run", PENSTOCK_SECRET_CRM_TOKEN="t")
-    assert code == 0, out
+    monkeypatch.setenv("PENSTOCK_SECRET_CRM_TOKEN", "t")
+    answer = penstock(tmp_path, "run")
+    assert answer.code == 0, answer.text
     storage = tmp_path / ".penstock"
     retail = ("main", "retail")
     assert rows(storage, *retail, "orders") == [(1, 1, 5.5), (2, 2, 7.5)]
@@ -228,32 +233,40 @@ def test_bundle_of_notebooks_and_sql_runs_when_only_paths_and_tables_are_given(t
     assert [row[:2] for row in rows(storage, *retail, "events")] == [(1, "x")]
 
 
-def test_project_of_spark_itself_gives_the_same_tables_when_either_engine_runs_it(tmp_path: Path):
-    data = [
-        {"id": 1, "amount": 2.0, "city": "rome"},
-        {"id": 2, "amount": -1.0, "city": "rome"},
-        {"id": 3, "amount": 4.0, "city": "oslo"},
-    ]
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder in (ours, theirs):
-        write(folder, SDP)
-        lines(folder, "in/a.json", data)
-    code, out = call(ours, "penstock", "run")
-    assert code == 0, out
+SDP_ROWS = {
+    "bronze": [(1, 2.0, "rome"), (2, -1.0, "rome"), (3, 4.0, "oslo")],
+    "silver": [(1, 2.0, "ROME"), (3, 4.0, "OSLO")],
+    "gold": [("OSLO", 4.0), ("ROME", 2.0)],
+    "ids": [(1,), (2,), (3,)],
+}
+
+
+def sdp(folder: Path) -> None:
+    """The project of Spark's own engine, with its rows."""
+    write(folder, SDP)
+    names = ("id", "amount", "city")
+    lines(folder, "in/a.json", [dict(zip(names, row, strict=True)) for row in SDP_ROWS["bronze"]])
+
+
+def test_project_of_spark_itself_runs_unchanged(tmp_path: Path, spark):
+    sdp(tmp_path)
+    answer = penstock(tmp_path, "run")
+    assert answer.code == 0, answer.text
+    storage = tmp_path / "storage"
+    written = {name: rows(storage, "spark_catalog", "default", name) for name in SDP_ROWS}
+    assert written == SDP_ROWS
+
+
+@pytest.mark.long
+def test_spark_itself_makes_the_same_tables_of_its_project(tmp_path: Path):
+    sdp(tmp_path)
     hive = ("--conf", "spark.sql.catalogImplementation=hive")
-    code, out = call(theirs, "spark-pipelines", "run", *hive)
+    code, out = spark_pipelines(tmp_path, "run", *hive)
     assert code == 0, out
-    expected = {
-        "bronze": [(1, 2.0, "rome"), (2, -1.0, "rome"), (3, 4.0, "oslo")],
-        "silver": [(1, 2.0, "ROME"), (3, 4.0, "OSLO")],
-        "gold": [("OSLO", 4.0), ("ROME", 2.0)],
-        "ids": [(1,), (2,), (3,)],
-    }
-    for name, wanted in expected.items():
-        assert rows(ours / "storage", "spark_catalog", "default", name) == wanted, name
+    for name, wanted in SDP_ROWS.items():
         files = [
             str(file)
-            for file in (theirs / "spark-warehouse" / name).glob("*.parquet")
+            for file in (tmp_path / "spark-warehouse" / name).glob("*.parquet")
             if file.stat().st_size
         ]
         table = ds.dataset(files, format="parquet").to_table()

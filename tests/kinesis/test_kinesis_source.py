@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import crashing
 from example_project import Example
 from kinesis_double import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, Stream, wait_until
 
@@ -80,6 +81,17 @@ def _kill_group(group: int) -> bool:
     return False
 
 
+def files_with_keys(root: Path) -> list[Path]:
+    """Files that hold a key, but for those that the user has put them in."""
+    return [
+        file
+        for file in root.rglob("*")
+        if file.is_file()
+        and ".secrets" not in file.parts
+        and any(key.encode() in file.read_bytes() for key in (SECRET_KEY, ACCESS_KEY))
+    ]
+
+
 def order(number: int) -> bytes:
     return json.dumps({"id": number, "amount": number + 0.5}).encode()
 
@@ -134,16 +146,18 @@ def test_orders_arrive_once_with_bad_ones_in_quarantine_when_shards_are_split(
         for shard, number in last.items()
     ]
     assert set(orders.numbers.values()) == {1}
+    assert files_with_keys(tmp_path) == []
 
-    proxy.clear()
+
+def test_a_refusal_names_the_stream_and_no_keys(
+    proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    orders = Orders(tmp_path, spark, proxy, make_stream())
     proxy.throttled = 10_000
     (error,) = orders.run(shop_stream="no-such-stream").failures
     assert (error.condition, "no-such-stream" in str(error)) == ("KINESIS_REFUSED", True)
-    for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
-        if ".secrets" not in file.parts:
-            content = file.read_bytes()
-            assert SECRET_KEY.encode() not in content, file
-            assert ACCESS_KEY.encode() not in content, file
+    assert files_with_keys(tmp_path) == []
 
 
 def test_a_batch_reads_everything_and_plans_show_no_keys(
@@ -171,18 +185,28 @@ def test_a_batch_reads_everything_and_plans_show_no_keys(
     assert SECRET_KEY not in shown
 
 
-def test_each_record_is_there_once_when_the_pipeline_is_killed_before_and_after_a_commit(
-    proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_each_record_is_there_once_when_the_pipeline_crashes_before_and_after_a_commit(
+    proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch, kills: bool
 ):
     monkeypatch.chdir(tmp_path)
     stream = make_stream(2)
     orders = Orders(tmp_path, spark, proxy, stream)
+
+    def crash(point: str, batch: str) -> None:
+        if kills:
+            orders.killed_run(point, batch)
+            return
+        with crashing(monkeypatch, point, "orders") as crashed:
+            assert orders.run().state is UpdateState.FAILED
+        assert crashed == {"orders"}
+
     written = stream.put(*map(order, range(8)), b"no order")
-    orders.killed_run("before_write", "0")
+    crash("before_write", "0")
     # The batch was planned: it must not grow by what came after.
     written += stream.put(*map(order, range(10, 18)), b"no order either")
     stream.split("shardId-000000000001")
-    orders.killed_run("after_target_commit", "1")
+    crash("after_target_commit", "1")
     written += stream.put(*map(order, range(20, 28)))
     assert orders.run().state is UpdateState.COMPLETED
     assert orders.numbers == Counter(number for _, number in written)

@@ -1,7 +1,7 @@
 """Projects in three processes of `penstock run` each, with new data each time.
 
-Only with PENSTOCK_REPEATED_ORDERS, as `make test-long` does: the shapes that can differ between
-processes are in test_repeated_updates.py, in one process.
+For `make test-long`; PENSTOCK_REPEATED_ORDERS sets how many orders of statements are tried. The shapes
+that can differ between processes are in test_repeated_updates.py, in one process.
 """
 
 import os
@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from test_repeated_updates import ADDED, HEADER, R12, R13, SHAPES, SHAPES_OF_PYTHON, SPEC, TYPED
 from test_repeated_updates import statements as statements_of
 
-ORDERS = int(os.environ.get("PENSTOCK_REPEATED_ORDERS", "0"))
+ORDERS = int(os.environ.get("PENSTOCK_REPEATED_ORDERS", "10"))
 SECONDS = 600.0
 SOURCE = Path(sys.modules["penstock"].__file__ or "").parents[1]
 EXAMPLES = SOURCE.parent / "examples"
@@ -31,7 +31,7 @@ TEXTS = ("*.json", "*.csv", "*.txt")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif(ORDERS == 0, reason="takes an hour; `make test-long` runs it"),
+    pytest.mark.long,
 ]
 
 

@@ -221,7 +221,7 @@ def _cell(value: float | None) -> str:
 
 
 def _lag(lag: Mapping[str, Any]) -> str:
-    if any(source.get("problem") for source in lag["sources"]):
+    if any(source.get("problem") for source in lag.get("sources", ())):
         return "no answer"
     if lag.get("records") is None:
         return "-"

@@ -123,9 +123,8 @@ def _files(one: Checkpoint) -> Iterator[Trouble]:
 
 def _logs(one: Checkpoint) -> Iterator[Trouble]:
     planned = [batch.batch_id for batch in one.planned]
-    open_ones = [number for number in planned if number > (one.last_finished or -1)]
-    if one.last_finished is None:
-        open_ones = planned
+    finished = -1 if one.last_finished is None else one.last_finished
+    open_ones = [number for number in planned if number > finished]
     if len(open_ones) == 1:
         yield _trouble(
             one,

@@ -1,0 +1,29 @@
+"""Every benchmark runs, in its smallest size."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1200)]
+
+RUN = Path(__file__).resolve().parents[2] / "bench" / "run.py"
+
+
+def test_every_benchmark_runs_and_prints_its_ratios(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(RUN), "--smoke"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    for title in ("bench/writer.py", "bench/update.py", "bench/watching.py"):
+        assert f"== {title}" in done.stdout
+    assert "rows, 20 rules with quarantine" in done.stdout
+    assert "dry run" in done.stdout or "dry-run" in done.stdout
+    assert "rows per second, watched / not" in done.stdout

@@ -1,0 +1,66 @@
+"""`make test ROOMS=...` lists what a change reaches."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "rooms.py"
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    spec = importlib.util.spec_from_file_location("rooms", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_room_reaches_its_own_tests_and_those_of_rooms_above_it(rooms):
+    reached = rooms.reached_tests(["graph"])
+    assert "tests/unit/_graph/test_build.py" in reached
+    # `_plan` imports `_graph`, `connectors` does not.
+    assert "tests/unit/_plan/test_planner.py" in reached
+    assert [file for file in reached if "/connectors/" in file] == []
+
+
+def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
+    every = list(rooms.TESTS.rglob("test_*.py"))
+    top, bottom = rooms.reached_tests(["cli"]), rooms.reached_tests(["errors"])
+    assert "tests/e2e/test_cli.py" in top
+    assert len(top) < len(every) / 4
+    assert len(bottom) > len(every) * 3 / 4
+    assert set(rooms.reached_tests(["cli", "errors"])) == {*top, *bottom}
+
+
+def test_a_word_in_names_of_modules_is_a_room(rooms):
+    reached = rooms.reached_tests(["kafka"])
+    assert "tests/unit/connectors/test_kafka_options.py" in reached
+    assert "tests/kafka/test_kafka_sink.py" in reached
+    assert "tests/jdbc/test_postgresql_sink.py" not in reached
+
+
+def test_a_pipeline_that_a_test_writes_reaches_what_it_imports(rooms):
+    # Its only import of `penstock.timing` is in the text of a pipeline.
+    assert "tests/kafka/test_time_kills.py" in rooms.reached_tests(["timing"])
+
+
+def test_all_rooms_together_reach_every_test_of_a_room(rooms):
+    reached = set(rooms.reached_tests(rooms.all_rooms()))
+    every = {file for file in rooms.TESTS.rglob("test_*.py") if rooms._imports(file)}
+    assert {str(file.relative_to(ROOT)) for file in every} - reached == set()
+    assert len(every) > 150
+
+
+def test_a_name_that_is_no_room_is_refused():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "kafak"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'kafak'" in done.stderr
+    assert "connectors" in done.stderr
