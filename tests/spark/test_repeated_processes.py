@@ -1,7 +1,7 @@
 """Projects in three processes of `penstock run` each, with new data each time.
 
-For `make test-long`; PENSTOCK_REPEATED_ORDERS sets how many orders of statements are tried. The shapes
-that can differ between processes are in test_repeated_updates.py, in one process.
+For `make test-long`; PENSTOCK_REPEATED_ORDERS sets how many orders of statements are tried. The
+shapes that can differ between processes are in test_repeated_updates.py, in one process.
 """
 
 import os
