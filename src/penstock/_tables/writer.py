@@ -361,7 +361,9 @@ class FlowWriter:
         return quarantine is not None and quarantine.begin(decision.result.batch_id).done
 
     def _quarantine_of(self, decision: BatchDecision) -> FencedTable | None:
-        if decision.quarantine is None or self._quarantine is not None:
+        if decision.quarantine is None:
+            return None
+        if self._quarantine is not None:
             return self._quarantine
         # The rules were removed since; the rows still go where they were decided to go.
         ref = self._target.ref
