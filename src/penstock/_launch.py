@@ -436,7 +436,14 @@ def open_session(
         return
     require_java()
     jars = class_path(SPARK_JAR_SETS)
-    from penstock._engine.session import SessionOptions, build_session, stop_session
+    from penstock._engine.session import (
+        SessionOptions,
+        build_session,
+        jvm_died,
+        jvm_exit_code,
+        log_tail,
+        stop_session,
+    )
 
     log_file.parent.mkdir(parents=True, exist_ok=True)
     spark = build_session(
@@ -455,6 +462,11 @@ def open_session(
     )
     try:
         yield spark
+    except Exception as error:
+        exit_code = jvm_exit_code(spark, error)
+        if exit_code is None:
+            raise
+        raise jvm_died(exit_code, log=log_tail(str(log_file))) from None
     finally:
         # Writing a class archive at the end of a training run takes longer than any stop.
         stop_session(spark, timeout_seconds=300.0 if is_training() else 30.0)

@@ -34,6 +34,7 @@ from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
 from penstock._engine.position import positioned
 from penstock._engine.running import RunningQuery
+from penstock._engine.session import jvm_died, jvm_exit_code
 from penstock._engine.sinks.writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
@@ -48,7 +49,7 @@ from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceF
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._tables.files import StorageFiles
 from penstock._tables.schema import with_types
-from penstock.errors import FlowError, PenstockError
+from penstock.errors import PenstockError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +121,13 @@ class SparkEngine:
     def close(self) -> None:
         """Detach from the session."""
         self._lag.close()
-        self._spark.streams.removeListener(self._listener)
+        if jvm_exit_code(self._spark) is None:
+            self._spark.streams.removeListener(self._listener)
 
     def jvm_died(self, exit_code: int) -> None:
         """End every running flow: Spark's JVM is gone and will not report their end."""
         for running in list(self._running):
-            error = FlowError(
-                "JVM_DIED",
-                f"flow {running.flow!r}: Spark's JVM ended with exit code {exit_code}",
-                flow=running.flow,
-                retryable=False,
-                hint="the end of the Spark log says why; out of memory: raise spark.driver.memory",
-            )
-            running.abandoned(error)
+            running.abandoned(jvm_died(exit_code, flow=running.flow))
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -498,6 +493,9 @@ class SparkEngine:
         except PenstockError:
             raise
         except Exception as error:
+            exit_code = jvm_exit_code(self._spark, error)
+            if exit_code is not None:
+                raise jvm_died(exit_code, flow=node.flow.name) from None
             known = recover(f"{full_text(error)}\n{java_causes(error)}", files, node.flow)
             if known is not None:
                 raise known from error

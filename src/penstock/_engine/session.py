@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
@@ -32,11 +33,12 @@ from pyspark.sql import SparkSession
 
 from penstock._engine.jvm_names import remember_names
 from penstock._engine.session_defaults import session_defaults
-from penstock.errors import SetupError
+from penstock.errors import FlowError, SetupError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _START_SECONDS = 120.0
 _WATCH_SECONDS = 2.0
+_BROKEN_SECONDS = 3.0
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 # What org.apache.spark.launcher.JavaModuleOptions of Spark 4.2 gives to every JVM.
@@ -175,12 +177,15 @@ def build_session(options: SessionOptions) -> SparkSession:
             context = SparkContext(conf=spark_conf, gateway=gateway)
             spark = SparkSession(context)
         except BaseException as error:
+            # The text of Java's exceptions comes from the JVM.
+            reason = _first_line(error) if isinstance(error, Exception) else ""
             _end_jvm(gateway, time.monotonic() + 5)
             if not isinstance(error, Exception):
                 raise
             raise SetupError(
                 "SPARK_START_FAILED",
-                f"Spark did not start: {_first_line(error)}{_log_tail(options.log_file)}",
+                f"Spark did not start: {reason}{log_tail(options.log_file)}",
+                hint="check the settings `spark.*` and the Spark log",
             ) from error
     for key, value in options.configuration.items():
         if not key.startswith("spark."):
@@ -227,6 +232,44 @@ def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[
         yield
     finally:
         over.set()
+
+
+def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> int | None:
+    """Exit code of Spark's JVM; `None` while it runs, or if another process started it.
+
+    Args:
+        spark: The session.
+        error: What a call of the JVM raised. A connection that broke may be noticed a moment
+            before the end of the process.
+    """
+    gateway: Any = spark._sc._gateway
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        return None
+    is_cut = isinstance(error, Py4JError | OSError) and not isinstance(error, Py4JJavaError)
+    if is_cut:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_BROKEN_SECONDS)
+    return process.poll()
+
+
+def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
+    """The error to report when Spark's JVM has ended by itself.
+
+    Args:
+        exit_code: Of the process; negative for a signal.
+        flow: Name of the flow that was running, if it was one.
+        log: From `log_tail`.
+    """
+    ended = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    what = f"flow {flow!r}: " if flow else ""
+    return FlowError(
+        "JVM_DIED",
+        f"{what}Spark's JVM ended with {ended}{log}",
+        flow=flow,
+        retryable=False,
+        hint="the end of the Spark log says why; out of memory: raise spark.driver.memory",
+    )
 
 
 def effective_configuration(options: SessionOptions) -> dict[str, str]:
@@ -308,7 +351,7 @@ def _start_jvm(
         raise SetupError(
             "JVM_START_FAILED",
             f"the Java process of Spark did not start: {_first_line(error)}"
-            f"{_log_tail(options.log_file)}",
+            f"{log_tail(options.log_file)}",
             hint="check `java -version` (17 or newer) and JAVA_HOME",
         ) from error
 
@@ -464,7 +507,8 @@ def _first_line(error: BaseException) -> str:
     return text[0] if text else type(error).__name__
 
 
-def _log_tail(log_file: str | None, lines: int = 12) -> str:
+def log_tail(log_file: str | None, lines: int = 12) -> str:
+    """The last lines of Spark's log, as the end of a message."""
     if log_file is None or not Path(log_file).exists():
         return ""
     tail = Path(log_file).read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]

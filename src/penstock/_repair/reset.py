@@ -21,7 +21,7 @@ from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
     from penstock._engine.rereading.sources import Place, SourceReport
-    from penstock._graph.dataflow import FlowNode
+    from penstock._graph.dataflow import DataflowGraph, FlowNode
 
 MARKED, EMPTIED = "marked", "emptied"
 """Steps of a reset that empties the table, after which it may die; given to `reached`."""
@@ -97,7 +97,7 @@ def reset_flow(
         now_ms = round(time.time() * 1000)
         streams = FlowStreams(pipeline.spark, df, kafka, progress_of(one), now_ms)
         position, reports = streams.position(start)
-        effect = _effect(pipeline, node)
+        effect = effect_on_target(pipeline.graph, node)
         refused = None
         if not (truncate or accept_duplicates):
             refused = why_refused(effect, reports, is_whole=start.kind.value == "earliest")
@@ -204,13 +204,14 @@ def _current(settings: PipelineSettings, flow: str) -> Checkpoint:
     return one
 
 
-def _effect(pipeline: OpenedPipeline, node: "FlowNode") -> str:
-    sink = pipeline.graph.sinks.get(node.target)
+def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
+    """What the target of a flow does with rows that it gets again: the table in the docs."""
+    sink = graph.sinks.get(node.target)
     if sink is not None:
-        given = {key.lower() for key in sink.options}
-        is_keyed = sink.format.lower() == "postgresql" and "keys" in given
+        options = {key.lower() for key in sink.options}
+        is_keyed = sink.format.lower() == "jdbc" and "keys" in options
         return "keyed" if is_keyed else "added"
-    if is_cdc(node.flow) or pipeline.graph.datasets[node.target].declared.deduplicate_by:
+    if is_cdc(node.flow) or graph.datasets[node.target].declared.deduplicate_by:
         return "keyed"
     if node.analysis.output_mode in (OutputMode.UPDATE, OutputMode.COMPLETE):
         return "recomputed"
