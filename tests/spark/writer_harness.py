@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
-from penstock._tables.decision import DECISION_FILE, DecisionFile
+from penstock._tables.decision import DecisionFile
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import TableRef
+from penstock._tables.layout import DECISION_FILE, TableRef
 from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
 from penstock._tables.upsert import UpsertWriter
 from penstock._tables.writer import FlowWriter

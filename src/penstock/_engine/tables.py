@@ -34,7 +34,7 @@ from penstock._tables.assignment import assigned
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
-from penstock._tables.decision import DECISION_FILE, DecisionFile
+from penstock._tables.decision import DecisionFile
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
@@ -377,8 +377,8 @@ class PipelineTables:
         return judged
 
     def _decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
-        checkpoint = self.layout.checkpoint_path(node.flow.name, epoch)
-        return DecisionFile(StorageFiles(self._spark), f"{checkpoint}/{DECISION_FILE}")
+        path = self.layout.decision_file(node.flow.name, epoch)
+        return DecisionFile(StorageFiles(self._spark), path)
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
         """The rows of a query that fulfil the condition of the rows that its flow replaces."""

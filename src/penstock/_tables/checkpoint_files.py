@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
-from penstock._tables.layout import StorageLayout, path_segment, segment_name
+from penstock._tables.layout import DECISION_FILE, StorageLayout, path_segment, segment_name
 from penstock.errors import SpecError
 
 _STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(?:changelog|zip|delta|snapshot)$")
@@ -148,7 +148,7 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
     places = {
         (segment_name(place.parent.name), segment_name(place.name)): place
         for place in sorted(root.glob("*/*"))
-        if place.is_dir()
+        if place.is_dir() and not _is_of_batch_query(place)
     }
     for record in records.values():
         place = root / path_segment(record.flow) / path_segment(record.epoch)
@@ -167,6 +167,11 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
                 hint=f"flows with a checkpoint: {', '.join(known) or 'none yet'}",
             )
     return sorted(found, key=lambda one: (one.flow, not one.is_current, one.epoch))
+
+
+def _is_of_batch_query(place: Path) -> bool:
+    """Whether a folder holds nothing of Spark's: a one-time flow records its decision there."""
+    return all(file.name.startswith(DECISION_FILE) for file in place.iterdir())
 
 
 def _root(settings: PipelineSettings) -> Path:

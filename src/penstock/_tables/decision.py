@@ -21,8 +21,6 @@ from penstock._tables.commits import CommitResult, result_from_commit
 from penstock._tables.files import StorageFiles
 from penstock._tables.schema import schema_json
 
-DECISION_FILE = "decision.json"
-"""Name of the file in a checkpoint."""
 _FORMAT = 1
 
 

@@ -7,6 +7,8 @@ from urllib.parse import quote, unquote
 from penstock._model.name import DatasetName
 
 QUARANTINE_SUFFIX = "_quarantine"
+DECISION_FILE = "decision.json"
+"""Name, in a checkpoint, of the file with the decision about a batch."""
 
 
 def path_segment(name: str) -> str:
@@ -95,6 +97,10 @@ class StorageLayout:
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         """The checkpoint of one flow in one epoch."""
         return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"
+
+    def decision_file(self, flow: str, epoch: str) -> str:
+        """Where a flow records what it decides about a batch; see `_tables.decision`."""
+        return f"{self.checkpoint_path(flow, epoch)}/{DECISION_FILE}"
 
     @property
     def events_dir(self) -> str:

@@ -167,6 +167,13 @@ def test_damage_is_told(store: Store, damage: Callable[[Store], Any], kind: str,
     assert store.kinds()[kind] is weight
 
 
+def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store):
+    folder = store.root / "checkpoints" / "backlog" / EPOCH
+    folder.mkdir(parents=True)
+    (folder / "decision.json").write_text("{}")
+    assert [each.flow for each in checkpoints(store.settings)] == ["silver"]
+
+
 def test_the_worst_comes_first_and_every_error_has_a_way_out(store: Store):
     _remove("offsets/2", "metadata")(store)
     found = examine(store.settings, "SILVER")
