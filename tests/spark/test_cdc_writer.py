@@ -27,6 +27,7 @@ class Target:
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark = spark
+        self.root = root
         self.target = TableRef(str(root / "t"), "t")
         self.state = TableRef(str(root / "s"), "s")
         self.quarantine = TableRef(str(root / "q"), "q")
