@@ -4,5 +4,5 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("LinkLogStore.java")
 JAR = Path(__file__).with_name("penstock-logstore.jar")
-"""Built by `.ci/build-logstore`; committed, so that nobody needs a JDK."""
+"""Built by `.ci/build-logstore`; committed, so that no JDK is needed."""
 CLASS = "penstock.delta.LinkLogStore"
