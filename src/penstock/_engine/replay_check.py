@@ -21,7 +21,7 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
         reason = f"it is a {node.kind.value}, which is computed anew by every update"
         hint = "correct the rule or the query, and run the pipeline"
     elif any(replaces_rows(flow.flow) for flow in flows):
-        reason = "its flow replaces rows that fulfil a condition, and would remove what is added"
+        reason = "its flow replaces rows that match a condition, and would remove what is added"
         hint = "correct the rule or the query, and run the pipeline"
     elif any(is_cdc(flow.flow) for flow in flows):
         reason = "its rows are made from change events"

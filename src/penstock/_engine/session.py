@@ -246,7 +246,7 @@ def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> in
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is None:
         return None
-    is_cut = isinstance(error, Py4JError | OSError) and not isinstance(error, Py4JJavaError)
+    is_cut = isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError)
     if is_cut:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_BROKEN_SECONDS)

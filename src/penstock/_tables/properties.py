@@ -29,21 +29,21 @@ def check_properties(
     Raises:
         PlanError: `TABLE_PROPERTY_INVALID`.
     """
-    given = {str(key): str(value) for key, value in properties.items()}
-    if not any(key.lower().startswith("delta.") for key in given):
-        return given
+    declared = {str(key): str(value) for key, value in properties.items()}
+    if not any(key.lower().startswith("delta.") for key in declared):
+        return declared
     delta = DeltaJvm(spark)
-    for key in given:
+    for key in declared:
         feature = key.lower().removeprefix(_FEATURE)
         if key.lower().startswith(_FEATURE) and not delta.has_feature(feature):
             raise PlanError(
                 "TABLE_PROPERTY_INVALID",
-                f"{key} of {name} is no table feature that can be had: open-source Delta does not "
-                "know it, or it needs a catalog that commits, and a pipeline writes by path",
+                f"{key} of {name} is not supported: open-source Delta Lake does not know the table "
+                "feature, or it requires catalog-managed commits, and tables are written by path",
                 origin=origin,
             )
     try:
-        return delta.validated_properties(given)
+        return delta.validated_properties(declared)
     except Exception as error:
         raise PlanError(
             "TABLE_PROPERTY_INVALID",

@@ -254,5 +254,5 @@ def count_rows_and(
     rules = {
         rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
     }
-    found = {name: int(row[f"more_{name}"]) for name in more}
-    return StagedFiles([], [], total - bad, bad, rules), found
+    others = {name: int(row[f"more_{name}"]) for name in more}
+    return StagedFiles([], [], total - bad, bad, rules), others
