@@ -276,7 +276,7 @@ def test_a_type_that_spark_does_not_assign_is_refused_before_the_first_update(pr
             ("column 'pair.v' of t3 is declared BOOLEAN, but is STRING", "CAST(... AS BOOLEAN)"),
             ("column 'n' of t4 is declared DATE, but is BIGINT", "CAST(... AS DATE)"),
             ("table property of t5 is refused by Delta", ""),
-            ("delta.feature.catalogManaged of t7 is no table feature that can be had", ""),
+            ("delta.feature.catalogManaged of t7 is not supported", ""),
             ("table property of t6 is refused by Delta", ""),
         ],
         strict=True,
