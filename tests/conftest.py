@@ -104,10 +104,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
             app_name="penstock-tests",
             storage_root=root.as_uri(),
             master="local[2]",
+            configuration={
+                # Queries of tests see a few rows: to generate and compile code for them would take
+                # a third of the processor's time. Processes that tests start keep the default.
+                "spark.sql.codegen.wholeStage": "false",
+                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+                "spark.driver.memory": "3g",
+            },
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
             # Small data, many queries: what is compiled well is rarely used again.
-            java_options=("-XX:TieredStopAtLevel=1", *archive_options()),
+            java_options=("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *archive_options()),
         )
     )
     yield session
