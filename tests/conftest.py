@@ -93,8 +93,15 @@ def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
         object.__setattr__(policy, "initial_backoff_seconds", before)
 
 
+# Queries of tests see a few rows: to generate and compile code for them takes a third of the
+# processor's time. Processes that tests start and `make test-long` keep what pipelines have.
+NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+def spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[SparkSession]":
     """One session for all Spark tests, built as a pipeline builds its own."""
     from penstock._engine.session import SessionOptions, build_session, stop_session
 
@@ -105,11 +112,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
             storage_root=root.as_uri(),
             master="local[2]",
             configuration={
-                # Queries of tests see a few rows: to generate and compile code for them would take
-                # a third of the processor's time. Processes that tests start keep the default.
-                "spark.sql.codegen.wholeStage": "false",
-                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
                 "spark.driver.memory": "3g",
+                **(NO_CODE if request.config.option.markexpr == "not long" else {}),
             },
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
