@@ -246,8 +246,8 @@ def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> 
     try:
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
+        for key, earlier in before.items():
+            if earlier is None:
                 session.conf.unset(key)
             else:
-                session.conf.set(key, value)
+                session.conf.set(key, earlier)
