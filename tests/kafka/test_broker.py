@@ -132,6 +132,7 @@ def test_records_and_address_survive_when_the_broker_is_killed(directory: Path) 
     assert process.start_time(second.pid) is None
 
 
+@pytest.mark.long
 def test_broker_moves_to_other_ports_when_its_own_are_taken(directory: Path) -> None:
     first = start_broker(directory)
     ensure_topic(first.bootstrap_servers, "kept")
@@ -172,6 +173,7 @@ def test_start_is_refused_when_a_file_is_in_the_place_of_the_directory(tmp_path:
     assert caught.value.condition == "BROKER_DIRECTORY_UNUSABLE"
 
 
+@pytest.mark.long
 def test_broker_shares_the_group_of_its_starter_when_it_is_told_so(directory: Path) -> None:
     handle = start_broker(directory, own_group=False)
     assert os.getpgid(handle.pid) == os.getpgid(0)
