@@ -119,7 +119,7 @@ def _check_refusals(project: Project) -> None:
 
 def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Project):
     """The short form of the two journeys below, in one process."""
-    project.run(refresh=("bronze", "keyed"))
+    project.run(refresh=("bronze", "keyed", "daily"))
     _check_refusals(project)
     _delete(project, "bronze", "id IN (1, 3)")
 
