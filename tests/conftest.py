@@ -117,8 +117,9 @@ def spark(
             },
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
-            # Small data, many queries: what is compiled well is rarely used again.
-            java_options=("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *archive_options()),
+            # Hundreds of tests use the session, so the optimizing compiler that `.ci/test` switches
+            # off for short processes pays.
+            java_options=("-XX:TieredStopAtLevel=4", "-XX:+UseSerialGC", *archive_options()),
         )
     )
     yield session
