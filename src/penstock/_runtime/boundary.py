@@ -1,10 +1,11 @@
 """The boundary to the engine: whatever it raises becomes one of our errors."""
 
+import errno
 import logging
 import traceback
 from pathlib import Path
 
-from penstock.errors import InternalError, PenstockError
+from penstock.errors import InternalError, PenstockError, SetupError
 
 _logger = logging.getLogger(__name__)
 
@@ -21,6 +22,14 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
     """
     if isinstance(raised, PenstockError):
         return raised
+    if isinstance(raised, OSError) and raised.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        full = SetupError(
+            "DISK_FULL",
+            f"{raised.strerror} while {doing}: {raised.filename or 'the storage of the pipeline'}",
+            hint="free some space, or make it writable, and start again",
+        )
+        full.__cause__ = raised
+        return full
     _logger.error("unexpected error while %s", doing, exc_info=raised)
     frames = traceback.extract_tb(raised.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
