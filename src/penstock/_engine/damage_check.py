@@ -67,18 +67,18 @@ class DamageCheck:
                 self.check_state(node, tables[TARGET])
                 continue
             for role, commit in self._tables.note(node, state.epoch).load().items():
-                self._check_commit(node, state.epoch, dataset, tables[role], role, commit)
+                self._check_commit(node, state, dataset, tables[role], role, commit)
 
     def _check_commit(
         self,
         node: FlowNode,
-        epoch: str,
+        state: FlowState,
         dataset: DatasetNode,
         table: TableRef,
         role: str,
         commit: NotedCommit,
     ) -> None:
-        name, path = node.flow.name, table.path
+        name, path, epoch = node.flow.name, table.path, state.epoch
         app_id = self._tables.app_id(name, epoch)
 
         def read(version: int) -> list[str] | None:
@@ -94,8 +94,10 @@ class DamageCheck:
         # A table that was dropped or made anew is another one: see `TABLE_REPLACED`.
         if newest < 0 or self._delta.metadata(snapshot).id != commit.table_id:
             return
-        last = last_number(self._delta, path, app_id)
         checkpoint = self._checkpoint(name, epoch)
+        if not (state.once_done or self._has_finished(checkpoint, commit.batch_id)):
+            return  # it runs again
+        last = last_number(self._delta, path, app_id)
         damage = behind(checkpoint, dataset.display, role, commit, last, newest)
         raise _error("TABLE_BEHIND_CHECKPOINT", node, damage)
 
@@ -171,6 +173,13 @@ class DamageCheck:
             )
             damage = unreadable(checkpoint, node.flow.target, files, is_unwritten=is_new)
             raise _error("CHECKPOINT_DAMAGED", node, damage)
+
+    def _has_finished(self, checkpoint: Checkpoint, batch_id: int) -> bool:
+        if checkpoint.exists:
+            return checkpoint.has_finished(batch_id)
+        # Of storage that is not local nothing more is read than this.
+        place = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
+        return StorageFiles(self._delta.spark).exists(f"{place}/commits/{batch_id}")
 
     def _version(self, path: str) -> int:
         return int(self._delta.snapshot(path).version())

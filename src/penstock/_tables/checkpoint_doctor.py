@@ -324,6 +324,8 @@ def _behind(one: Checkpoint, identity: str, target: Path) -> Iterator[Trouble]:
     }
     for role, commit in note.items():
         path = paths[role]
+        if not one.has_finished(commit.batch_id):
+            continue  # it runs again
         log = local_log(str(path))
         if log is None or log.newest is None or log.problem:
             continue

@@ -103,6 +103,13 @@ class Checkpoint:
         """The newest batch that was finished."""
         return self.finished[-1] if self.finished else None
 
+    def has_finished(self, batch_id: int) -> bool:
+        """Whether Spark takes a batch for done: it will not run it again."""
+        planned, finished = self.last_planned, self.last_finished
+        return (finished is not None and finished >= batch_id) or (
+            planned is not None and planned > batch_id
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowRecord:

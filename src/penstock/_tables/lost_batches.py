@@ -43,11 +43,11 @@ def behind(
     """
     flow = checkpoint.flow
     first, end = last + 1, commit.batch_id
-    batches = f"batch {end} is" if first >= end else f"batches {first} to {end} are"
+    batches = f"batch {end}" if first >= end else f"batches {first} to {end}"
     message = (
         f"{_TABLES[role]}{target} is behind the checkpoint of flow {flow!r}: batch {end} was "
         f"committed as version {commit.version}, which is no longer there (newest version: "
-        f"{newest}). The rows of {batches} missing"
+        f"{newest}). The rows of {batches} are missing"
     )
     if ranges := _ranges(checkpoint, last, end):
         message += f": {ranges}"

@@ -211,6 +211,7 @@ def test_a_cut_file_of_an_unwritten_batch_can_be_removed(tmp_path: Path):
     (root / "offsets" / "2").write_text('v1\n{}\n{"logOffset":2}')
     (root / "commits" / "2").write_text("")
     one = newest_of_checkpoint("silver", "e1", root)
-    assert "commits/2: the batch is run again" in unreadable(
-        one, "silver", ["x"], is_unwritten=False
-    ).hint
+    assert (
+        "commits/2: the batch is run again"
+        in unreadable(one, "silver", ["x"], is_unwritten=False).hint
+    )
