@@ -144,7 +144,8 @@ class DamageCheck:
                     and last_number(self._delta, target.path, app_id) >= 0
                 )
             if is_used:
-                file = f"{layout.state_dir}/flows/{quote(name, safe=' ')}.json"
+                state = local_path(layout.state_dir)
+                file = f"{state}/flows/{quote(name, safe=' ')}.json"
                 raise _error(
                     "FLOW_STATE_MISSING", node, state_lost(name, node.flow.target, str(place), file)
                 )

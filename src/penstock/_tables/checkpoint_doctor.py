@@ -347,10 +347,10 @@ def _lost_state(
     from deltalake import DeltaTable
 
     identity = _identity(one, settings)
-    root = StorageLayout(settings.storage)
+    state = local_path(StorageLayout(settings.storage).state_dir)
     for path in tables.values():
         if DeltaTable(str(path)).transaction_version(identity) is not None:
-            file = f"{root.state_dir}/flows/{one.flow}.json"
+            file = f"{state}/flows/{one.flow}.json"
             damage = state_lost(one.flow, ".".join(path.parts[-3:]), str(one.path), file)
             return _trouble(one, "state-missing", Weight.ERROR, damage.message, damage.hint)
     return None

@@ -6,6 +6,7 @@ has further commits behind it.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _LOG_FOLDER = "_delta_log"
 _WHOLE_BYTES = 4_000_000
 """Of larger commits, such as those of a compaction, only both ends are parsed."""
-_COMMIT = re.compile(r"(\d{20})\.json")
+_COMMIT_LENGTH = 25
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..+")
 
 
@@ -73,9 +74,9 @@ def log_of(names: Iterable[str], read: Callable[[str], str]) -> TableLog:
     commits: set[int] = set()
     checkpoint = -1
     for name in names:
-        if match := _COMMIT.fullmatch(name):
-            commits.add(int(match[1]))
-        elif match := _CHECKPOINT.fullmatch(name):
+        if len(name) == _COMMIT_LENGTH and name[:20].isdecimal() and name.endswith(".json"):
+            commits.add(int(name[:20]))
+        elif ".checkpoint." in name and (match := _CHECKPOINT.fullmatch(name)):
             checkpoint = max(checkpoint, int(match[1]))
     if not commits:
         # A cleaned log may begin with a checkpoint alone.
@@ -98,13 +99,17 @@ def local_log(table: str) -> TableLog | None:
         return None
     folder = path / _LOG_FOLDER
 
+    def look() -> TableLog:
+        with os.scandir(folder) as files:
+            return log_of((file.name for file in files), read)
+
     def read(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8", errors="replace")
 
     try:
-        log = log_of((file.name for file in folder.iterdir()), read)
         # Another writer may have committed, or Delta cleaned up, while the folder was listed.
-        return log_of((file.name for file in folder.iterdir()), read) if log.problem else log
+        log = look()
+        return look() if log.problem else log
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -146,7 +151,7 @@ def log_message(table: str, log: TableLog) -> str:
 
 def log_hint(path: str, log: TableLog) -> str:
     """What to do about a damaged log."""
-    file = f"{path}/{_LOG_FOLDER}/{log.file}"
+    file = f"{local_path(path) or path}/{_LOG_FOLDER}/{log.file}"
     if log.file != commit_file(log.newest if log.newest is not None else -1):
         return f"restore {file} from a copy, or the whole table with the storage of the pipeline"
     return (
