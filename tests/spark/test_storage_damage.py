@@ -12,8 +12,11 @@ import pytest
 from deltalake import DeltaTable
 from update_project import Project, shared_project
 
+from penstock._engine.rereading.sources import parse_place
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._repair.backfill import BackfillOptions, backfill_flow
+from penstock._repair.reset import reset_flow
 from penstock._runtime.update import UpdateResult
 from penstock._tables.checkpoint_doctor import examine
 from penstock.errors import PenstockError
@@ -204,15 +207,18 @@ def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
     torn = newest(project.path("torn") / "_delta_log")
     torn.unlink()
     torn.with_suffix(".crc").unlink(missing_ok=True)
-    for name in ("behind", "kept_quarantine"):
-        place = project.path(name)
-        shutil.copytree(damaged.saved / place.relative_to(storage), place, dirs_exist_ok=True)
+    place = project.path("behind")
+    shutil.copytree(damaged.saved / place.relative_to(storage), place, dirs_exist_ok=True)
     (cut,) = (storage / "checkpoints" / "planned").glob("*/offsets/1")
     cut.unlink()
     _forget_snapshots(project)
+    settings = load_settings(project.root)
     with contextlib.chdir(project.root):
+        reset_flow(settings, "unstated", parse_place("earliest"), truncate=True, act=True)
+        done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), act=True))
+        assert done.counts["quarantined"] == 2
         result = project.run(
-            full_refresh=("unstated", "emptied"), refresh=("behind", "kept", "planned", "torn")
+            full_refresh=("emptied",), refresh=("behind", "kept", "planned", "torn", "unstated")
         )
     everything = [(number,) for number in range(5)]
     for table in ("behind", "planned", "unstated", "emptied"):

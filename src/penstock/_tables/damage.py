@@ -64,12 +64,17 @@ def torn(text: str) -> str:
     return ""
 
 
-def log_of(names: Iterable[str], read: Callable[[str], str]) -> TableLog:
+def log_of(
+    names: Iterable[str],
+    read: Callable[[str], str],
+    exists: Callable[[str], bool] = lambda _: False,
+) -> TableLog:
     """What a listing of a log and the text of its newest commit say.
 
     Args:
         names: Of all files.
         read: The text of one.
+        exists: Whether a file is there that the listing, made while others commit, lacks.
     """
     commits: set[int] = set()
     checkpoint = -1
@@ -83,7 +88,8 @@ def log_of(names: Iterable[str], read: Callable[[str], str]) -> TableLog:
         return TableLog(newest=checkpoint if checkpoint >= 0 else None)
     newest = max(commits)
     first = checkpoint + 1 if checkpoint >= 0 else 0
-    gap = next((at for at in range(first, newest) if at not in commits), None)
+    missing = (at for at in range(first, newest) if at not in commits)
+    gap = next((at for at in missing if not exists(commit_file(at))), None)
     if gap is not None:
         file = commit_file(gap)
         return TableLog(newest=newest, problem="is missing, and newer ones are there", file=file)
@@ -101,7 +107,8 @@ def local_log(table: str) -> TableLog | None:
 
     def look() -> TableLog:
         with os.scandir(folder) as files:
-            return log_of((file.name for file in files), read)
+            names = [file.name for file in files]
+        return log_of(names, read, lambda name: (folder / name).exists())
 
     def read(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8", errors="replace")

@@ -72,6 +72,12 @@ def test_versions_are_contiguous_behind_the_newest_checkpoint(
     assert (log.newest, log.file) == (newest, file)
 
 
+def test_a_version_that_is_published_during_the_listing_is_not_missing():
+    names = [commit_file(0), commit_file(2)]
+    assert log_of(names, lambda _: "{}", {commit_file(1)}.__contains__).problem == ""
+    assert log_of(names, lambda _: "{}").file == commit_file(1)
+
+
 def test_the_newest_commit_alone_is_read(tmp_path: Path):
     folder = tmp_path / "_delta_log"
     assert local_log(str(tmp_path)) is None
