@@ -93,3 +93,15 @@ def test_a_full_disk_is_one_line_until_it_is_repaired(caplog: pytest.LogCaptureF
     assert [each.getMessage() for each in caplog.records] == [f"{text} (/data/events/a.jsonl)"] * 2
     assert all(each.exc_info is None for each in caplog.records)
     assert len(taken) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: a device that is full")
+def test_the_log_names_its_file_when_the_disk_is_full(tmp_path: Path):
+    event = update_progress(EventOrigin(update_id="u1"), UpdateState.RUNNING, "")
+    file = tmp_path / f"{event.timestamp.astimezone(UTC):%Y%m%dT%H%M%S%fZ}-u1.jsonl"
+    file.symlink_to("/dev/full")
+    log = EventLog(tmp_path)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        log(event)
+    log.close()
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(file))
