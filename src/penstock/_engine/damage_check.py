@@ -67,7 +67,8 @@ class DamageCheck:
                 self.check_state(node, tables[TARGET])
                 continue
             for role, commit in self._tables.note(node, state.epoch).load().items():
-                self._check_commit(node, state, dataset, tables[role], role, commit)
+                if role in tables:
+                    self._check_commit(node, state, dataset, tables[role], role, commit)
 
     def _check_commit(
         self,
@@ -79,12 +80,11 @@ class DamageCheck:
         commit: NotedCommit,
     ) -> None:
         name, path, epoch = node.flow.name, table.path, state.epoch
-        app_id = self._tables.app_id(name, epoch)
 
         def read(version: int) -> list[str] | None:
             return self._delta.commit_lines(path, version)
 
-        if not is_lost(commit, app_id, read, lambda: self._version(path)):
+        if not is_lost(commit, read, lambda: self._version(path)):
             if role == TARGET:
                 self._check_restored(node, epoch, dataset, commit, read)
             return
@@ -97,7 +97,7 @@ class DamageCheck:
         checkpoint = self._checkpoint(name, epoch)
         if not (state.once_done or self._has_finished(checkpoint, commit.batch_id)):
             return  # it runs again
-        last = last_number(self._delta, path, app_id)
+        last = last_number(self._delta, path, commit.app_id)
         damage = behind(checkpoint, dataset.display, role, commit, last, newest)
         raise _error("TABLE_BEHIND_CHECKPOINT", node, damage)
 
@@ -166,10 +166,12 @@ class DamageCheck:
             path = self._tables.paths.get(node.target)
             last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
             app_id = self._tables.app_id(name, epoch)
+            noted = self._tables.note(node, epoch).load()
             decisions = DecisionFile(StorageFiles(self._delta.spark), str(place / DECISION_FILE))
             is_new = (
                 path is not None
                 and last_number(self._delta, path, app_id) <= last
+                and all(one.batch_id <= last for one in noted.values())
                 and decisions.load(app_id, last + 1) is None
             )
             damage = unreadable(checkpoint, node.flow.target, files, is_unwritten=is_new)

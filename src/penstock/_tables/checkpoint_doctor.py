@@ -286,7 +286,7 @@ def _table(
     from deltalake import DeltaTable
 
     identity = _identity(one, settings)
-    yield from _behind(one, identity, path)
+    yield from _behind(one, path)
     taken = DeltaTable(str(path)).transaction_version(identity)
     last = one.last_planned
     if taken is None:
@@ -308,7 +308,7 @@ def _identity(one: Checkpoint, settings: PipelineSettings) -> str:
     return f"{settings.name}/{one.flow}/writer/{one.epoch}"
 
 
-def _behind(one: Checkpoint, identity: str, target: Path) -> Iterator[Trouble]:
+def _behind(one: Checkpoint, target: Path) -> Iterator[Trouble]:
     """What the flow has noted as committed, and its tables do not have."""
     from deltalake import DeltaTable
 
@@ -323,19 +323,19 @@ def _behind(one: Checkpoint, identity: str, target: Path) -> Iterator[Trouble]:
         CDC_STATE: target.parents[3].joinpath("state", "cdc", *names),
     }
     for role, commit in note.items():
-        path = paths[role]
-        if not one.has_finished(commit.batch_id):
+        path = paths.get(role)
+        if path is None or not one.has_finished(commit.batch_id):
             continue  # it runs again
         log = local_log(str(path))
         if log is None or log.newest is None or log.problem:
             continue
         newest = log.newest
-        if not is_lost(commit, identity, partial(commit_lines, path), newest):
+        if not is_lost(commit, partial(commit_lines, path), newest):
             continue
         table = DeltaTable(str(path))
         if str(table.metadata().id) != commit.table_id:
             continue
-        last = table.transaction_version(identity)
+        last = table.transaction_version(commit.app_id)
         damage = behind(one, ".".join(names), role, commit, -1 if last is None else last, newest)
         yield _trouble(one, "table-behind", Weight.ERROR, damage.message, damage.hint)
 

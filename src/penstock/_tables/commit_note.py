@@ -28,11 +28,13 @@ class NotedCommit:
         table_id: Delta's id of the table.
         version: That the commit made.
         batch_id: Micro-batch that it holds.
+        app_id: Under which the table keeps it; it changes with the name of the pipeline.
     """
 
     table_id: str
     version: int
     batch_id: int
+    app_id: str
 
 
 def commits_of(text: str | None) -> dict[str, NotedCommit]:
@@ -49,6 +51,7 @@ def commits_of(text: str | None) -> dict[str, NotedCommit]:
                 table_id=str(commit["table_id"]),
                 version=int(commit["version"]),
                 batch_id=int(commit["batch_id"]),
+                app_id=str(commit["app_id"]),
             )
             for role, commit in content["tables"].items()
         }

@@ -178,7 +178,6 @@ def commit_lines(table: Path, version: int) -> list[str] | None:
 
 def is_lost(
     commit: NotedCommit,
-    app_id: str,
     read: Callable[[int], list[str] | None],
     newest: int | Callable[[], int],
 ) -> bool:
@@ -186,7 +185,6 @@ def is_lost(
 
     Args:
         commit: That was noted; in this table.
-        app_id: Of the flow.
         read: Lines of a commit; `None` without a file.
         newest: Version of the table, or how to look it up.
     """
@@ -194,7 +192,7 @@ def is_lost(
     if lines is None:
         # Else Delta has cleaned it up.
         return (newest if isinstance(newest, int) else newest()) < commit.version
-    return last_batch_of(lines, app_id) != commit.batch_id
+    return last_batch_of(lines, commit.app_id) != commit.batch_id
 
 
 def last_batch_of(lines: Iterable[str], app_id: str) -> int | None:

@@ -221,8 +221,9 @@ class FencedTable:
 
     def _committed(self, table_id: str, version: int, batch_id: int | None) -> None:
         if batch_id is not None:
-            commit = NotedCommit(table_id=table_id, version=version, batch_id=batch_id)
-            self.last_commit = commit
+            self.last_commit = NotedCommit(
+                table_id=table_id, version=version, batch_id=batch_id, app_id=self._app_id
+            )
 
 
 def last_number(delta: DeltaJvm, path: str, app_id: str) -> int:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,12 @@ def test_damage_is_told(store: Store, damage: Callable[[Store], Any], kind: str,
 def _noted(store: Store) -> None:
     """The note that the flow leaves with batch 3, in the version that the table has."""
     table = DeltaTable(str(store.table))
-    commit = {"table_id": str(table.metadata().id), "version": table.version(), "batch_id": 3}
+    commit = {
+        "table_id": str(table.metadata().id),
+        "version": table.version(),
+        "batch_id": 3,
+        "app_id": store.app_id,
+    }
     _write(store.folder / "committed.json", json.dumps({"format": 1, "tables": {"target": commit}}))
 
 
@@ -201,6 +207,9 @@ def _log_file(store: Store) -> Path:
             "state-missing",
         ),
         (lambda store: _write(store.folder / "committed.json", "{"), None),
+        # Tables know batches under the name that the pipeline had.
+        (lambda store: _rename(store), None),
+        (lambda store: (_log_file(store).unlink(), _rename(store)), "table-behind"),
     ],
 )
 def test_what_storage_lost_is_told_as_at_the_start(
@@ -212,6 +221,10 @@ def test_what_storage_lost_is_told_as_at_the_start(
     found = {one.kind: one for one in examine(store.settings) if one.weight is Weight.ERROR}
     assert set(found) == ({kind} if kind else set())
     assert all(one.hint for one in found.values())
+
+
+def _rename(store: Store) -> None:
+    store.settings = replace(store.settings, name="renamed")
 
 
 def _unfinish(store: Store) -> None:

@@ -1,6 +1,7 @@
 """What the files of a table's log and a checkpoint say about damage, over literal texts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.lost_batches import behind, restored, unreadable
 
 APP = "shop/silver/writer/e1"
-COMMIT = NotedCommit(table_id="t", version=7, batch_id=3)
+COMMIT = NotedCommit(table_id="t", version=7, batch_id=3, app_id=APP)
 
 
 def line(**action: object) -> str:
@@ -108,7 +109,7 @@ def test_the_newest_commit_alone_is_read(tmp_path: Path):
 def test_a_commit_is_lost_unless_its_version_holds_the_batch(
     lines: list[str] | None, newest: int, lost: bool
 ):
-    assert is_lost(COMMIT, APP, {7: lines}.__getitem__, newest) is lost
+    assert is_lost(COMMIT, {7: lines}.__getitem__, newest) is lost
 
 
 def test_a_restore_says_where_it_went_back_to():
@@ -123,7 +124,7 @@ def test_a_note_keeps_what_it_knows_of_other_tables(tmp_path: Path):
     path = str(tmp_path / "e1" / "committed.json")
     note = CommitNote(StorageFiles(None), path)
     note.update({"target": COMMIT, "quarantine": COMMIT})
-    newer = NotedCommit(table_id="t", version=8, batch_id=4)
+    newer = replace(COMMIT, version=8, batch_id=4)
     again = CommitNote(StorageFiles(None), path)
     again.update({"target": newer})
     assert again.load() == {"target": newer, "quarantine": COMMIT}
@@ -142,7 +143,7 @@ def test_a_note_keeps_what_it_knows_of_other_tables(tmp_path: Path):
         '{"format":2,"tables":{}}',
         '{"format":1}',
         '{"format":1,"tables":{"target":{"version":1}}}',
-        '{"format":1,"tables":{"target":{"table_id":"t","version":"x","batch_id":1}}}',
+        '{"format":1,"tables":{"target":{"table_id":"t","version":"x","batch_id":1,"app_id":"a"}}}',
     ],
 )
 def test_what_cannot_be_read_as_a_note_is_none(text: str | None):
@@ -192,7 +193,7 @@ def test_a_start_is_named_where_it_is_exact(
     tmp_path: Path, offsets: tuple[object, ...], start: str
 ):
     one = read_checkpoint("silver", "e1", planned(tmp_path, offsets, offsets, finished=1))
-    commit_1 = NotedCommit(table_id="t", version=2, batch_id=1)
+    commit_1 = replace(COMMIT, version=2, batch_id=1)
     assert start in behind(one, "silver", "target", commit_1, 0, 1).hint
 
 
