@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.errors import InternalError, PenstockError, SetupError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _logger = logging.getLogger(__name__)
 
 
@@ -22,13 +23,7 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
     """
     if isinstance(raised, PenstockError):
         return raised
-    if isinstance(raised, OSError) and raised.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        full = SetupError(
-            "DISK_FULL",
-            f"{raised.strerror} while {doing}: {raised.filename or 'the storage of the pipeline'}",
-            hint="free some space, or make it writable, and start again",
-        )
-        full.__cause__ = raised
+    if (full := disk_full(raised, doing)) is not None:
         return full
     _logger.error("unexpected error while %s", doing, exc_info=raised)
     frames = traceback.extract_tb(raised.__traceback__)
@@ -37,6 +32,24 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
         "UNEXPECTED_ERROR",
         f"unexpected {type(raised).__name__}{where} while {doing}",
         hint="this is a bug in Penstock: please report it with the traceback from the log",
+    )
+    error.__cause__ = raised
+    return error
+
+
+def disk_full(raised: BaseException, doing: str) -> SetupError | None:
+    """The error for a file system that takes no more; `None` for any other exception.
+
+    Args:
+        raised: What was raised.
+        doing: What was being done, for the message.
+    """
+    if not isinstance(raised, OSError) or raised.errno not in _FULL:
+        return None
+    error = SetupError(
+        "DISK_FULL",
+        f"{raised.strerror} while {doing}: {raised.filename or 'the storage of the pipeline'}",
+        hint="free some space on its file system, or make it writable, and start again",
     )
     error.__cause__ = raised
     return error

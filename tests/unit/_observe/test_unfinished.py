@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock._cli.failure import report
 from penstock._cli.main import main
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState, update_progress
@@ -93,6 +94,14 @@ def test_a_full_disk_is_one_line_until_it_is_repaired(caplog: pytest.LogCaptureF
     assert [each.getMessage() for each in caplog.records] == [f"{text} (/data/events/a.jsonl)"] * 2
     assert all(each.exc_info is None for each in caplog.records)
     assert len(taken) == 1
+
+
+def test_a_command_on_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]):
+    assert report(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/x"), debug=False) == 3
+    text = capsys.readouterr().err
+    assert "[DISK_FULL] No space left on device while running the command: /data/x" in text
+    assert "free some space" in text
+    assert report(OSError(errno.EACCES, os.strerror(errno.EACCES), "/data/x"), debug=False) == 70
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: a device that is full")
