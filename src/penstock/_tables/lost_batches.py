@@ -12,6 +12,7 @@ from typing import Any
 from penstock._tables.checkpoint_files import Checkpoint
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit
 
+_SHOWN = 400
 _TABLES = {TARGET: "", QUARANTINE: "the quarantine of ", CDC_STATE: "the CDC state of "}
 
 
@@ -162,7 +163,9 @@ def _ranges(checkpoint: Checkpoint, last: int, end: int) -> str:
 
 
 def _texts(offsets: Sequence[Any]) -> str:
-    return ", ".join(json.dumps(offset, separators=(",", ":")) for offset in offsets)
+    text = ", ".join(json.dumps(offset, separators=(",", ":")) for offset in offsets)
+    # A topic may have thousands of partitions; `penstock checkpoint inspect` shows them all.
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _start(checkpoint: Checkpoint, last: int) -> str | None:

@@ -178,6 +178,14 @@ def test_a_table_behind_names_batches_offsets_and_an_exact_start(tmp_path: Path)
     assert "--from earliest --accept-duplicates" in whole.hint
 
 
+def test_a_thousand_partitions_are_shown_in_part_and_named_in_whole(tmp_path: Path):
+    offsets = {"orders": {str(number): number for number in range(1000)}}
+    one = read_checkpoint("silver", "e1", planned(tmp_path, (offsets,), (offsets,), finished=1))
+    damage = behind(one, "silver", "target", replace(COMMIT, batch_id=1), 0, 1)
+    assert len(damage.message) < 1200
+    assert json.dumps(offsets, separators=(",", ":")) in damage.hint
+
+
 @pytest.mark.parametrize(
     ("offsets", "start"),
     [
