@@ -21,8 +21,9 @@ _OUR_BUGS = (AttributeError, TypeError, KeyError, NameError, AssertionError)
 
 _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
-    r"|Incomplete log file|batch \d+ doesn't exist|There are \[\d+\] sources in the checkpoint"
-    r"|concurrent (?:update|stream log)",
+    r"|Incomplete log file|Log file was malformed"
+    r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
+    r"|There are \[\d+\] sources in the checkpoint|concurrent (?:update|stream log)",
     re.IGNORECASE,
 )
 _DETERMINISTIC = re.compile(

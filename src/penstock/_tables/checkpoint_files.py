@@ -268,8 +268,11 @@ def _planned(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterator
         lines = _lines(file, name, damaged)
         if lines is None:
             continue
+        if len(lines) < 2:
+            damaged[name] = "is cut: it has no offsets"
+            continue
         try:
-            head = json.loads(lines[0]) if lines else {}
+            head = json.loads(lines[0])
             yield LoggedBatch(
                 batch_id=number,
                 offsets=tuple(_offset(line) for line in lines[1:]),

@@ -87,3 +87,22 @@ def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
     assert shown in error.message
     assert "\n" not in error.message
     assert "spark.local.dir" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        (
+            "Caused by: org.apache.hadoop.fs.ChecksumException: Checksum error: "
+            "file:/s/checkpoints/f/e/offsets/1 at 0 exp: 1 got: 2",
+            "CHECKPOINT_UNUSABLE",
+        ),
+        ("IllegalStateException: Log file was malformed: failed to read", "CHECKPOINT_UNUSABLE"),
+        ("ChecksumException: Checksum error: file:/data/offsets.json at 0", "FLOW_FAILED"),
+    ],
+)
+def test_a_checkpoint_that_differs_from_its_checksum_is_not_tried_again(text, condition):
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert error.condition == condition
+    assert error.retryable is (condition == "FLOW_FAILED")

@@ -130,6 +130,7 @@ def _remove(*names: str) -> Callable[[Store], None]:
         (_cut("offsets/4", ""), "file-damaged", Weight.ERROR),
         (_cut("offsets/4", "v1\n{"), "file-damaged", Weight.ERROR),
         (_cut("offsets/4", "garbage"), "file-damaged", Weight.ERROR),
+        (_cut("offsets/4", 'v1\n{"conf":{}}'), "file-damaged", Weight.ERROR),
         (_cut("offsets/1", ""), "file-damaged", Weight.WARNING),
         (_cut("commits/3", ""), "file-damaged", Weight.WARNING),
         (_cut("metadata", "{"), "file-damaged", Weight.ERROR),
