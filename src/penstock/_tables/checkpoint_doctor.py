@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.checkpoint_files import (
@@ -28,6 +29,9 @@ from penstock._tables.damage import (
 from penstock._tables.files import local_path
 from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
 from penstock._tables.lost_batches import behind, state_lost
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -283,11 +287,9 @@ def _table(
     log = local_log(str(path))
     if log is None or log.problem:
         return
-    from deltalake import DeltaTable
-
     identity = _identity(one, settings)
     yield from _behind(one, path)
-    taken = DeltaTable(str(path)).transaction_version(identity)
+    taken = _opened(path).transaction_version(identity)
     last = one.last_planned
     if taken is None:
         return
@@ -310,8 +312,6 @@ def _identity(one: Checkpoint, settings: PipelineSettings) -> str:
 
 def _behind(one: Checkpoint, target: Path) -> Iterator[Trouble]:
     """What the flow has noted as committed, and its tables do not have."""
-    from deltalake import DeltaTable
-
     try:
         note = commits_of((one.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:
@@ -332,7 +332,7 @@ def _behind(one: Checkpoint, target: Path) -> Iterator[Trouble]:
         newest = log.newest
         if not is_lost(commit, partial(commit_lines, path), newest):
             continue
-        table = DeltaTable(str(path))
+        table = _opened(path)
         if str(table.metadata().id) != commit.table_id:
             continue
         last = table.transaction_version(commit.app_id)
@@ -344,12 +344,10 @@ def _lost_state(
     one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Trouble | None:
     """The trouble with a checkpoint of a flow of which nothing else is known."""
-    from deltalake import DeltaTable
-
     identity = _identity(one, settings)
     state = local_path(StorageLayout(settings.storage).state_dir)
     for path in tables.values():
-        if DeltaTable(str(path)).transaction_version(identity) is not None:
+        if _opened(path).transaction_version(identity) is not None:
             file = f"{state}/flows/{one.flow}.json"
             damage = state_lost(one.flow, ".".join(path.parts[-3:]), str(one.path), file)
             return _trouble(one, "state-missing", Weight.ERROR, damage.message, damage.hint)
@@ -371,6 +369,15 @@ def _table_logs(settings: PipelineSettings) -> Iterator[Trouble]:
             )
 
 
+def _opened(path: Path) -> "DeltaTable":
+    """A table at the newest version that has a file."""
+    from deltalake import DeltaTable
+
+    log = local_log(str(path))
+    # Without a version delta-rs refuses a log whose newest checksum has lost its commit.
+    return DeltaTable(str(path), version=None if log is None else log.newest)
+
+
 def _table_paths(settings: PipelineSettings) -> list[Path]:
     root = local_path(StorageLayout(settings.storage).root) or Path()
     logs = (*root.glob("tables/*/*/*/_delta_log"), *root.glob("state/cdc/*/*/*/_delta_log"))
@@ -378,13 +385,12 @@ def _table_paths(settings: PipelineSettings) -> list[Path]:
 
 
 def _tables_by_id(settings: PipelineSettings) -> dict[str, Path]:
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     found: dict[str, Path] = {}
     for path in _table_paths(settings):
         try:
-            found[str(DeltaTable(str(path)).metadata().id)] = path
+            found[str(_opened(path).metadata().id)] = path
         except DeltaError:
             continue  # `_table_logs` or `penstock preview` tells what is wrong with it
     return found

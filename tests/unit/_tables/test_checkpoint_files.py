@@ -190,6 +190,11 @@ def _log_file(store: Store) -> Path:
     [
         (lambda store: None, None),
         (lambda store: _log_file(store).unlink(), "table-behind"),
+        # As Spark leaves it: delta-rs refuses the table.
+        (
+            lambda store: _log_file(store).rename(_log_file(store).with_suffix(".crc")),
+            "table-behind",
+        ),
         # A batch that is not finished runs again.
         (lambda store: (_log_file(store).unlink(), _unfinish(store)), None),
         (
