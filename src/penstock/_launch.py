@@ -40,6 +40,7 @@ from penstock._observe.log import EventLog, event_directory, last_batch
 from penstock._observe.retention import Retention
 from penstock._observe.schemas import recorded_schemas
 from penstock._observe.status_file import StatusFile, status_path
+from penstock._observe.unfinished import end_unfinished
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
@@ -173,6 +174,8 @@ def run_update(
         exports = Exports(
             settings, bus, origin, lambda text: resolve_secrets(text, root=settings.root)
         )
+        with contextlib.suppress(OSError):  # a full disk is reported by the first event
+            end_unfinished(event_directory(settings))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
         retention = Retention(log, settings.events, update_id)

@@ -10,6 +10,7 @@ import typer
 
 from penstock._cli import exit_codes
 from penstock._cli.terminal import Output, silence
+from penstock._runtime.boundary import disk_full
 from penstock.errors import DefinitionErrors, InternalError, PenstockError
 
 
@@ -27,6 +28,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug and not isinstance(error, KeyboardInterrupt | typer.Abort):
         for line in "".join(traceback.format_exception(error)).splitlines():
             output.line(line)
+    error = disk_full(error, "running the command") or error
     match error:
         case KeyboardInterrupt() | typer.Abort():
             output.line("interrupted")

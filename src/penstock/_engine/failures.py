@@ -1,6 +1,7 @@
 """Spark's exceptions -> ours, and whether trying again can help."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from penstock._engine.boundary import first_line
@@ -20,8 +21,9 @@ _OUR_BUGS = (AttributeError, TypeError, KeyError, NameError, AssertionError)
 
 _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
-    r"|Incomplete log file|batch \d+ doesn't exist|There are \[\d+\] sources in the checkpoint"
-    r"|concurrent (?:update|stream log)",
+    r"|Incomplete log file|Log file was malformed"
+    r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
+    r"|There are \[\d+\] sources in the checkpoint|concurrent (?:update|stream log)",
     re.IGNORECASE,
 )
 _DETERMINISTIC = re.compile(
@@ -32,6 +34,11 @@ _DETERMINISTIC = re.compile(
     r"|DELTA_SOURCE_IGNORE_DELETE|SchemaColumnConvertNotSupported"
     r"|SaslAuthenticationException|SslAuthenticationException"
     r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
+)
+_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_DISK_PATH = re.compile(
+    r"""['"]?((?:file:)?/[^\s'":()]+)['"]?:? ?\((?:No space|Disk quota|Read-only)"""
+    r"""|(?:device|exceeded|system): ['"]([^'"]+)['"]"""
 )
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the text comes back.
@@ -101,6 +108,12 @@ def flow_error(
         condition, message = kinesis[1], f"it failed{batch}: {redact(kinesis[2])}"
         hint = _KINESIS_HINTS.get(condition, kinesis[3] and redact(kinesis[3]))
         hint = hint and hint.replace("TABLE", flow.target)
+    elif disk := _DISK.search(text):
+        condition, message = "DISK_FULL", f"{disk[0].lower()}{_on_file_system(text)}{batch}"
+        hint = (
+            "free some space (or make it writable) and start again: no row is lost, and the batch "
+            "is run again. Spark also writes to spark.local.dir, by default the temporary folder"
+        )
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
         hint = (
@@ -131,10 +144,21 @@ def flow_error(
         batch_id=batch_id,
         query_id=query_id,
         retryable=condition in ("SCHEMA_REGISTRY_UNREACHABLE", "KINESIS_UNREACHABLE")
+        or condition == "DISK_FULL"
         or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
         origin=flow.origin,
         hint=hint,
     )
+
+
+def _on_file_system(text: str) -> str:
+    """The path of a full disk, as far as the error names it, and where that is mounted."""
+    match = _DISK_PATH.search(text)
+    if match is None:
+        return ""
+    path = Path((match[1] or match[2]).removeprefix("file:"))
+    mounts = (place for place in (path, *path.parents) if place.is_mount())
+    return f" for {path}, on the file system of {next(mounts, path.anchor)}"
 
 
 def full_text(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._tables.commit_note import CommitNote
 from penstock._tables.commits import CommitResult
 from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import size_in_bytes
@@ -51,6 +52,7 @@ class UpsertWriter(FlowWriter):
         rewrite: Force (or forbid) the rewrite of the table; by default its size decides.
         judge: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
+        note: As for `FlowWriter`.
     """
 
     kind = "upsert"
@@ -70,6 +72,7 @@ class UpsertWriter(FlowWriter):
         rewrite: bool | None = None,
         judge: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
+        note: CommitNote | None = None,
     ) -> None:
         if not keys:
             raise InternalError("WRITER_MISUSED", f"update mode of {flow!r} needs keys")
@@ -85,6 +88,7 @@ class UpsertWriter(FlowWriter):
             stateful=True,
             judge=judge,
             decisions=decisions,
+            note=note,
         )
         self._keys = tuple(keys)
         self._rewrite = rewrite

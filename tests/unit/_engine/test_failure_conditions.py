@@ -63,3 +63,46 @@ def test_cause_is_told_when_only_py4j_knows_which_object_was_called():
         "row tracking needs a catalog"
     )
     assert first_line(Exception("[X] plain\n more;")) == "[X] plain"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("java.io.IOException: No space left on device", "no space left on device"),
+        (
+            "java.io.FileNotFoundException: /nowhere/offsets/.3.tmp (Read-only file system)",
+            "read-only file system for /nowhere/offsets/.3.tmp, on the file system of /",
+        ),
+        (
+            "OSError: [Errno 28] No space left on device: '/nowhere/state/flows/f.json'",
+            "no space left on device for /nowhere/state/flows/f.json, on the file system of /",
+        ),
+        ("Caused by: java.io.IOException: Disk quota exceeded", "disk quota exceeded in batch 3"),
+    ],
+)
+def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
+    error = flow_error(f"Job aborted\n\tat org.apache.x\n{text}\n\tat y", FLOW, batch_id=3)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("DISK_FULL", True)
+    assert shown in error.message
+    assert "\n" not in error.message
+    assert "spark.local.dir" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        (
+            "Caused by: org.apache.hadoop.fs.ChecksumException: Checksum error: "
+            "file:/s/checkpoints/f/e/offsets/1 at 0 exp: 1 got: 2",
+            "CHECKPOINT_UNUSABLE",
+        ),
+        ("IllegalStateException: Log file was malformed: failed to read", "CHECKPOINT_UNUSABLE"),
+        ("ChecksumException: Checksum error: file:/data/offsets.json at 0", "FLOW_FAILED"),
+    ],
+)
+def test_a_checkpoint_that_differs_from_its_checksum_is_not_tried_again(text, condition):
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert error.condition == condition
+    assert error.retryable is (condition == "FLOW_FAILED")
