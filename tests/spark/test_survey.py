@@ -97,7 +97,7 @@ def test_columns_are_assumed_when_their_sources_are_missing(look, spark: SparkSe
     assert known["json /nowhere"] == ["id"]
     assert known["table samples.ref.countries"] == ["code", "name"]
     assert "customer_id" in known["table main.crm.customers"]
-    files = known["files /Volumes/main/raw"]
+    files = known["json /Volumes/main/raw"]
     assert {"ordered_at", "customer_id"} <= set(files)
     assert "order_id" in {*files, *known["table main.crm.customers"]}
     (address,) = [s.column_types["address"] for s in found.missing if "address" in s.columns]

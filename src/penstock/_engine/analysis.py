@@ -11,12 +11,13 @@ from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.assumptions import AssumedSource, reachable
-from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, first_line
+from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.column_lineage import column_lineage
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.late_rows import check_late_rows
+from penstock._engine.missing_sources import NOTHING_THERE, files_name
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
@@ -29,6 +30,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._tables.assignment import assigned, check_assignable
@@ -440,7 +442,8 @@ class _Analysis:
         found = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
         for path, opened in found.items():
             if self._assumptions is not None:
-                self._assumptions.note(f"files {path}", "the folder does not exist", opened.schema)
+                name = files_name([path], opened.options.format)
+                self._assumptions.note(name, NOTHING_THERE, opened.schema)
         return tuple(found)
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock._engine.missing_sources import hinted_columns, missing_reason
 from penstock._model.missing import plausible_value
 
 _FIXED: Mapping[str, str] = {
@@ -96,23 +97,30 @@ class Assumptions:
     def frame(
         self,
         name: str,
-        reason: str,
+        error: Exception,
         *,
+        paths: Sequence[str] = (),
         streaming: bool,
         source_format: str = "",
         schema: Any = None,
+        options: Mapping[str, str] | None = None,
     ) -> DataFrame:
         """An empty relation in the place of a missing source.
 
         Args:
             name: In words; the same source has the same name.
-            reason: Why it cannot be read, one line.
+            error: What reading it raised.
+            paths: Of a source of files.
             streaming: Whether a stream is wanted.
             source_format: Of the reader.
             schema: StructType or DDL that the user gave; such a source gets no more columns.
+            options: Of Auto Loader: their hints are columns that it has among others.
         """
         given = schema if schema is not None else _FIXED.get(source_format.lower())
-        source = self.sources.setdefault(name, AssumedSource(name, reason))
+        if name not in self.sources:
+            hinted = {column.name: column.dataType for column in hinted_columns(options or {})}
+            self.sources[name] = AssumedSource(name, missing_reason(error, paths), hinted)
+        source = self.sources[name]
         reader: Any = self._spark.readStream if streaming else self._spark.read
         place = Path(self._folder.name).as_uri()
         if given is not None:

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from penstock._engine.boundary import first_line
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.redaction import redact
 from penstock.errors import (
@@ -165,5 +165,5 @@ _NOISE = re.compile(
 def _reason(text: str) -> str:
     """The one line of a Spark error that says what happened."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
-    line = causes[-1] if causes else first_line(Exception(text))
+    line = causes[-1] if causes else first_line(text)
     return redact(_NOISE.sub("", line).strip()[:600])

@@ -240,6 +240,8 @@ class _Reader:
                 error.lineno = (error.lineno or 1) + cell.line - 1
                 self.problems.append(user_code_error(error, path, str(self._root)))
             self._add(result.findings, cell)
+            for folder in result.folders:
+                self.modules.add(path.parent / folder)
             places = (self.modules.file_of(name, path.parent) for name in result.modules)
             return [place for place in places if place is not None]
         return []

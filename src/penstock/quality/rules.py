@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, NullType, StructType
 
+from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation
 from penstock.errors import DefinitionError, DefinitionErrors
 
@@ -205,11 +206,6 @@ def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | No
     lower = {column.lower(): column for column in columns}
     found = difflib.get_close_matches(name.rsplit(".", 1)[-1].lower(), lower, n=1, cutoff=0.5)
     return lower[found[0]] if found else None
-
-
-def first_line(error: Exception) -> str:
-    """What an error of Spark says, without the plan or the text that it shows below."""
-    return str(error).strip().splitlines()[0].removesuffix(";")
 
 
 def _invalid(rule: Expectation, reason: str, *, hint: str | None = None) -> DefinitionError:
