@@ -77,8 +77,9 @@ CALL = "An error occurred while calling o213.getFileSystem."
         ),
         (f"{CALL}\n: java.lang.NullPointerException\n\tat a.B.c(D.java:1)",
          "java.lang.NullPointerException"),
-        ("An error occurred while calling o37.openFolder. Trace:\npy4j.Py4JException: Method openFolder([]) does not "
-         "exist\n\tat py4j.A", "Method openFolder([]) does not exist"),
+        ("An error occurred while calling o37.openFolder. Trace:\npy4j.Py4JException: "
+         "Method openFolder([]) does not exist\n\tat py4j.A",
+         "Method openFolder([]) does not exist"),
         (f"Py4JJavaError: {CALL}\n: a.b.CException: why", "why"),
         (CALL, "the JVM of Spark did not answer"),
         ("An error occurred while calling o213.load", "the JVM of Spark did not answer"),

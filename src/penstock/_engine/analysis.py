@@ -50,6 +50,7 @@ class Survey:
     Attributes:
         analyses: Of each flow that could be analysed, some of them with assumed columns.
         errors: What is certainly wrong.
+        failed: Of each flow that could not be analysed, its error; it is in `errors` or `unsure`.
         unsure: Why a flow could not be analysed that reads a missing source: with the data it may.
         missing: The sources that are not here.
         graph: `None` unless every flow could be analysed.
@@ -57,6 +58,7 @@ class Survey:
 
     analyses: Mapping[str, FlowAnalysis]
     errors: tuple[PenstockError, ...]
+    failed: Mapping[str, PenstockError]
     unsure: Mapping[str, PenstockError]
     missing: tuple[AssumedSource, ...]
     graph: DataflowGraph | None
@@ -139,6 +141,7 @@ def survey(
         return Survey(
             analyses=analysis.found,
             errors=errors,
+            failed=analysis.errors,
             unsure=unsure,
             missing=tuple(assumptions.sources.values()) if assumptions is not None else (),
             graph=graph,
@@ -322,9 +325,11 @@ class _Analysis:
                 try:
                     df.select(condition_column(self._spark, rule))
                 except AnalysisException as error:
-                    raise DefinitionError(
-                        "EXPECTATION_INVALID", first_line(error), origin=rule.origin
-                    ) from error
+                    # The column may be assumed: what Spark misses is the cause of the error.
+                    try:
+                        check_expectations(df, rules)
+                    except DefinitionError as wrong:
+                        raise wrong from error
         check_expectations(df, rules)
 
     # -- one flow ------------------------------------------------------------------------------

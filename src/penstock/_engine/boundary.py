@@ -1,5 +1,6 @@
 """The boundary to user code: whatever it raises becomes an error that names their line."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
+_PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
 _OURS = str(Path(__file__).resolve().parents[1])
 
 
@@ -83,6 +85,14 @@ def query_error(
     condition = _spark_condition(error)
     parameters = _parameters(error)
     function = parameters.get("routineName") or parameters.get("identifier")
+    if condition == "UNRESOLVED_ROUTINE" and _PLATFORM_FUNCTION.search(function or ""):
+        return DefinitionError(
+            "FEATURE_NOT_AVAILABLE",
+            f"{flow!r} calls {str(function).replace('`', '')!r}, which calls a service "
+            "of Databricks",
+            origin=origin,
+            hint="call a model from a pandas UDF instead",
+        )
     if condition in ("UNRESOLVED_ROUTINE", "REQUIRES_SINGLE_PART_NAMESPACE") and function:
         return DefinitionError(
             "FUNCTION_NOT_FOUND",

@@ -132,6 +132,14 @@ class ProjectNeeds:
     ignored: tuple[Path, ...] = ()
     problems: tuple[PenstockError, ...] = ()
 
+    def files_that_assume(self) -> frozenset[str]:
+        """Files that read a secret, a setting or a widget whose value is not known."""
+        values = (*self.configuration, *self.widgets)
+        return frozenset(
+            [need.origin.file for need in values if need.is_missing]
+            + [need.origin.file for need in self.secrets if not need.is_found]
+        )
+
 
 def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = None) -> ProjectNeeds:
     """Return what the sources of a pipeline need; nothing is executed.
