@@ -54,7 +54,6 @@ from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
-from penstock._tables.preview import list_quarantines, read_quarantine, read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,11 +68,8 @@ __all__ = [
     "RunningUpdate",
     "UpdateOptions",
     "UpdateResult",
-    "list_quarantines",
     "plan_update",
     "read_flow_state",
-    "read_quarantine",
-    "read_table",
     "run_update",
     "spark_log",
 ]
