@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import open_session, surroundings
-from penstock._model.dataset import Dataset
+from penstock._model.dataset import Dataset, Sink
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
@@ -24,6 +24,7 @@ from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
 from penstock._project.notebook_globals import notebook_globals
 from penstock._project.stand_ins import stand_ins
+from penstock.connectors.kafka import at_mapped_servers
 from penstock.errors import DefinitionErrors, PenstockError
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ProjectCheck:
         unsure: Flow, or source file, to why it cannot be told without what is missing.
         missing: Sources that are not here.
         assumed_settings: Settings that nobody gave, with the values that were assumed.
+        servers: Kafka brokers that the code names, and that are not on this machine.
         needs: What the sources need, read from their text.
         notes: What the user should know, one sentence each.
     """
@@ -83,6 +85,7 @@ class ProjectCheck:
     unsure: Mapping[str, PenstockError]
     missing: tuple[MissingSource, ...]
     assumed_settings: Mapping[str, str]
+    servers: tuple[str, ...]
     needs: ProjectNeeds
     notes: tuple[str, ...]
 
@@ -121,6 +124,7 @@ def check_project(
             unsure=unsure,
             missing=tuple(opened.missing()),
             assumed_settings={**(assumed_before or {}), **opened.assumed_settings},
+            servers=tuple(opened.servers),
             needs=found,
             notes=(*opened.notes, *opened.read_too_early()),
         )
@@ -136,8 +140,10 @@ class OpenedProject:
         survey: What the analysis told.
         notes: Of index and plan.
         assumed_settings: Settings that nobody gave, with the values that were assumed.
+        servers: Kafka brokers that the code names, and that are not on this machine.
         guessing: Files that went on with what was assumed in place of something missing.
         assuming: Files that read a secret or a setting that is not here.
+        read_while_loaded: Names of the sources that were stood in for while files were loaded.
         is_loaded_from_guesses: Whether one of them read a source that is not here while it was
             loaded: whatever depends on its rows may fail then, in any file.
     """
@@ -147,8 +153,10 @@ class OpenedProject:
     survey: "Survey"
     notes: tuple[str, ...]
     assumed_settings: Mapping[str, str]
+    servers: tuple[str, ...]
     guessing: frozenset[str]
     assuming: frozenset[str] = frozenset()
+    read_while_loaded: frozenset[str] = frozenset()
     is_loaded_from_guesses: bool = False
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
@@ -170,33 +178,29 @@ class OpenedProject:
         """Sources that are not here, without the pipeline's own datasets."""
         for source in self.survey.missing:
             name = source.name.removeprefix(_TABLE)
-            reason = source.reason
-            if name != source.name:
-                if self._declared(name):
-                    continue
-                if near := self._declared_elsewhere(name):
-                    reason = (
-                        f"the pipeline declares {near!r}: set `catalog` and `schema`, or map it"
-                    )
-            yield MissingSource(name=source.name, reason=reason, columns=source.column_types)
+            if name != source.name and (self._declared(name) or self._is_guessed_name(name)):
+                continue
+            yield MissingSource(name=source.name, reason=source.reason, columns=source.column_types)
 
     def read_too_early(self) -> Iterator[str]:
         """A note for each dataset that a source file reads while it is loaded."""
-        for source in self.survey.missing:
-            name = source.name.removeprefix(_TABLE)
-            if name != source.name and self._declared(name):
+        for source in sorted(self.read_while_loaded):
+            name = source.removeprefix(_TABLE)
+            if name != source and self._declared(name):
                 yield (
                     f"{name!r} is a dataset of this pipeline that a source file reads while it is "
                     "loaded: before the first update it has no rows there"
                 )
 
     def _declared(self, name: str) -> bool:
-        return (self.index.find(name) or self.index.find_by_end(name)) is not None
+        return self.index.find(name) is not None
 
-    def _declared_elsewhere(self, name: str) -> str | None:
-        last = name.rpartition(".")[2].lower()
-        shown = (self.index.display(key) for key in self.index.datasets)
-        return next((each for each in shown if each.rpartition(".")[2].lower() == last), None)
+    def _is_guessed_name(self, name: str) -> bool:
+        """Whether a dataset of the pipeline is read with a catalog or schema that was assumed."""
+        *qualifiers, last = name.lower().split(".")
+        assumed = {value.lower() for value in self.assumed_settings.values()}
+        own = {key.rpartition(".")[2] for key in self.index.datasets}
+        return last in own and not assumed.isdisjoint(qualifiers)
 
     def _may_be_right(self, error: PenstockError) -> bool:
         """Whether what is missing may be the reason for an error."""
@@ -276,10 +280,12 @@ def opened_project(
                 loaded=loaded,
                 index=index,
                 survey=seen,
-                notes=notes,
+                notes=(*notes, *around.notes),
                 assumed_settings=dict(assumptions.settings),
+                servers=_elsewhere(assumptions, loaded.definition.sinks, around.map_path),
                 guessing=frozenset(reads.guessing).union(absent.values()),
                 assuming=frozenset(assuming),
+                read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
                 is_loaded_from_guesses=bool(reads.guessing),
             )
 
@@ -303,6 +309,21 @@ def _learns(
         where = f"{error.condition} {error.origin}"
         changed |= assumptions.learn(where, error.__cause__, list(names)) is not None
     return changed
+
+
+def _elsewhere(
+    assumptions: "Assumptions", sinks: Iterable[Sink], map_path: Callable[[str], str]
+) -> tuple[str, ...]:
+    """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
+    for sink in sinks:
+        if sink.format.lower() == "kafka":
+            assumptions.note_servers(at_mapped_servers(sink.options, map_path))
+    return tuple(
+        servers
+        for servers in assumptions.servers
+        if servers not in assumptions.settings.values()
+        and not servers.startswith(("localhost:", "127.0.0.1:"))
+    )
 
 
 def _flat(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:

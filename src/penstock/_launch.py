@@ -7,11 +7,12 @@ functions, so that importing this module stays light.
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,7 +297,8 @@ def _analyse(
         on_hooks(declared.hooks)
     index = with_windows(build_index(declared, settings), windows)
     evaluator = Evaluator if plan_texts is None else keeping(plan_texts)
-    return index, analyse(spark, index, around, evaluator)
+    graph = analyse(spark, index, around, evaluator)
+    return replace(index, notes=(*index.notes, *around.notes)), graph
 
 
 def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
@@ -345,6 +347,7 @@ def surroundings(
     from penstock._tables.layout import StorageLayout
 
     layout = StorageLayout(settings.storage)
+    notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or _state_store(settings, spark))
 
     def files(*, paths: Sequence[str], flow: str, analysis: bool, **reader: Any) -> "DataFrame":
@@ -360,13 +363,35 @@ def surroundings(
             catalog=settings.catalog,
             schema=settings.schema,
         ),
-        map_path=PathMap(settings.paths).map,
+        map_path=_path_map(settings, notes),
         resolve_secrets=resolve_secrets,
         files=files,
         events=event_directory(settings),
         configuration=settings.configuration,
         assumptions=assumptions,
+        notes=notes,
     )
+
+
+def _path_map(settings: PipelineSettings, notes: dict[str, None]) -> Callable[[str], str]:
+    """What paths stand for; relative ones that only the folder of the start has are taken there."""
+    mapped_by = PathMap(settings.paths).map
+    root, start = Path(settings.root), Path(settings.started_in or settings.root)
+
+    def mapped(path: str) -> str:
+        place = mapped_by(path)
+        head, *wildcards = re.split(r"[*?{\[]", place, maxsplit=1)
+        known = Path(head.rpartition("/")[0] if wildcards else place)
+        if known.is_absolute() or ":" in place or start == root:
+            return place
+        if (root / known).exists() or not (start / known).exists():
+            return place
+        notes[f"{path!r} is read from {start}, where the command was started: {root} has none"] = (
+            None
+        )
+        return str(start / place)
+
+    return mapped
 
 
 def _plan(

@@ -139,6 +139,8 @@ def _all_needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
     for source in found.missing:
         columns = ", ".join(source.columns)
         yield "source", f"{source.name}: {columns}" if columns else source.name, source.reason
+    for servers in found.servers:
+        yield "broker", servers, f"--map kafka://{servers}=kafka://localhost:9092 dials another one"
     for module in needs.imports:
         if not module.is_optional:
             yield "package", module.module, str(module.origin)

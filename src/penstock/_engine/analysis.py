@@ -406,8 +406,11 @@ class _Analysis:
             )
             growing = growing_state(df, mode)
             if mode is OutputMode.UPDATE:
-                keys = plans.merge_keys(df, flow, properties)
-                mode = OutputMode.UPDATE if keys else OutputMode.APPEND
+                if dataset is not None:
+                    keys = plans.merge_keys(df, flow, properties)
+                # A sink merges by keys of its own, or takes each change as a row.
+                if not keys and (dataset is not None or not plans.keeps_state(df)):
+                    mode = OutputMode.APPEND
             state = plans.stateful_operators(df)
         if dataset is not None:
             check_late_rows(df, flow, mode, dataset.declared.late_rows)

@@ -29,7 +29,9 @@ from pyspark.sql.types import (
 )
 
 from penstock._engine.missing_sources import hinted_columns, missing_reason
+from penstock._engine.plans import iterate, kind_of, walk
 from penstock._model.missing import plausible_value
+from penstock.connectors.kafka import SERVERS
 
 _FIXED: Mapping[str, str] = {
     "text": "value STRING",
@@ -80,11 +82,13 @@ class Assumptions:
     Attributes:
         sources: Missing sources by name.
         settings: Values of settings that nobody gave, by key.
+        servers: Kafka brokers that the code names.
     """
 
     def __init__(self, spark: SparkSession) -> None:
         self.sources: dict[str, AssumedSource] = {}
         self.settings: dict[str, str] = {}
+        self.servers: dict[str, None] = {}
         self._spark = spark
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-assumed-")
         self._attempts: dict[tuple[str, ...], _Attempt] = {}
@@ -146,6 +150,10 @@ class Assumptions:
         columns = {column.name: column.dataType for column in schema}
         self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
 
+    def note_servers(self, options: Mapping[str, str]) -> None:
+        """Remember the brokers in the options of a reader or sink, if there are any."""
+        self.servers |= {v: None for name, v in options.items() if name.lower() == SERVERS}
+
     def setting(self, key: str) -> str:
         """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""
         return self.settings.setdefault(key, plausible_value(key))
@@ -168,7 +176,23 @@ class Assumptions:
         names, is_needed_twice = _missing_columns(error)
         if not names:
             return _retyped(error, open_ones)
-        return self._add(flow, names, open_ones, keep=is_needed_twice)
+        changed = self._add(flow, names, open_ones, keep=is_needed_twice)
+        if changed == open_ones[0].name:
+            self._add_others(flow, error, open_ones[0])
+        return changed
+
+    def _add_others(self, flow: str, error: BaseException, source: AssumedSource) -> None:
+        """Give a source all else that the same step of the query misses: one round, not many.
+
+        A column that belongs to another source is missed again, and tried there then.
+        """
+        for parts in _unresolved(error):
+            names = _candidates(parts)
+            known = {name.lower() for each in self.sources.values() for name in each.columns}
+            first = next(iter(names))
+            if (flow, *names) not in self._attempts and first.lower() not in known:
+                source.columns[first] = names[first]
+                self._attempts[flow, *names] = _Attempt(position=1, added=(source, first))
 
     def _add(
         self,
@@ -249,12 +273,52 @@ def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool
     parts = [part.replace("``", "`") for part in re.findall(r"`((?:[^`]|``)+)`", text or "")]
     if not parts and text:
         parts = [text.strip('"')]
-    # `a.b` is column b of relation a, or field b of column a.
+    return _candidates(parts), both
+
+
+def _candidates(parts: Sequence[str]) -> dict[str, DataType]:
+    """What the parts of a name may be: of `a.b`, column b of relation a, or field b of column a."""
     kind: DataType = NullType()
     names: dict[str, DataType] = dict.fromkeys(parts[-1:], kind)
     for _ in parts[1:]:
         kind = MapType(StringType(), kind)
-    return {**names, **{part: kind for part in parts[:1] if part not in names}}, both
+    return {**names, **{part: kind for part in parts[:1] if part not in names}}
+
+
+def _unresolved(error: Any) -> list[list[str]]:
+    """The names, in parts, that an operator of the plan behind an error does not find below it."""
+    try:
+        plan = error._origin.plan()
+        if not plan.isDefined():
+            return []
+        found: dict[tuple[str, ...], None] = {}
+        for node in walk(plan.get()):
+            if node.resolved() or not node.childrenResolved():
+                continue
+            names: list[tuple[str, ...]] = []
+            aliases: set[str] = set()
+            for expression in iterate(node.expressions()):
+                _collect_names(expression, names, aliases)
+            # A name given in the same list is found once the rest is.
+            # `GROUP BY ALL` looks like a column, too.
+            hidden = {*aliases, "all"}
+            found |= {name: None for name in names if name[0].lower() not in hidden}
+        return [list(name) for name in found]
+    except Exception:  # an error without a plan: only its own column is learnt
+        return []
+
+
+def _collect_names(expression: Any, names: list[tuple[str, ...]], aliases: set[str]) -> None:
+    kind = kind_of(expression)
+    if kind == "UnresolvedAttribute":
+        names.append(tuple(str(part) for part in iterate(expression.nameParts())))
+        return
+    if kind == "Alias":
+        aliases.add(str(expression.name()).lower())
+    if kind == "LambdaFunction":
+        return  # its variables are no columns
+    for child in iterate(expression.children()):
+        _collect_names(child, names, aliases)
 
 
 def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:

@@ -138,6 +138,7 @@ class OutsideReads:
         given = reader_options(reader)
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         remember_named(resolved)
+        resolved = self._around.with_mapped_brokers(resolved)
         prepared = prepare_reader_options(source, resolved, streaming=True)
         with own_read():
             if source == "kafka":
@@ -193,6 +194,7 @@ class OutsideReads:
         resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
         remember_named(resolved)
         streaming = isinstance(reader, DataStreamReader)
+        resolved = self._around.with_mapped_brokers(resolved)
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
         prepared = {name: self._placed(name, value) for name, value in prepared.items()}
         if streaming and reader_format(reader).lower() == "kafka":

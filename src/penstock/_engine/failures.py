@@ -46,6 +46,8 @@ _KINESIS_HINTS = {
     "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
     "rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
+_NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
+_MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "KINESIS_UNREACHABLE", "SINK_TOPIC_NOT_FOUND")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
 
@@ -101,6 +103,13 @@ def flow_error(
         condition, message = kinesis[1], f"it failed{batch}: {redact(kinesis[2])}"
         hint = _KINESIS_HINTS.get(condition, kinesis[3] and redact(kinesis[3]))
         hint = hint and hint.replace("TABLE", flow.target)
+    elif topic := _NO_TOPIC.search(text):
+        condition = "SINK_TOPIC_NOT_FOUND"
+        message = f"topic {topic[1]!r} is not known to the brokers{batch}: {topic[0]}"
+        hint = (
+            "make it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
+            "--create` elsewhere; or look whether the brokers answer"
+        )
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
         hint = (
@@ -130,7 +139,7 @@ def flow_error(
         flow=flow.name,
         batch_id=batch_id,
         query_id=query_id,
-        retryable=condition in ("SCHEMA_REGISTRY_UNREACHABLE", "KINESIS_UNREACHABLE")
+        retryable=condition in _MAY_PASS
         or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
         origin=flow.origin,
         hint=hint,

@@ -21,7 +21,7 @@ _CONDITIONS = {
 }
 _HINTS = "schemahints"
 _NO_FILE_SYSTEM = re.compile(
-    r'No FileSystem for scheme "?(?P<scheme>[\w+.-]+)|Class [\w.$]*FileSystem\w* not found'
+    r'No FileSystem for scheme "?(?P<scheme>[\w+.-]+)|Class [\w.$]*FileSystem[\w$]* not found'
 )
 
 

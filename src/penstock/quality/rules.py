@@ -37,15 +37,15 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
         if rule.unique or rule.rows is not None:
             errors += _check_whole(df, rule)
     expectations = [rule for rule in expectations if not rule.unique and rule.rows is None]
+    parsed: list[Expectation] = []
     for rule in expectations:
         try:
             columns.append(condition_column(df.sparkSession, rule))
+            parsed.append(rule)
         except DefinitionError as error:
             errors.append(error)
-    if not errors and _sound(df, columns):
-        return
-    if not errors:
-        for rule, column in zip(expectations, columns, strict=True):
+    if not _sound(df, columns):
+        for rule, column in zip(parsed, columns, strict=True):
             try:
                 _check_one(df, rule, column)
             except DefinitionError as error:

@@ -33,6 +33,7 @@ def _check(**changes) -> ProjectCheck:
         unsure={},
         missing=(),
         assumed_settings={},
+        servers=(),
         needs=ProjectNeeds(),
         notes=(),
     )
@@ -85,6 +86,7 @@ def _opened(*errors: PenstockError, failed=None, **changes) -> OpenedProject:
         survey=survey,  # type: ignore[arg-type]
         notes=(),
         assumed_settings={},
+        servers=(),
         guessing=changes.get("guessing", frozenset()),
         assuming=changes.get("assuming", frozenset()),
     )
