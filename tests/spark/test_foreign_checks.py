@@ -43,6 +43,10 @@ def landed():
             .select("id", "amount", F.col("customer.name").alias("who")))
 
 @dlt.table
+def beside():
+    return spark.read.schema("id INT").json("landing").limit(LIMIT)
+
+@dlt.table
 def messages():
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "prod:9092")
     return reader.option("subscribe", "orders").load()
@@ -86,7 +90,7 @@ def found(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pro
     root = tmp_path_factory.mktemp("foreign")
     for name, text in (
         ("etl/cloud.py", CLOUD), ("etl/secrets.py", SECRETS), ("etl/scored.sql", SQL),
-        ("common/lib/shared_rules.py", "LIMIT = 3\n"),
+        ("common/lib/shared_rules.py", "LIMIT = 3\n"), ("landing/a.json", '{"id": 1}\n'),
     ):  # fmt: skip
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,9 +153,16 @@ def test_datasets_of_the_pipeline_are_no_tables_to_map(found):
 
 def test_the_report_adds_up(found):
     check, _ = found
-    assert (len(check.flows), len(check.planned)) == (13, 11)
+    assert (len(check.flows), len(check.planned)) == (14, 12)
     needs = [(kind, name) for kind, name, _ in _needs(check)]
     assert len(set(needs)) == len(needs)
     assert ("secret", "scope/key") in needs
     assert ("broker", "prod:9092") in needs
     assert all("own" not in name for kind, name in needs if kind == "source")
+
+
+def test_a_relative_path_is_also_looked_for_where_the_command_was_started(found):
+    check, root = found
+    (note,) = [note for note in check.notes if "'landing'" in note]
+    assert f"is read from {root}" in note
+    assert not any("landing" in s.name and "Volumes" not in s.name for s in check.missing)

@@ -49,7 +49,6 @@ _REQUIRED: tuple[tuple[str, DataType], ...] = (
     ("INTEGRAL", LongType()),
     ("STRING", StringType()),
 )
-_BASE = re.compile(r'"?`?(\w+)`?"?(?:\[|\.|"|$)')
 # One pipeline uses some hundred columns; more than that is a loop.
 _MOST_STEPS = 2000
 
@@ -215,13 +214,22 @@ class Assumptions:
                 attempt.added = (source, column)
                 return source.name
         attempt.added = None
-        return None
+        if attempt.is_everywhere:
+            return None
+        # Of two sources that are joined, each may have it.
+        attempt.is_everywhere = True
+        first = next(iter(names))
+        lacking = [s for s in sources if first.lower() not in {name.lower() for name in s.columns}]
+        for source in lacking:
+            source.columns[first] = names[first]
+        return lacking[0].name if len(lacking) > 1 else None
 
 
 @dataclass
 class _Attempt:
     position: int = 0
     added: tuple[AssumedSource, str] | None = None
+    is_everywhere: bool = False
 
 
 def reachable(
@@ -363,17 +371,37 @@ def _set_void_types(
 def _set_type(
     expression: str, kind: DataType | None, sources: Sequence[AssumedSource]
 ) -> str | None:
-    match = _BASE.match(expression.split(".")[-1] if "[" not in expression else expression)
-    if match is None:
-        return None
-    column = match.group(1).lower()
+    """Give the column that an expression reads, or the field of it, a type; `None` = one deeper."""
+    words = [word.lower() for word in re.findall(r"\w+", expression)]
     for source in sources:
         for name, present in source.columns.items():
-            if name.lower() != column:
+            if name.lower() not in words:
                 continue
-            wanted = kind if kind is not None else _deeper(present)
+            fields = words[words.index(name.lower()) + 1 :]
+            wanted = _with_field(present, len(fields), kind)
             if wanted is not None and wanted != present:
                 source.columns[name] = wanted
+                return source.name
+    return _set_element(sources) if kind is None else None
+
+
+def _with_field(present: DataType, depth: int, kind: DataType | None) -> DataType | None:
+    """A type with another one for the field so many levels below."""
+    if depth == 0:
+        return kind if kind is not None else _deeper(present)
+    if isinstance(present, MapType | NullType):
+        inner = present.valueType if isinstance(present, MapType) else NullType()
+        value = _with_field(inner, depth - 1, kind)
+        return None if value is None else MapType(StringType(), value)
+    return _deeper(present) if kind is None else kind
+
+
+def _set_element(sources: Sequence[AssumedSource]) -> str | None:
+    """Give the elements of an array fields: what is exploded has another name than its column."""
+    for source in sources:
+        for name, present in source.columns.items():
+            if isinstance(present, ArrayType) and isinstance(present.elementType, NullType):
+                source.columns[name] = ArrayType(MapType(StringType(), NullType()))
                 return source.name
     return None
 

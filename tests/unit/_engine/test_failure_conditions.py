@@ -35,8 +35,9 @@ def test_exception_of_another_function_in_a_worker_is_not_tried_again():
 def test_a_missing_topic_of_a_sink_is_named():
     text = (
         "Py4JJavaError: An error occurred while calling o1.save.\n: "
-        "org.apache.spark.SparkException: Job aborted: org.apache.kafka.common.errors.TimeoutException: "
-        "Topic no.such-topic not present in metadata after 20000 ms."
+        "org.apache.spark.SparkException: Job aborted: "
+        "org.apache.kafka.common.errors.TimeoutException: Topic no.such-topic not "
+        "present in metadata after 20000 ms."
     )
     error = flow_error(text, FLOW, batch_id=2)
     assert isinstance(error, FlowError)
