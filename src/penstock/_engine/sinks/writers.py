@@ -132,6 +132,12 @@ class SinkWriters:
             writer.start(df.schema)
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
+        if in_batches:
+            # Not of the batch in `foreachBatch`: the observation of a save by name never ends.
+            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
+            stream = observed.writeStream.outputMode(
+                (node.analysis.output_mode or OutputMode.APPEND).value
+            )
         prepared = prepare_writer_options(sink.format, given)
         if kind == "kafka":
             has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
@@ -142,11 +148,6 @@ class SinkWriters:
         table = prepared.pop("tableName", None) if kind == "delta" else None
         if "path" in prepared:
             prepared["path"] = real_path(prepared["path"], self._evaluator.map_path)
-        if in_batches:
-            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
-            stream = observed.writeStream.outputMode(
-                (node.analysis.output_mode or OutputMode.APPEND).value
-            )
         stream = stream.format(sink.format).options(**prepared)
         return stream if table is None else stream.option("path", self._table_location(table))
 
