@@ -166,7 +166,7 @@ class RunningQuery(QueryWatcher):
                     "",
                     metrics=FlowMetrics(
                         num_input_rows=rows,
-                        num_output_rows=written_records(progress) if self._write is None else None,
+                        num_output_rows=written_records(progress),
                         batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
                         backlog_records=backlog_records(progress),
                         # A writer counts them itself, and exactly.

@@ -133,7 +133,7 @@ class SinkWriters:
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
         if in_batches:
-            # Not of the batch in `foreachBatch`: the observation of a save by name never ends.
+            # On the stream, not in `foreachBatch`: its progress reports what was observed.
             observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
             stream = observed.writeStream.outputMode(
                 (node.analysis.output_mode or OutputMode.APPEND).value
