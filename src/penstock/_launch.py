@@ -7,11 +7,12 @@ functions, so that importing this module stays light.
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,6 @@ from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
-from penstock._tables.preview import list_quarantines, read_quarantine, read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,11 +70,8 @@ __all__ = [
     "RunningUpdate",
     "UpdateOptions",
     "UpdateResult",
-    "list_quarantines",
     "plan_update",
     "read_flow_state",
-    "read_quarantine",
-    "read_table",
     "run_update",
     "spark_log",
 ]
@@ -303,7 +300,8 @@ def _analyse(
         on_hooks(declared.hooks)
     index = with_windows(build_index(declared, settings), windows)
     evaluator = Evaluator if plan_texts is None else keeping(plan_texts)
-    return index, analyse(spark, index, around, evaluator)
+    graph = analyse(spark, index, around, evaluator)
+    return replace(index, notes=(*index.notes, *around.notes)), graph
 
 
 def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
@@ -352,6 +350,7 @@ def surroundings(
     from penstock._tables.layout import StorageLayout
 
     layout = StorageLayout(settings.storage)
+    notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or _state_store(settings, spark))
 
     def files(*, paths: Sequence[str], flow: str, analysis: bool, **reader: Any) -> "DataFrame":
@@ -367,13 +366,35 @@ def surroundings(
             catalog=settings.catalog,
             schema=settings.schema,
         ),
-        map_path=PathMap(settings.paths).map,
+        map_path=_path_map(settings, notes),
         resolve_secrets=resolve_secrets,
         files=files,
         events=event_directory(settings),
         configuration=settings.configuration,
         assumptions=assumptions,
+        notes=notes,
     )
+
+
+def _path_map(settings: PipelineSettings, notes: dict[str, None]) -> Callable[[str], str]:
+    """What paths stand for; relative ones that only the folder of the start has are taken there."""
+    mapped_by = PathMap(settings.paths).map
+    root, start = Path(settings.root), Path(settings.started_in or settings.root)
+
+    def mapped(path: str) -> str:
+        place = mapped_by(path)
+        head, *wildcards = re.split(r"[*?{\[]", place, maxsplit=1)
+        known = Path(head.rpartition("/")[0] if wildcards else place)
+        if known.is_absolute() or ":" in place or start == root:
+            return place
+        if (root / known).exists() or not (start / known).exists():
+            return place
+        notes[f"{path!r} is read from {start}, where the command was started: {root} has none"] = (
+            None
+        )
+        return str(start / place)
+
+    return mapped
 
 
 def _plan(

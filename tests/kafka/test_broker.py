@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from penstock._cli.main import main
 from penstock._local import process
 from penstock._local.broker import (
     BrokerHandle,
@@ -75,6 +76,17 @@ def test_topic_says_why_when_its_name_is_refused(kafka_broker: BrokerHandle) -> 
     with pytest.raises(SetupError) as caught:
         ensure_topic(kafka_broker.bootstrap_servers, "not a topic!")
     assert caught.value.condition == "TOPIC_FAILED"
+
+
+def test_the_command_makes_a_topic_unless_it_exists(
+    kafka_broker: BrokerHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--dir", str(kafka_broker.directory)]
+    for partitions in ("3", "5"):
+        assert main(["broker", "topic", "made.here", "--partitions", partitions, *folder]) == 0
+        assert capsys.readouterr().out == "topic made.here has 3 partitions\n"
+    assert main(["broker", "topic", "x", "--dir", str(tmp_path)]) == 3
+    assert "penstock broker start" in capsys.readouterr().err
 
 
 def test_second_start_finds_the_first_when_it_runs(kafka_broker: BrokerHandle) -> None:

@@ -11,12 +11,13 @@ from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.assumptions import AssumedSource, reachable
-from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, first_line
+from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.column_lineage import column_lineage
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.late_rows import check_late_rows
+from penstock._engine.missing_sources import NOTHING_THERE, files_name
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
@@ -29,6 +30,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._tables.assignment import assigned, check_assignable
@@ -48,6 +50,7 @@ class Survey:
     Attributes:
         analyses: Of each flow that could be analysed, some of them with assumed columns.
         errors: What is certainly wrong.
+        failed: Of each flow that could not be analysed, its error; it is in `errors` or `unsure`.
         unsure: Why a flow could not be analysed that reads a missing source: with the data it may.
         missing: The sources that are not here.
         graph: `None` unless every flow could be analysed.
@@ -55,6 +58,7 @@ class Survey:
 
     analyses: Mapping[str, FlowAnalysis]
     errors: tuple[PenstockError, ...]
+    failed: Mapping[str, PenstockError]
     unsure: Mapping[str, PenstockError]
     missing: tuple[AssumedSource, ...]
     graph: DataflowGraph | None
@@ -137,6 +141,7 @@ def survey(
         return Survey(
             analyses=analysis.found,
             errors=errors,
+            failed=analysis.errors,
             unsure=unsure,
             missing=tuple(assumptions.sources.values()) if assumptions is not None else (),
             graph=graph,
@@ -320,9 +325,11 @@ class _Analysis:
                 try:
                     df.select(condition_column(self._spark, rule))
                 except AnalysisException as error:
-                    raise DefinitionError(
-                        "EXPECTATION_INVALID", first_line(error), origin=rule.origin
-                    ) from error
+                    # The column may be assumed: what Spark misses is the cause of the error.
+                    try:
+                        check_expectations(df, rules)
+                    except DefinitionError as wrong:
+                        raise wrong from error
         check_expectations(df, rules)
 
     # -- one flow ------------------------------------------------------------------------------
@@ -399,8 +406,11 @@ class _Analysis:
             )
             growing = growing_state(df, mode)
             if mode is OutputMode.UPDATE:
-                keys = plans.merge_keys(df, flow, properties)
-                mode = OutputMode.UPDATE if keys else OutputMode.APPEND
+                if dataset is not None:
+                    keys = plans.merge_keys(df, flow, properties)
+                # A sink merges by keys of its own, or takes each change as a row.
+                if not keys and (dataset is not None or not plans.keeps_state(df)):
+                    mode = OutputMode.APPEND
             state = plans.stateful_operators(df)
         if dataset is not None:
             check_late_rows(df, flow, mode, dataset.declared.late_rows)
@@ -440,7 +450,8 @@ class _Analysis:
         found = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
         for path, opened in found.items():
             if self._assumptions is not None:
-                self._assumptions.note(f"files {path}", "the folder does not exist", opened.schema)
+                name = files_name([path], opened.options.format)
+                self._assumptions.note(name, NOTHING_THERE, opened.schema)
         return tuple(found)
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

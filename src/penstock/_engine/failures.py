@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from penstock._engine.boundary import first_line
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.redaction import redact
 from penstock.errors import (
@@ -53,6 +53,13 @@ _KINESIS_HINTS = {
     "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
     "rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
+_NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
+_MAY_PASS = (
+    "SCHEMA_REGISTRY_UNREACHABLE",
+    "KINESIS_UNREACHABLE",
+    "SINK_TOPIC_NOT_FOUND",
+    "DISK_FULL",
+)
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
 
@@ -114,6 +121,13 @@ def flow_error(
             "free some space (or make it writable) and start again: no row is lost, and the batch "
             "is run again. Spark also writes to spark.local.dir, by default the temporary folder"
         )
+    elif topic := _NO_TOPIC.search(text):
+        condition = "SINK_TOPIC_NOT_FOUND"
+        message = f"topic {topic[1]!r} is not known to the brokers{batch}: {topic[0]}"
+        hint = (
+            "make it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
+            "--create` elsewhere; or look whether the brokers answer"
+        )
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
         hint = (
@@ -143,8 +157,7 @@ def flow_error(
         flow=flow.name,
         batch_id=batch_id,
         query_id=query_id,
-        retryable=condition in ("SCHEMA_REGISTRY_UNREACHABLE", "KINESIS_UNREACHABLE")
-        or condition == "DISK_FULL"
+        retryable=condition in _MAY_PASS
         or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
         origin=flow.origin,
         hint=hint,
@@ -189,5 +202,5 @@ _NOISE = re.compile(
 def _reason(text: str) -> str:
     """The one line of a Spark error that says what happened."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
-    line = causes[-1] if causes else first_line(Exception(text))
+    line = causes[-1] if causes else first_line(text)
     return redact(_NOISE.sub("", line).strip()[:600])

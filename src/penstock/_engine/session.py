@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from penstock._engine.jvm_names import remember_names
 from penstock._engine.session_defaults import session_defaults
+from penstock._model.exception_text import first_line
 from penstock.errors import FlowError, SetupError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -178,7 +179,7 @@ def build_session(options: SessionOptions) -> SparkSession:
             spark = SparkSession(context)
         except BaseException as error:
             # The text of Java's exceptions comes from the JVM.
-            reason = _first_line(error) if isinstance(error, Exception) else ""
+            reason = first_line(error) if isinstance(error, Exception) else ""
             _end_jvm(gateway, time.monotonic() + 5)
             if not isinstance(error, Exception):
                 raise
@@ -350,7 +351,7 @@ def _start_jvm(
     except Exception as error:
         raise SetupError(
             "JVM_START_FAILED",
-            f"the Java process of Spark did not start: {_first_line(error)}"
+            f"the Java process of Spark did not start: {first_line(error)}"
             f"{log_tail(options.log_file)}",
             hint="check `java -version` (17 or newer) and JAVA_HOME",
         ) from error
@@ -500,11 +501,6 @@ def _same_interrupt_handler() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
 
 
 def log_tail(log_file: str | None, lines: int = 12) -> str:

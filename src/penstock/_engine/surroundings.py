@@ -13,6 +13,7 @@ from penstock._engine.autoloader.opening import OpenedFiles
 from penstock._engine.jdbc.stream import JdbcStream
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
+from penstock.connectors.kafka import at_mapped_servers
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Surroundings:
         events: Folder of the event log.
         configuration: Of the pipeline.
         assumptions: Stands in for what is not here; `None` = that is an error.
+        notes: What was decided about paths, one sentence each, in the order of the reads.
     """
 
     outside: OutsideTables
@@ -98,3 +100,11 @@ class Surroundings:
     events: Path | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     assumptions: Assumptions | None = None
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def with_mapped_brokers(self, options: Mapping[str, str]) -> dict[str, str]:
+        """The options of a reader, with the Kafka brokers that `paths` of the settings names."""
+        mapped = at_mapped_servers(options, self.map_path)
+        if self.assumptions is not None:
+            self.assumptions.note_servers(mapped)
+        return mapped

@@ -195,8 +195,9 @@ def _root(settings: PipelineSettings) -> Path:
     if root is None:
         raise SpecError(
             "STORAGE_NOT_LOCAL",
-            f"checkpoints below {settings.storage} cannot be read without Spark",
-            hint="these commands work where the storage is on this machine, or is mounted",
+            f"it changes checkpoints, and {settings.storage} is not on this machine",
+            hint="run it where the storage is mounted, and give --storage; on any storage work "
+            "`checkpoint list`, `inspect` and `doctor`, and `penstock run --full-refresh TABLE`",
         )
     return root
 

@@ -384,10 +384,3 @@ class KnownVersions:
 
 
 known_versions = KnownVersions()
-
-
-def reason(error: Exception) -> str:
-    """The first line of what Spark or Delta says about a statement that it refuses."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.getMessage()) if java is not None else str(error)
-    return text.strip().splitlines()[0]

@@ -14,6 +14,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
+from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._tables.damage import check_log
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
@@ -124,7 +125,7 @@ def parse_schema(
             raise
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"the schema is not valid DDL: {str(error).strip().splitlines()[0]}",
+            f"the schema is not valid DDL: {first_line(error)}",
             origin=origin,
             hint="write `name TYPE [NOT NULL] [COMMENT 'text']`, separated by commas",
         ) from error

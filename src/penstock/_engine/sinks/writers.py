@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from penstock._engine.evaluation import Evaluator
+from penstock._engine.listener import WRITTEN
 from penstock._engine.redirection import real_path
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.function import FunctionSinkWriter
@@ -18,6 +20,7 @@ from penstock._model.name import resolve_name
 from penstock._model.redaction import remember_named, remember_secret
 from penstock._tables.layout import StorageLayout, path_segment
 from penstock.connectors.jdbc import jdbc_sink_options
+from penstock.connectors.kafka import at_mapped_servers
 from penstock.connectors.options import prepare_writer_options
 from penstock.errors import ConnectorError
 
@@ -118,6 +121,8 @@ class SinkWriters:
         kind = sink.format.lower()
         given = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
         remember_named(given)
+        if kind == "kafka":
+            given = at_mapped_servers(given, self._evaluator.map_path)
         if kind == "jdbc":
             options = jdbc_sink_options(given)
             remember_secret(options.connection.get("password", ""))
@@ -127,6 +132,12 @@ class SinkWriters:
             writer.start(df.schema)
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
+        if in_batches:
+            # On the stream, not in `foreachBatch`: its progress reports what was observed.
+            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
+            stream = observed.writeStream.outputMode(
+                (node.analysis.output_mode or OutputMode.APPEND).value
+            )
         prepared = prepare_writer_options(sink.format, given)
         if kind == "kafka":
             has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
