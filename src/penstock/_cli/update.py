@@ -269,19 +269,17 @@ def watch_update(
 
     def run_once(retry: int, is_set_up: bool) -> "UpdateResult":
         wanted = update_options.without_resets() if is_set_up else update_options
-        try:
-            return run_update(settings, replace(wanted, retry=retry), bus=bus, on_running=running)
-        finally:
-            signals.bind(None)
+        return run_update(settings, replace(wanted, retry=retry), bus=bus, on_running=running)
 
     def wait(error: PenstockError, decision: "RestartAfter") -> bool:
+        signals.bind(None)  # from here on, a signal raises KeyboardInterrupt
         if signals.received:
             return False
         Output(sys.stderr).line(
             f"[{error.condition}] {error.message.partition(chr(10))[0]}: a new update starts in "
             f"{decision.seconds:.1f} s (retry {decision.retry})"
         )
-        threading.Event().wait(decision.seconds)  # a signal raises KeyboardInterrupt here
+        threading.Event().wait(decision.seconds)
         return True
 
     display = choose_display(bus, snapshot, log_format=log_format, quiet=quiet)
