@@ -55,6 +55,12 @@ def build_graph(
         if target in index.sinks and name in analyses and is_wanted:
             problems += _check_sink_flow(flow, analyses[name])
     if problems:
+        # Flows that would only fail alone are reported with the rest.
+        problems += [
+            analysis.refusal
+            for name, analysis in analyses.items()
+            if analysis.refusal and (selected is None or index.flow_targets[name] in selected)
+        ]
         raise DefinitionErrors(_in_order(index, _distinct(problems)))
     return _assemble(index, analyses, kinds)
 

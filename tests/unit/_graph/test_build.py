@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -338,6 +339,19 @@ def test_errors_of_what_is_not_selected_are_none(draft):
     with pytest.raises(DefinitionErrors) as caught:
         draft.graph({key("kind")})
     assert [e.condition for e in caught.value.errors] == ["MATERIALIZED_VIEW_READS_STREAM"]
+
+
+def test_a_refused_flow_is_no_error_unless_there_are_others(draft):
+    refusal = DefinitionError("OUTPUT_MODE_NOT_SUPPORTED", "no")
+    draft.table("a")
+    draft.analyses["a"] = replace(draft.analyses["a"], refusal=refusal)
+    assert draft.graph().flows["a"].analysis.refusal is refusal
+    draft.materialized_view("kind")
+    draft.analyse("kind", streaming=True)
+    assert refusal in errors_of(draft)
+    with pytest.raises(DefinitionErrors) as caught:
+        draft.graph({key("kind")})
+    assert refusal not in caught.value.errors
 
 
 def test_a_selection_is_resolved_to_keys(draft):
