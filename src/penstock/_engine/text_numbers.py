@@ -6,6 +6,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock._engine.generated_names import without_generated_names
 from penstock._engine.plans import analyzed, iterate, kind_of, shown_expression, walk
 
 _CAST = "CAST("
@@ -29,12 +30,14 @@ def _implicit(df: DataFrame) -> Iterator[str]:
     pretty = jvm.org.apache.spark.sql.catalyst.util.__getattr__("package$").__getattr__("MODULE$")
     by_user = jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
     for node in walk(analyzed(df)):
-        for expression in iterate(node.expressions()):
+        for named in iterate(node.expressions()):
+            expression = named.child() if kind_of(named) == "Alias" else named
             # Only the pretty form leaves casts out that Spark has added: two calls tell most
             # expressions apart, a walk takes some for each part of one.
-            text = str(pretty.toPrettySQL(expression))
+            text = str(pretty.toPrettySQL(expression, False))
             if str(expression.sql()).count(_CAST) > text.count(_CAST):
-                yield from _casts(expression, text, by_user)
+                shown = without_generated_names(text).replace("`", "")
+                yield from _casts(expression, shown, by_user)
 
 
 def _casts(expression: Any, text: str, by_user: Any) -> Iterator[str]:
