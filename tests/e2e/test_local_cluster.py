@@ -21,7 +21,7 @@ def bronze():
     return spark.readStream.schema("id BIGINT").json("in")
 
 
-@F.udf("BIGINT")
+@F.udf(returnType="BIGINT", useArrow=False)
 def tenfold(number):
     return number * 10
 
