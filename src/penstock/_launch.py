@@ -91,6 +91,7 @@ class UpdateOptions:
         continuous: Run until stopped.
         replace_where: Flow to the condition of the rows that it replaces in this update.
         stop_timeout_seconds: From the request to stop to the interrupt.
+        retry: Number of this retry of an update whose JVM died; 0 = a first run.
     """
 
     refresh: tuple[str, ...] = ()
@@ -99,6 +100,12 @@ class UpdateOptions:
     continuous: bool = False
     replace_where: Mapping[str, str] = field(default_factory=dict)
     stop_timeout_seconds: float = 60.0
+    retry: int = 0
+
+    def without_resets(self) -> "UpdateOptions":
+        """The same selection, and no full refresh."""
+        refresh = (*self.refresh, *self.full_refresh)
+        return replace(self, refresh=refresh, full_refresh=(), full_refresh_all=False)
 
 
 def plan_update(
@@ -132,7 +139,7 @@ def plan_update(
             settings,
             spark,
             surroundings(settings, spark),
-            options.replace_where,
+            options,
             plan_texts=plan_texts,
         )
         return graph, _plan(index, graph, settings, options)
@@ -183,7 +190,8 @@ def run_update(
         bus.subscribe(hooks)
         try:
             bus.emit(_create_update(settings, options, origin, log_file, exports.metrics_url))
-            starting = f"starting Spark{exports.note}"
+            again = f" again (retry {options.retry})" if options.retry else ""
+            starting = f"starting Spark{again}{exports.note}"
             bus.emit(update_progress(origin, UpdateState.INITIALIZING, starting))
             exports.warn()
             with (
@@ -230,7 +238,9 @@ def _run(
 
     state = _state_store(settings, spark)
     around = surroundings(settings, spark, state=state)
-    index, graph = _analyse(settings, spark, around, options.replace_where, on_hooks=hooks.start)
+    index, graph = _analyse(
+        settings, spark, around, options, on_hooks=hooks.start, keeps_refused=True
+    )
     plan = _plan(index, graph, settings, options)
     tables = PipelineTables(spark, graph, StorageLayout(settings.storage), settings)
     for event in definitions(graph, origin, tables.paths):
@@ -270,8 +280,13 @@ def _run(
     stack, holder = leases
     for place in sorted(table_lease_path(tables.paths[step.dataset]) for step in plan.tables):
         stack.enter_context(Lease.acquire(place, holder=holder))
+
+    def jvm_died(exit_code: int) -> None:
+        engine.jvm_died(exit_code)
+        update.engine_died()
+
     try:
-        with jvm_watch(spark, engine.jvm_died):
+        with jvm_watch(spark, jvm_died):
             return update.run()
     finally:
         engine.close()
@@ -284,9 +299,10 @@ def _analyse(
     settings: PipelineSettings,
     spark: "SparkSession",
     around: "Surroundings",
-    windows: Mapping[str, str],
+    options: UpdateOptions,
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
     plan_texts: dict[str, str] | None = None,
+    keeps_refused: bool = False,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
     from penstock._engine.evaluation import Evaluator, OutsideReads
@@ -298,9 +314,16 @@ def _analyse(
         declared = load_definitions(settings, namespace=namespace)
     if on_hooks is not None:
         on_hooks(declared.hooks)
-    index = with_windows(build_index(declared, settings), windows)
+    index = with_windows(build_index(declared, settings), options.replace_where)
     evaluator = Evaluator if plan_texts is None else keeping(plan_texts)
-    graph = analyse(spark, index, around, evaluator)
+    graph = analyse(
+        spark,
+        index,
+        around,
+        evaluator,
+        selected=index.select((*options.refresh, *options.full_refresh)),
+        keeps_refused=keeps_refused,
+    )
     return replace(index, notes=(*index.notes, *around.notes)), graph
 
 
@@ -558,6 +581,7 @@ def _create_update(
             "event_log": str(event_directory(settings)),
             **({} if metrics_url is None else {"metrics_url": metrics_url}),
             "continuous": options.continuous,
+            **({"cause": "RETRY_ON_FAILURE", "retry": options.retry} if options.retry else {}),
             "refresh_selection": list(options.refresh),
             "full_refresh_selection": list(options.full_refresh),
             "full_refresh": options.full_refresh_all,

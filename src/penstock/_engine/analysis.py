@@ -1,6 +1,6 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
 from penstock._engine.surroundings import Evaluation, Surroundings
 from penstock._engine.table_columns import check_columns, check_identity
+from penstock._engine.text_numbers import text_numbers
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
@@ -81,6 +82,9 @@ def analyse(
     index: DefinitionIndex,
     around: Surroundings,
     evaluator: Callable[..., Evaluator] = Evaluator,
+    *,
+    selected: Collection[str] | None = None,
+    keeps_refused: bool = False,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
@@ -91,15 +95,18 @@ def analyse(
         index: The declarations.
         around: What reads need to know.
         evaluator: Makes what calls the query functions, as `Evaluator` is made.
+        selected: Keys of datasets and names of sinks that must be sound; `None` = all.
+        keeps_refused: Flows that cannot run as streams are in the graph, with the reason, instead
+            of being errors: they fail alone.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around, evaluator)
+        analysis = _Analysis(spark, index, source, around, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
-        return build_graph(index, analysis.found, analysis.all_errors())
+        return build_graph(index, analysis.found, analysis.all_errors(), selected)
     finally:
         source.close()
 
@@ -158,8 +165,11 @@ class _Analysis:
         source: CdcAwareSource,
         around: Surroundings,
         evaluator: Callable[..., Evaluator] = Evaluator,
+        *,
+        keeps_refused: bool = False,
     ) -> None:
         self.index = index
+        self._keeps_refused = keeps_refused
         self.found: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self.table_errors: dict[str, PenstockError] = {}
@@ -397,13 +407,20 @@ class _Analysis:
         keys: tuple[str, ...] = ()
         state: tuple[str, ...] = ()
         growing: tuple[str, ...] = ()
+        refusal: PenstockError | None = None
         if df.isStreaming and not is_view:
-            mode = choose_output_mode(
-                df,
-                flow,
-                dataset=None if dataset is None else dataset.declared,
-                sink=None if dataset is not None else self.index.sinks.get(flow.target),
-            )
+            try:
+                mode = choose_output_mode(
+                    df,
+                    flow,
+                    dataset=None if dataset is None else dataset.declared,
+                    sink=None if dataset is not None else self.index.sinks.get(flow.target),
+                )
+            except DefinitionError as error:
+                if not self._keeps_refused:
+                    raise
+                refusal = error
+        if mode is not None:
             growing = growing_state(df, mode)
             if mode is OutputMode.UPDATE:
                 if dataset is not None:
@@ -412,7 +429,7 @@ class _Analysis:
                 if not keys and (dataset is not None or not plans.keeps_state(df)):
                     mode = OutputMode.APPEND
             state = plans.stateful_operators(df)
-        if dataset is not None:
+        if dataset is not None and refusal is None:
             check_late_rows(df, flow, mode, dataset.declared.late_rows)
             check_columns(df, flow, mode, dataset.declared)
         declared = self._written_types(flow, dataset)
@@ -441,6 +458,8 @@ class _Analysis:
                 if (unmatched := opened.roots.unmatched()) is not None
             ),
             is_lenient=evaluation.is_lenient,
+            text_numbers=text_numbers(df),
+            refusal=refusal,
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files
             ),

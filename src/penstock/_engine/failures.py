@@ -40,6 +40,12 @@ _DISK_PATH = re.compile(
     r"""['"]?((?:file:)?/[^\s'":()]+)['"]?:? ?\((?:No space|Disk quota|Read-only)"""
     r"""|(?:device|exceeded|system): ['"]([^'"]+)['"]"""
 )
+# What ANSI mode refuses at run time; without it the result is NULL, or wraps around.
+_ANSI = re.compile(
+    r"\b(?:CAST_INVALID_INPUT|CAST_OVERFLOW|(?:INTERVAL_)?DIVIDED?_BY_ZERO|REMAINDER_BY_ZERO"
+    r"|(?:\w+_)?ARITHMETIC_OVERFLOW|INVALID_ARRAY_INDEX(?:_IN_ELEMENT_AT)?|CANNOT_PARSE_TIMESTAMP"
+    r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
+)
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the text comes back.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
@@ -151,6 +157,13 @@ def flow_error(
         hint = 'set failOnDataLoss to "false" to go on without them, or --full-refresh the table'
     else:
         condition, message = "FLOW_FAILED", f"it failed{batch}: {_reason(text)}"
+        if _ANSI.search(text):
+            hint = (
+                f"a value does not fit what the query of {flow.target} computes: try_cast, "
+                "try_divide, try_add or get() give NULL instead; for the whole query "
+                'spark_conf={"spark.sql.ansi.enabled": "false"} of its table or flow, for all '
+                "queries the setting `spark.sql.ansi.enabled: false`"
+            )
     return raised(
         condition,
         f"flow {flow.name!r}: {message}",

@@ -120,3 +120,30 @@ def test_a_checkpoint_that_differs_from_its_checksum_is_not_tried_again(text, co
     assert isinstance(error, FlowError)
     assert error.condition == condition
     assert error.retryable is (condition == "FLOW_FAILED")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "CAST_INVALID_INPUT",
+        "CAST_OVERFLOW",
+        "DIVIDE_BY_ZERO",
+        "REMAINDER_BY_ZERO",
+        "ARITHMETIC_OVERFLOW",
+        "BINARY_ARITHMETIC_OVERFLOW",
+        "INVALID_ARRAY_INDEX",
+        "INVALID_ARRAY_INDEX_IN_ELEMENT_AT",
+    ],
+)
+def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
+    text = f"Caused by: org.apache.spark.SparkArithmeticException: [{condition}] 'n/a' is no number"
+    error = flow_error(text, FLOW, batch_id=3)
+    assert not error.retryable
+    assert "flow 'f': it failed in batch 3" in error.message
+    assert "the query of t computes" in error.hint
+    assert "spark.sql.ansi.enabled" in error.hint
+
+
+@pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])
+def test_failure_that_ansi_mode_does_not_decide_has_no_hint_at_it(condition):
+    assert flow_error(f"[{condition}] x", FLOW).hint is None
