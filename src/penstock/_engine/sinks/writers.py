@@ -132,12 +132,6 @@ class SinkWriters:
             writer.start(df.schema)
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
-        if in_batches:
-            # On the stream, not in `foreachBatch`: its progress reports what was observed.
-            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
-            stream = observed.writeStream.outputMode(
-                (node.analysis.output_mode or OutputMode.APPEND).value
-            )
         prepared = prepare_writer_options(sink.format, given)
         if kind == "kafka":
             has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
@@ -145,6 +139,11 @@ class SinkWriters:
                 sender = KafkaSinkWriter(prepared, flow=node.flow.name, epoch=epoch)
                 running.writes_batches(sender.write, sink.name)
                 return stream.foreachBatch(running.on_batch)
+        if in_batches:
+            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
+            stream = observed.writeStream.outputMode(
+                (node.analysis.output_mode or OutputMode.APPEND).value
+            )
         table = prepared.pop("tableName", None) if kind == "delta" else None
         if "path" in prepared:
             prepared["path"] = real_path(prepared["path"], self._evaluator.map_path)
