@@ -121,6 +121,11 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
     """The short form of the two journeys below, in one process."""
     project.run(refresh=("bronze", "keyed", "daily"))
     _check_refusals(project)
+    _delete(project, "keyed", "id = 3")
+    found = _backfill(project, "into_keyed", begin=parse_place("earliest"))
+    assert (found.way, found.counts["added"]) == ("keys", 1)
+    assert _ids(project, "keyed") == [1, 3, 5, None]
+
     _delete(project, "bronze", "id IN (1, 3)")
 
     def ends(step: str) -> None:
@@ -132,10 +137,6 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
     done = _backfill(project, "bronze", resume=True)
     assert (done.state, done.resumed) == ("done", True)
     assert _ids(project, "bronze") == [3, 5, None]  # 1 is not of the range
-    _delete(project, "keyed", "id = 3")
-    found = _backfill(project, "into_keyed", begin=parse_place("earliest"))
-    assert (found.way, found.counts["added"]) == ("keys", 1)
-    assert _ids(project, "keyed") == [1, 3, 5, None]
 
 
 @pytest.mark.long

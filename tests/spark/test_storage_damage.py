@@ -126,9 +126,10 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         return place
 
     def plan_torn(flow: str) -> None:
-        # As after a loss of power that took the newest files of the table and of Spark: the
-        # batch runs again.
+        # As after a loss of power that took the newest files of the table, of Spark and the note:
+        # the batch runs again.
         place = checkpoint(flow)
+        (place / "committed.json").unlink()
         (place / "commits" / "1").unlink()
         forget_newest(project.path(flow))
         os.truncate(place / "offsets" / "1", 5)
