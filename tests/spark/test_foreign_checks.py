@@ -16,7 +16,7 @@ import dlt, json, sys
 from pyspark.sql import functions as F
 
 sys.path.append("../common/lib")
-from shared_rules import LIMIT
+from foreign_rules import LIMIT
 
 catalog = spark.conf.get("shop.catalog")
 schema = spark.conf.get("shop.schema")
@@ -90,7 +90,7 @@ def found(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pro
     root = tmp_path_factory.mktemp("foreign")
     for name, text in (
         ("etl/cloud.py", CLOUD), ("etl/secrets.py", SECRETS), ("etl/scored.sql", SQL),
-        ("common/lib/shared_rules.py", "LIMIT = 3\n"), ("landing/a.json", '{"id": 1}\n'),
+        ("common/lib/foreign_rules.py", "LIMIT = 3\n"), ("landing/a.json", '{"id": 1}\n'),
     ):  # fmt: skip
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
