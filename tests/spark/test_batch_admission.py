@@ -29,9 +29,9 @@ class Line:
         self.entered: list[str] = []
         self._started = 0
 
-    def join(self, name: str, work: Callable[[], Any] = bool) -> None:
+    def join(self, name: str, work: Callable[[], Any] = bool, *, patience_ms: int = 0) -> None:
         """Start a thread; returns when it waits for its turn, or has it."""
-        turn = self.admission.turn()
+        turn = self.admission.turn(patience_ms)
 
         def take() -> None:
             turn.enter()
@@ -72,6 +72,25 @@ def test_a_turn_beyond_its_limit_keeps_nobody_waiting(spark: SparkSession) -> No
     assert line.entered == ["long", "next"]
 
 
+def test_who_is_patient_lets_others_go_ahead_until_the_patience_is_over(
+    spark: SparkSession,
+) -> None:
+    line, go = Line(spark, permits=1), threading.Event()
+    line.join("first", lambda: go.wait(SECONDS))
+    line.join("short of patience", patience_ms=1)
+    line.join("patient", patience_ms=HOUR_MS)
+    line.join("patient, too", patience_ms=HOUR_MS)
+    line.join("others wait for it")
+    go.set()
+    line.await_entered(5)
+    assert line.entered[1:] == [
+        "short of patience",
+        "others wait for it",
+        "patient",
+        "patient, too",
+    ]
+
+
 def endless(spark: SparkSession) -> DataFrame:
     """A source that has one new row for every trigger."""
     return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
@@ -101,7 +120,7 @@ class Queries:
         writer = writer.option("checkpointLocation", str(self.folder / name))
         query: Any = writer.trigger(processingTime=interval).start()
         self.running.append(query)
-        self.admission.attach(query._jsq.streamingQuery())
+        self.admission.attach(query._jsq.streamingQuery(), 0)
         return query
 
     def await_batches(self, holds: Callable[[list[str]], bool]) -> list[str]:

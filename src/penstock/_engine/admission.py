@@ -11,6 +11,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 TURN_SECONDS = 5.0
 """How long a batch keeps others waiting; a longer one goes on beside them."""
+PATIENCE_SECONDS = 5.0
+"""How long a flow that no other reads lets those go ahead that others wait for."""
 
 
 class BatchAdmission:
@@ -31,8 +33,14 @@ class BatchAdmission:
             permits = spark.sparkContext.defaultParallelism + 1
             self._java = java_class(permits, int(TURN_SECONDS * 1000))
 
-    def attach(self, query: StreamingQuery) -> None:
-        """Let a query with a processing time trigger take turns; others are left as they are."""
+    def attach(self, query: StreamingQuery, *, is_read: bool) -> None:
+        """Let a query with a processing time trigger take turns; others are left as they are.
+
+        Args:
+            query: Has just been started.
+            is_read: Whether other flows read what it writes.
+        """
         if self._java is not None:
             java_query: Any = query
-            self._java.attach(java_query._jsq.streamingQuery())
+            patience = 0 if is_read else int(PATIENCE_SECONDS * 1000)
+            self._java.attach(java_query._jsq.streamingQuery(), patience)

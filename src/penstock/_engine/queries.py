@@ -197,7 +197,8 @@ class SparkEngine:
             writer = _triggered(writer, step)
             running.has_batches = has_batches
             query = self._start(writer, node)
-            self._admission.attach(query)
+            is_read = any(node.target in flow.upstream for flow in self._graph.flows.values())
+            self._admission.attach(query, is_read=is_read)
             running.attach(query)
             self._running.append(running)
             self._listener.watch(str(query.runId), running)

@@ -1,9 +1,9 @@
 package penstock.spark;
 
 import java.lang.reflect.Field;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.TreeSet;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.LockSupport;
@@ -14,7 +14,8 @@ import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
 import org.apache.spark.util.Clock;
 
 /**
- * Streaming queries take turns: few of them work at the same time, first come, first served.
+ * Streaming queries take turns: few of them work at the same time, first come, first served. A query
+ * with less patience goes ahead of those that have waited for less than the difference.
  *
  * <p>A turn is one trigger of a query, from the look at its sources to the commit of its batch. A
  * query that waits has not looked yet, so the longer it waits, the more rows its batch takes up. A
@@ -29,8 +30,9 @@ public final class BatchAdmission {
   private final int permits;
   private final long limitNanos;
   private final ReentrantLock lock = new ReentrantLock();
-  private final ArrayDeque<Turn> waiting = new ArrayDeque<>();
+  private final TreeSet<Turn> waiting = new TreeSet<>();
   private final List<Turn> admitted = new ArrayList<>();
+  private long arrivals;
 
   /**
    * @param permits how many turns may be taken at the same time
@@ -41,9 +43,13 @@ public final class BatchAdmission {
     this.limitNanos = TimeUnit.MILLISECONDS.toNanos(limitMillis);
   }
 
-  /** The turns of one query. */
-  public Turn turn() {
-    return new Turn();
+  /**
+   * The turns of one query.
+   *
+   * @param patienceMillis it goes behind those that come so much later and have no patience
+   */
+  public Turn turn(long patienceMillis) {
+    return new Turn(patienceMillis);
   }
 
   /**
@@ -52,16 +58,19 @@ public final class BatchAdmission {
    *
    * <p>Spark offers no way to give a query a clock. Its trigger has one of its own, made when the
    * query has opened its sources, which it asks before each trigger.
+   *
+   * @param patienceMillis see {@link #turn}
    */
-  public void attach(StreamExecution query) {
+  public void attach(StreamExecution query, long patienceMillis) {
     if (query instanceof MicroBatchExecution) {
-      Thread thread = new Thread(() -> replaceClock((MicroBatchExecution) query), "admission");
+      MicroBatchExecution batches = (MicroBatchExecution) query;
+      Thread thread = new Thread(() -> replaceClock(batches, turn(patienceMillis)), "admission");
       thread.setDaemon(true);
       thread.start();
     }
   }
 
-  private void replaceClock(MicroBatchExecution query) {
+  private static void replaceClock(MicroBatchExecution query, Turn turn) {
     while (query.triggerExecutor() == null && query.isActive()) {
       LockSupport.parkNanos(200_000);
     }
@@ -71,7 +80,7 @@ public final class BatchAdmission {
       try {
         Field field = ProcessingTimeExecutor.class.getDeclaredField("clock");
         field.setAccessible(true);
-        field.set(executor, new TurnClock(turn(), pauses));
+        field.set(executor, new TurnClock(turn, pauses));
       } catch (ReflectiveOperationException e) {
         throw new IllegalStateException(e);
       }
@@ -97,22 +106,30 @@ public final class BatchAdmission {
 
   /** Call with the lock. */
   private void wakeNext() {
-    Turn next = waiting.peekFirst();
-    if (next != null) {
-      next.isNext.signal();
+    if (!waiting.isEmpty()) {
+      waiting.first().isNext.signal();
     }
   }
 
   /** The place of a query in the line. Used by one thread at a time. */
-  public final class Turn {
+  public final class Turn implements Comparable<Turn> {
     private final Condition isNext = lock.newCondition();
+    private final long patienceNanos;
     private Thread thread;
+    private long due;
+    private long arrival;
     private long since;
     private boolean isTaken;
 
-    /** Whether it was entered and not left yet. */
-    public boolean isTaken() {
-      return isTaken;
+    private Turn(long patienceMillis) {
+      patienceNanos = TimeUnit.MILLISECONDS.toNanos(patienceMillis);
+    }
+
+    @Override
+    public int compareTo(Turn other) {
+      return due == other.due
+          ? Long.compare(arrival, other.arrival)
+          : Long.signum(due - other.due);
     }
 
     /** Waits for the turn; no effect within it. */
@@ -122,14 +139,17 @@ public final class BatchAdmission {
       }
       lock.lockInterruptibly();
       try {
-        waiting.addLast(this);
+        due = System.nanoTime() + patienceNanos;
+        arrival = arrivals++;
+        waiting.add(this);
         try {
-          while (waiting.peekFirst() != this) {
-            isNext.await();
-          }
-          // The first in line also looks for turns whose time is up.
-          while (!hasRoom()) {
-            isNext.awaitNanos(CHECK_NANOS);
+          while (waiting.first() != this || !hasRoom()) {
+            if (waiting.first() == this) {
+              // The first in line also looks for turns whose time is up.
+              isNext.awaitNanos(CHECK_NANOS);
+            } else {
+              isNext.await();
+            }
           }
           thread = Thread.currentThread();
           since = System.nanoTime();
