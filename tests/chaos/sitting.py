@@ -269,6 +269,7 @@ class Chaos:
                 pid = broker_status(self.places.broker).pid
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: not broker_status(self.places.broker).running, 30)
                 start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
 
     def start(self, target: str) -> None:
