@@ -63,13 +63,29 @@ def test_turns_are_taken_in_order_and_no_more_than_permitted_at_a_time(spark: Sp
     assert line.admission.waiting() == 0
 
 
-def test_a_turn_beyond_its_limit_keeps_nobody_waiting(spark: SparkSession) -> None:
-    line, never = Line(spark, permits=1, limit_ms=300), threading.Event()
-    line.join("long", lambda: never.wait(SECONDS))
-    line.join("next")
+def test_turns_beyond_their_limit_keep_nobody_waiting_unless_there_are_many(
+    spark: SparkSession,
+) -> None:
+    limit_ms = 300
+    line, first, second = Line(spark, 1, limit_ms), threading.Event(), threading.Event()
+    line.join("long", lambda: first.wait(SECONDS))
+    line.join("as long", lambda: second.wait(SECONDS))
     line.await_entered(2)
-    never.set()
-    assert line.entered == ["long", "next"]
+    began = time.monotonic()
+    line.join("third")
+    threading.Event().wait(2 * limit_ms / 1000)
+    assert line.admission.waiting() == 1
+    first.set()
+    line.await_entered(3)
+    # Much longer than the limit, not even many do.
+    line.join("stuck", lambda: first.clear() or first.wait(SECONDS))
+    line.await_entered(4)
+    line.join("last")
+    line.await_entered(5)
+    assert time.monotonic() - began > 10 * limit_ms / 1000
+    second.set()
+    first.set()
+    assert line.entered == ["long", "as long", "third", "stuck", "last"]
 
 
 def test_who_is_patient_lets_others_go_ahead_until_the_patience_is_over(

@@ -21,10 +21,12 @@ import org.apache.spark.util.Clock;
  * query that waits has not looked yet, so the longer it waits, the more rows its batch takes up. A
  * trigger without new data ends its turn after milliseconds.
  *
- * <p>Nothing can wait for ever: a turn that takes longer than its limit still goes on, but no
- * longer counts, and the next query is admitted beside it.
+ * <p>Nothing can wait for ever: a turn that takes longer than its limit still goes on, but the next
+ * query is admitted beside it. As long as no turn is much longer, there are at most twice as many as
+ * permitted: where the machine is slow for all of them, more would make it slower.
  */
 public final class BatchAdmission {
+  private static final int MUCH_LONGER = 12;
   private static final long CHECK_NANOS = TimeUnit.MILLISECONDS.toNanos(200);
 
   private final int permits;
@@ -36,7 +38,7 @@ public final class BatchAdmission {
 
   /**
    * @param permits how many turns may be taken at the same time
-   * @param limitMillis how long a turn counts as one of them
+   * @param limitMillis how long a turn keeps others waiting
    */
   public BatchAdmission(int permits, long limitMillis) {
     this.permits = permits;
@@ -100,8 +102,10 @@ public final class BatchAdmission {
   /** Call with the lock. */
   private boolean hasRoom() {
     long now = System.nanoTime();
-    admitted.removeIf(turn -> !turn.thread.isAlive() || now - turn.since >= limitNanos);
-    return admitted.size() < permits;
+    admitted.removeIf(
+        turn -> !turn.thread.isAlive() || now - turn.since >= MUCH_LONGER * limitNanos);
+    long within = admitted.stream().filter(turn -> now - turn.since < limitNanos).count();
+    return within < permits && admitted.size() < 2 * permits;
   }
 
   /** Call with the lock. */
