@@ -18,7 +18,7 @@ SMOKE = {
     "writer.py": ["--blocks", "1", "--rounds", "1"],
     "update.py": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
-    "tables.py": ["--tables", "6", "--seconds", "8", "--warm-up", "8"],
+    "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
 }
 
 

@@ -221,7 +221,7 @@ def run(root: Path, options: argparse.Namespace) -> None:
 
     broker = start_broker(root / "broker")
     try:
-        ensure_topic(broker.bootstrap_servers, TOPIC, partitions=2)
+        ensure_topic(broker.bootstrap_servers, TOPIC)
         project = root / "project"
         project.mkdir()
         storage = root / "storage"
