@@ -86,14 +86,6 @@ class ProgressListener(StreamingQueryListener):
             self._watchers.pop(run_id, None)
 
 
-class _JavaListener(JStreamingQueryListener):
-    """Takes a report as one string; PySpark gets every field of it by calls of their own."""
-
-    def onQueryProgress(self, jevent: Any) -> None:
-        listener: Any = self.pylistener
-        listener.progressed(jevent.progress().json())
-
-
 def backlog_records(progress: Mapping[str, Any]) -> int | None:
     """Records that wait at the sources that say so (Kafka: latest minus processed offsets).
 
@@ -111,3 +103,11 @@ def backlog_records(progress: Mapping[str, Any]) -> int | None:
             behind = sum(max(0, offset - done.get(p, 0)) for p, offset in partitions.items())
             waiting = (waiting or 0) + behind
     return waiting
+
+
+class _JavaListener(JStreamingQueryListener):
+    """Takes a report as one string; PySpark gets every field of it by calls of their own."""
+
+    def onQueryProgress(self, jevent: Any) -> None:
+        listener: Any = self.pylistener
+        listener.progressed(jevent.progress().json())
