@@ -5,10 +5,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long chaos lint bench jars ui clean distclean
+.PHONY: help demo test test-long chaos chaos-sinks lint bench jars ui clean distclean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVENTS=20000 to end by itself, RATE=500 per second
 	$(BIN)/penstock demo --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
@@ -21,7 +21,13 @@ test-long: jars .venv-double/.installed  ## the tests marked long, more than 100
 	PENSTOCK_DECISION_CASES=$(or $(CASES),2000) $(BIN)/python -m pytest tests/spark/test_batch_decisions.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
 
-chaos: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
+chaos: jars  ## one sitting of kill -9 over the demo and auto CDC, without two defences as well, and the table of all sittings; KILLS=25, SEED to repeat
+	$(BIN)/python tests/chaos/sitting.py --kills $(or $(KILLS),25) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/chaos/sitting.py --kills 1 --without decision
+	$(BIN)/python tests/chaos/sitting.py --kills 1 --without fence
+	$(BIN)/python tests/chaos/sitting.py --table
+
+chaos-sinks: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the layers of the rooms

@@ -12,11 +12,13 @@ QUICK = {
     "writer.py": ["--blocks", "3", "--rounds", "3"],
     "update.py": ["--rounds", "1"],
     "watching.py": ["--seconds", "60"],
+    "tables.py": ["--seconds", "60", "--warm-up", "40"],
 }
 SMOKE = {
     "writer.py": ["--blocks", "1", "--rounds", "1"],
     "update.py": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
+    "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
 }
 
 

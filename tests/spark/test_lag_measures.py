@@ -84,6 +84,9 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
         monkeypatch.setattr(pending, "_MOST_COMMITS", 2)
         many = versions.measure(table, end)
         assert (many["versions"], many["rows"], many["seconds_behind"]) == (3, None, 90.0)
+        for version in (4, 50):  # everything is read; the log was cleaned up or is another one
+            read = versions.measure(table, {**end, "reservoirVersion": version, "index": -1})
+            assert (read["versions"], read["latest_version"]) == (0, 3), version
         nothing = versions.measure(table, {"strange": 1})
         assert {nothing[key] for key in ("versions", "bytes", "rows")} == {None}
     finally:

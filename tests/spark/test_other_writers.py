@@ -45,6 +45,32 @@ def test_version_is_refused_when_it_exists(spark: SparkSession, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 
+def test_listing_of_a_log_is_that_of_delta(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a b%20ü" / "_delta_log"
+    (folder / "_sidecars").mkdir(parents=True)
+    names = [f"{version:020d}.{kind}" for version in range(4) for kind in ("json", "crc")]
+    names += [f"{2:020d}.checkpoint.parquet", f".{3:020d}.json.1.tmp", f".{3:020d}.json.crc"]
+    for name in [*names, "_last_checkpoint"]:
+        (folder / name).write_text(name)
+    jvm: Any = spark._jvm
+    ours, conf = log_store(spark)
+    deltas = jvm.io.delta.storage.LocalLogStore(conf)
+
+    def listed(store: Any, name: str) -> list[str]:
+        start = jvm.org.apache.hadoop.fs.Path(folder.as_posix(), name)
+        files = store.listFrom(start, conf)
+        found = []
+        while files.hasNext():
+            found.append(str(files.next()))  # path, length and times
+        return found
+
+    for name in (f"{0:020d}.json", f"{2:020d}.", f"{9:020d}.json", "_"):
+        assert listed(ours, name) == listed(deltas, name), name
+    assert len(listed(ours, f"{2:020d}.")) == 7
+    with pytest.raises(Exception, match="FileNotFoundException"):
+        ours.listFrom(jvm.org.apache.hadoop.fs.Path(str(tmp_path / "none" / "x")), conf)
+
+
 def test_one_of_two_writers_wins_each_version_when_they_publish_at_the_same_moment(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
+    JStreamingQueryListener,
     QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
@@ -35,6 +37,7 @@ class ProgressListener(StreamingQueryListener):
         self._lock = threading.Lock()
         self._watchers: dict[str, QueryWatcher] = {}
         self._early: dict[str, list[Callable[[QueryWatcher], None]]] = {}
+        self._java: Any = None
 
     def watch(self, run_id: str, watcher: QueryWatcher) -> None:
         """Register the watcher of a run and give it what happened so far."""
@@ -52,13 +55,24 @@ class ProgressListener(StreamingQueryListener):
                 return
         call(watcher)
 
+    @property
+    def _jlistener(self) -> Any:
+        if self._java is None:
+            jvm: Any = SparkContext._jvm
+            self._java = jvm.PythonStreamingQueryListenerWrapper(_JavaListener(self))
+        return self._java
+
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to do: whoever started the query knows."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """A micro-batch ended, or the idle report of every ten seconds."""
-        progress = json.loads(event.progress.json)
-        self._deliver(str(event.progress.runId), lambda watcher: watcher.progressed(progress))
+        self.progressed(event.progress.json)
+
+    def progressed(self, text: str) -> None:
+        """Take a report as Spark writes it."""
+        progress = json.loads(text)
+        self._deliver(progress["runId"], lambda watcher: watcher.progressed(progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing new; the terminal shows the state that it has."""
@@ -99,3 +113,11 @@ def backlog_records(progress: Mapping[str, Any]) -> int | None:
             behind = sum(max(0, offset - done.get(p, 0)) for p, offset in partitions.items())
             waiting = (waiting or 0) + behind
     return waiting
+
+
+class _JavaListener(JStreamingQueryListener):
+    """Takes a report as one string; PySpark gets every field of it by calls of their own."""
+
+    def onQueryProgress(self, jevent: Any) -> None:
+        listener: Any = self.pylistener
+        listener.progressed(jevent.progress().json())

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from penstock._engine import plans
+from penstock._engine.admission import BatchAdmission
 from penstock._engine.autoloader.batch_log import batch_files
 from penstock._engine.autoloader.opening import OpenedFiles
 from penstock._engine.autoloader.overwritten import forget_overwritten
@@ -110,6 +111,7 @@ class SparkEngine:
         self._damage = DamageCheck(spark, tables, self._warn)
         self._listener = ProgressListener()
         self._lag = LagProbe(spark, context.emit)
+        self._admission = BatchAdmission(spark)
         self._running: list[RunningQuery] = []
         # Flows whose query has other columns than the analysis saw.
         self._grown: dict[str, FlowNode] = {}
@@ -205,6 +207,8 @@ class SparkEngine:
             writer = _triggered(writer, step)
             running.has_batches = has_batches
             query = self._start(writer, node)
+            is_read = any(node.target in flow.upstream for flow in self._graph.flows.values())
+            self._admission.attach(query, is_read=is_read)
             running.attach(query)
             self._running.append(running)
             self._listener.watch(str(query.runId), running)

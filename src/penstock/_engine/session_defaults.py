@@ -112,7 +112,7 @@ def session_defaults(
         conf["spark.driver.memory"] = "2g"
     if is_local_storage(storage_root) and is_local(master):
         # Hadoop's own classes fork chmod and readlink for every file; these do not. The log store
-        # publishes a version atomically (`_local.logstore`); Delta's own one for local disks
+        # publishes a version atomically (`_local.jvm`); Delta's own one for local disks
         # overwrites what another process commits in between.
         conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
         conf["spark.delta.logStore.file.impl"] = "penstock.delta.LinkLogStore"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from penstock._local import logstore
+from penstock._local import jvm
 from penstock._local.download import (
     SyncStoppedError,
     copy_jar,
@@ -111,7 +111,7 @@ def class_path(
 ) -> list[Path]:
     """The jars of some sets, in the order of the lock, after a look at their sizes.
 
-    With the set `delta` comes the log store that is part of Penstock.
+    With the set `delta` come the Java classes that are part of Penstock.
 
     Raises:
         SetupError: `JARS_MISSING`: at least one is not there, or cut short.
@@ -135,7 +135,7 @@ def class_path(
             f"jars of {', '.join(names)} are not in {root}",
             hint=f"run `penstock jars sync {flags}`",
         )
-    own = [logstore.JAR] if any(jar_set.name == "delta" for jar_set in selected) else []
+    own = [jvm.JAR] if any(jar_set.name == "delta" for jar_set in selected) else []
     return [*own, *(jar.path(root) for jar_set in selected for jar in jar_set.jars)]
 
 

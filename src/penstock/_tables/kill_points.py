@@ -35,5 +35,9 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
 
 
 def is_switched_off(defence: str) -> bool:
-    """Whether a test wants to see what happens without a defence: `sink-fence`."""
+    """Whether a test wants to see what happens without a defence.
+
+    Args:
+        defence: `fence` (of tables), `sink-fence`, or `decision` (a batch is judged once).
+    """
     return os.environ.get("PENSTOCK_TEST_WITHOUT") == defence

@@ -21,7 +21,7 @@ from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import Begun, FencedTable
-from penstock._tables.kill_points import kill_point
+from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.late import (
     FindLateRows,
     LateCounts,
@@ -342,7 +342,7 @@ class FlowWriter:
         Raises:
             CheckpointError: `BATCH_UNFINISHED`.
         """
-        if batch_id is None or self._decisions is None:
+        if batch_id is None or self._decisions is None or is_switched_off("decision"):
             return None
         decision = self._decisions.load(self._app_id, batch_id)
         if decision is None:

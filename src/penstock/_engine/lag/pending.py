@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import local_path
 
 _STATUS = re.compile(
     r"\w*FileStatus\{path=(.*?); isDirectory=false; length=(\d+);"
@@ -154,8 +155,8 @@ class PendingVersions:
         unknown: dict[str, Any] = {"kind": "delta", "seconds_behind": None}
         unknown |= dict.fromkeys(("versions", "bytes", "rows"))
         try:
-            latest = int(self._delta.snapshot(path).version())
             version, index = int(offset["reservoirVersion"]), int(offset["index"])
+            latest = self._latest(path, version)
         except (Py4JError, KeyError, TypeError, ValueError):
             return {**unknown, "latest_version": None}
         unknown["latest_version"] = latest
@@ -184,6 +185,21 @@ class PendingVersions:
             "rows": None if None in rows else sum(count or 0 for count in rows),
             "seconds_behind": _seconds_behind(times, self._now_ms()),
         }
+
+    def _latest(self, path: str, version: int) -> int:
+        """The newest version, which is at least the one before `version`.
+
+        On a local disk by the names of the commits: Delta would list the whole log, for each of the
+        flows that read the table.
+        """
+        table = local_path(path)
+        if table is not None:
+            log, at = table / "_delta_log", version
+            while (log / f"{at:020d}.json").exists():
+                at += 1
+            if at > version or (log / f"{version - 1:020d}.json").exists():
+                return at - 1
+        return int(self._delta.snapshot(path).version())
 
     def _oldest(self, path: str, version: int, index: int) -> float | None:
         """Age of the first of very many commits that has rows to read."""

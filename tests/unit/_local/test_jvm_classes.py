@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock._local.logstore import CLASS, JAR, SOURCE
+from penstock._local.jvm import JAR, SOURCES
 
-BUILD = Path(__file__).parents[3] / ".ci" / "build-logstore"
+BUILD = Path(__file__).parents[3] / ".ci" / "build-jvm-classes"
 
 
 def javac_version() -> int:
@@ -22,18 +22,22 @@ def javac_version() -> int:
     return int(match[1]) if match else 0
 
 
-def test_jar_names_the_source_that_it_was_built_from() -> None:
+def test_jar_names_the_sources_that_it_was_built_from() -> None:
     with zipfile.ZipFile(JAR) as jar:
         manifest = jar.read("META-INF/MANIFEST.MF").decode().replace("\n ", "")
         names = jar.namelist()
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
     assert f"Source-Sha256: {digest}" in manifest
-    assert names == ["META-INF/MANIFEST.MF", CLASS.replace(".", "/") + ".class"]
+    assert names[0] == "META-INF/MANIFEST.MF"
+    assert {name.partition("$")[0].removesuffix(".class") for name in names[1:]} == {
+        "penstock/delta/LinkLogStore",
+        "penstock/spark/BatchAdmission",
+    }
 
 
 @pytest.mark.spark  # needs the jars of Delta
 @pytest.mark.skipif(javac_version() != 17, reason="only the compiler of JDK 17 gives equal bytes")
-def test_jar_is_what_the_compiler_makes_of_the_source(tmp_path: Path) -> None:
+def test_jar_is_what_the_compiler_makes_of_the_sources(tmp_path: Path) -> None:
     built = tmp_path / "built.jar"
     subprocess.run([sys.executable, BUILD, built], check=True)
     assert built.read_bytes() == JAR.read_bytes()

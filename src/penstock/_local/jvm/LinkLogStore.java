@@ -2,6 +2,8 @@ package penstock.delta;
 
 import io.delta.storage.HadoopFileSystemLogStore;
 import java.io.BufferedWriter;
+import java.io.File;
+import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
@@ -9,8 +11,13 @@ import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.Paths;
 import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Iterator;
+import java.util.List;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
 /**
@@ -56,6 +63,32 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
     } finally {
       Files.deleteIfExists(draft);
     }
+  }
+
+  /**
+   * Looks at files of wanted versions only. Every update of a table's state lists its log, and Delta
+   * looks at all files of the folder: at least one for each commit of the last month.
+   */
+  @Override
+  public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
+    FileSystem files = path.getFileSystem(conf);
+    Path folder = files.makeQualified(path.getParent());
+    String[] names = new File(folder.toUri().getPath()).list();
+    if (names == null) {
+      throw new FileNotFoundException("No such folder: " + folder);
+    }
+    Arrays.sort(names);
+    List<FileStatus> found = new ArrayList<>();
+    for (String name : names) {
+      if (name.compareTo(path.getName()) >= 0) {
+        try {
+          found.add(files.getFileStatus(new Path(folder, name)));
+        } catch (FileNotFoundException e) {
+          // Deleted since.
+        }
+      }
+    }
+    return found.iterator();
   }
 
   private static void write(java.nio.file.Path draft, Iterator<String> actions)

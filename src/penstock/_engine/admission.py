@@ -1,0 +1,46 @@
+"""Streaming flows take turns: no more batches in work than the machine can carry.
+
+The turns are taken in the JVM (`penstock.spark.BatchAdmission`), by the threads of the queries.
+"""
+
+from typing import Any
+
+from py4j.java_gateway import JavaPackage
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+TURN_SECONDS = 5.0
+"""How long a batch keeps others waiting; a longer one goes on beside them."""
+PATIENCE_SECONDS = 5.0
+"""How long a flow that no other reads lets those go ahead that others wait for."""
+
+
+class BatchAdmission:
+    """Lets the streaming queries of a session take turns, first come, first served.
+
+    One more turn than there are cores is taken at the same time, as a batch does not compute all
+    the time.
+
+    Args:
+        spark: The session. One of others, without Penstock's Java classes, has no turns.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm
+        java_class = jvm.penstock.spark.BatchAdmission
+        self._java: Any = None
+        if not isinstance(java_class, JavaPackage):
+            permits = spark.sparkContext.defaultParallelism + 1
+            self._java = java_class(permits, int(TURN_SECONDS * 1000))
+
+    def attach(self, query: StreamingQuery, *, is_read: bool) -> None:
+        """Let a query with a processing time trigger take turns; others are left as they are.
+
+        Args:
+            query: Has just been started.
+            is_read: Whether other flows read what it writes.
+        """
+        if self._java is not None:
+            java_query: Any = query
+            patience = 0 if is_read else int(PATIENCE_SECONDS * 1000)
+            self._java.attach(java_query._jsq.streamingQuery(), patience)

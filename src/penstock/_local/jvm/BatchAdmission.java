@@ -1,0 +1,235 @@
+package penstock.spark;
+
+import java.lang.reflect.Field;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.TreeSet;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.LockSupport;
+import java.util.concurrent.locks.ReentrantLock;
+import org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution;
+import org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor;
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
+import org.apache.spark.util.Clock;
+
+/**
+ * Streaming queries take turns: few of them work at the same time, first come, first served. A query
+ * with less patience goes ahead of those that have waited for less than the difference.
+ *
+ * <p>A turn is one trigger of a query, from the look at its sources to the commit of its batch. A
+ * query that waits has not looked yet, so the longer it waits, the more rows its batch takes up. A
+ * trigger without new data ends its turn after milliseconds.
+ *
+ * <p>Nothing can wait for ever: a turn that takes longer than its limit still goes on, but the next
+ * query is admitted beside it. As long as no turn is much longer, there are at most twice as many as
+ * permitted: where the machine is slow for all of them, more would make it slower.
+ */
+public final class BatchAdmission {
+  private static final int MUCH_LONGER = 12;
+  private static final long CHECK_NANOS = TimeUnit.MILLISECONDS.toNanos(200);
+
+  private final int permits;
+  private final long limitNanos;
+  private final ReentrantLock lock = new ReentrantLock();
+  private final TreeSet<Turn> waiting = new TreeSet<>();
+  private final List<Turn> admitted = new ArrayList<>();
+  private long arrivals;
+
+  /**
+   * @param permits how many turns may be taken at the same time
+   * @param limitMillis how long a turn keeps others waiting
+   */
+  public BatchAdmission(int permits, long limitMillis) {
+    this.permits = permits;
+    this.limitNanos = TimeUnit.MILLISECONDS.toNanos(limitMillis);
+  }
+
+  /**
+   * The turns of one query.
+   *
+   * @param patienceMillis it goes behind those that come so much later and have no patience
+   */
+  public Turn turn(long patienceMillis) {
+    return new Turn(patienceMillis);
+  }
+
+  /**
+   * Lets a query take turns from its next trigger on; has no effect on queries without a processing
+   * time trigger. Returns at once.
+   *
+   * <p>Spark offers no way to give a query a clock. Its trigger has one of its own, made when the
+   * query has opened its sources, which it asks before each trigger.
+   *
+   * @param patienceMillis see {@link #turn}
+   */
+  public void attach(StreamExecution query, long patienceMillis) {
+    if (query instanceof MicroBatchExecution) {
+      MicroBatchExecution batches = (MicroBatchExecution) query;
+      Thread thread = new Thread(() -> replaceClock(batches, turn(patienceMillis)), "admission");
+      thread.setDaemon(true);
+      thread.start();
+    }
+  }
+
+  private static void replaceClock(MicroBatchExecution query, Turn turn) {
+    while (query.triggerExecutor() == null && query.isActive()) {
+      LockSupport.parkNanos(200_000);
+    }
+    if (query.triggerExecutor() instanceof ProcessingTimeExecutor) {
+      ProcessingTimeExecutor executor = (ProcessingTimeExecutor) query.triggerExecutor();
+      boolean pauses = executor.processingTimeTrigger().intervalMs() > 0;
+      try {
+        Field field = ProcessingTimeExecutor.class.getDeclaredField("clock");
+        field.setAccessible(true);
+        field.set(executor, new TurnClock(turn, pauses));
+      } catch (ReflectiveOperationException e) {
+        throw new IllegalStateException(e);
+      }
+    }
+  }
+
+  /** How many queries wait for their turn. */
+  public int waiting() {
+    lock.lock();
+    try {
+      return waiting.size();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Call with the lock. */
+  private boolean hasRoom() {
+    long now = System.nanoTime();
+    admitted.removeIf(
+        turn -> !turn.thread.isAlive() || now - turn.since >= MUCH_LONGER * limitNanos);
+    long within = admitted.stream().filter(turn -> now - turn.since < limitNanos).count();
+    return within < permits && admitted.size() < 2 * permits;
+  }
+
+  /** Call with the lock. */
+  private void wakeNext() {
+    if (!waiting.isEmpty()) {
+      waiting.first().isNext.signal();
+    }
+  }
+
+  /** The place of a query in the line. Used by one thread at a time. */
+  public final class Turn implements Comparable<Turn> {
+    private final Condition isNext = lock.newCondition();
+    private final long patienceNanos;
+    private Thread thread;
+    private long due;
+    private long arrival;
+    private long since;
+    private boolean isTaken;
+
+    private Turn(long patienceMillis) {
+      patienceNanos = TimeUnit.MILLISECONDS.toNanos(patienceMillis);
+    }
+
+    @Override
+    public int compareTo(Turn other) {
+      return due == other.due
+          ? Long.compare(arrival, other.arrival)
+          : Long.signum(due - other.due);
+    }
+
+    /** Waits for the turn; no effect within it. */
+    public void enter() throws InterruptedException {
+      if (isTaken) {
+        return;
+      }
+      lock.lockInterruptibly();
+      try {
+        due = System.nanoTime() + patienceNanos;
+        arrival = arrivals++;
+        waiting.add(this);
+        try {
+          while (waiting.first() != this || !hasRoom()) {
+            if (waiting.first() == this) {
+              // The first in line also looks for turns whose time is up.
+              isNext.awaitNanos(CHECK_NANOS);
+            } else {
+              isNext.await();
+            }
+          }
+          thread = Thread.currentThread();
+          since = System.nanoTime();
+          admitted.add(this);
+          isTaken = true;
+        } finally {
+          waiting.remove(this);
+          wakeNext();
+        }
+      } finally {
+        lock.unlock();
+      }
+    }
+
+    /** Ends the turn; no effect outside of it. */
+    public void leave() {
+      isTaken = false;
+      lock.lock();
+      try {
+        admitted.remove(this);
+        wakeNext();
+      } finally {
+        lock.unlock();
+      }
+    }
+  }
+
+  /** The clock of a processing time trigger, which looks at it before each trigger. */
+  private static final class TurnClock implements Clock {
+    private final Turn turn;
+    private final boolean pauses;
+
+    TurnClock(Turn turn, boolean pauses) {
+      this.turn = turn;
+      this.pauses = pauses;
+    }
+
+    /** Asked before each trigger; with pauses between them, after it as well. */
+    @Override
+    public long getTimeMillis() {
+      if (!pauses) {
+        turn.leave();
+      }
+      try {
+        turn.enter();
+      } catch (InterruptedException e) {
+        throw unchecked(e);
+      }
+      return System.currentTimeMillis();
+    }
+
+    @Override
+    public long nanoTime() {
+      return System.nanoTime();
+    }
+
+    /** Asked between two triggers. */
+    @Override
+    public long waitTillTime(long target) {
+      turn.leave();
+      long now = System.currentTimeMillis();
+      while (now < target) {
+        try {
+          Thread.sleep(target - now);
+        } catch (InterruptedException e) {
+          throw unchecked(e);
+        }
+        now = System.currentTimeMillis();
+      }
+      return now;
+    }
+
+    /** As it is: Spark knows an interrupted query by this exception. */
+    @SuppressWarnings("unchecked")
+    private static <E extends Throwable> E unchecked(Throwable e) throws E {
+      throw (E) e;
+    }
+  }
+}

@@ -1,0 +1,11 @@
+"""Java classes of Penstock, with the jar built from them.
+
+`LinkLogStore` publishes versions of Delta tables on a local disk; `BatchAdmission` lets streaming
+queries take turns.
+"""
+
+from pathlib import Path
+
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.java")))
+JAR = Path(__file__).with_name("penstock.jar")
+"""Built by `.ci/build-jvm-classes`; committed, so that no JDK is needed."""

@@ -1,0 +1,454 @@
+"""SIGKILL at random moments, to the demo and to auto CDC beside it; then every row is compared.
+
+A sitting starts in an empty folder and ends with a comparison with the Kafka log. Its result is one
+line of a file, so that 500 kills can be made in as many sittings as it takes; `--table` writes what
+the file holds into docs/reliability.md.
+
+    python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
+    python tests/chaos/sitting.py --table
+
+`--without decision` or `--without fence` switches a defence off and kills where it is needed: such
+a sitting must find wrong rows, and fails if it does not.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
+from penstock._local.demo.account import take_account
+from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.kafka_log import Record, read_ranges, read_records
+from penstock._local.demo.oracle import differences, judge, read_tables
+from penstock._local.demo.orders import OrderStream
+from penstock._local.demo.places import PARTITIONS, TOPIC, DemoPlaces
+from penstock._local.demo.producer import OrderProducer
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("sittings.jsonl")
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- sittings -->", "<!-- end of sittings -->"
+KINDS = {"group": 4, "jvm": 2, "python": 2, "broker": 2}
+"""What is killed, and how often in ten: the process group, one of its two processes, or Kafka."""
+RATE = 100.0
+SECONDS = 240.0
+LEFT_OVER_SECONDS = 30.0
+CONTROLS = {
+    "decision": ("after_quarantine_commit", "coins"),
+    "fence": ("after_target_commit", "orders_bronze"),
+}
+"""Defence to the point at which a kill needs it, and a flow that comes there."""
+
+PIPELINE = '''
+
+# -- beside the demo: auto CDC, and a table whose rule every process has in another way ---------
+
+from pathlib import Path
+
+for kind in (1, 2):
+    dp.create_streaming_table(f"customers_{kind}")
+    dp.create_auto_cdc_flow(
+        target=f"customers_{kind}",
+        source="customer_changes",
+        keys=["customer_id"],
+        sequence_by=F.struct("timestamp", "partition", "offset"),
+        stored_as_scd_type=kind,
+    )
+
+
+@dp.temporary_view
+def customer_changes() -> DataFrame:
+    """Every message that names a customer is a change of this customer."""
+    text = F.make_valid_utf8(F.col("value").cast("string"))
+    return (
+        spark.readStream.table("orders_bronze")
+        .withColumn("order", F.from_json(text, ORDER))
+        .where("order.customer_id IS NOT NULL")
+        .select("order.customer_id", "timestamp", "partition", "offset")
+    )
+
+
+@dp.table
+@dp.expect_or_drop("coin", f"pmod(offset, 5) <> {len([*Path().glob('run-*.log')]) % 5}")
+def coins() -> DataFrame:
+    """A batch that is judged twice is judged in two ways."""
+    return spark.readStream.table("orders_bronze").select("partition", "offset")
+'''
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    pause, deadline = threading.Event(), time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.05)
+    return True
+
+
+def session_members(session: int) -> dict[int, str]:
+    """Living processes of a session, with their names."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        fields = rest.split()
+        if int(fields[3]) == session and fields[0] != "Z":
+            found[int(place.name)] = name
+    return found
+
+
+class Pipeline:
+    """`penstock run` in a session of its own."""
+
+    def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
+        self._log = root / f"run-{time.time_ns()}.log"
+        self.started = time.time()
+        self.killed_java = 0
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", "run", *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=root,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def java(self) -> int:
+        """Spark's process."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                p for p, name in session_members(self.process.pid).items() if "java" in name
+            ]
+            return bool(found)
+
+        if not wait_until(is_there, 30):
+            raise SystemExit(f"no Java process:\n{self.output}")
+        return found[0]
+
+    def has_recovered(self) -> bool:
+        """Whether it has started Spark anew by itself."""
+        members = session_members(self.process.pid)
+        java = {pid for pid, name in members.items() if "java" in name}
+        return bool(self.killed_java and self.process.poll() is None and java - {self.killed_java})
+
+    def is_gone(self) -> bool:
+        return self.process.poll() is not None and not session_members(self.process.pid)
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        for pid in session_members(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@dataclass
+class Sitting:
+    """What a sitting did and found; one line of the record."""
+
+    seed: int
+    without: str
+    began: str
+    kills: dict[str, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    left_over: int = 0
+    messages: int = 0
+    rows_lost: int = 0
+    rows_duplicated: int = 0
+    other_differences: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not (
+            self.left_over or self.rows_lost or self.rows_duplicated or self.other_differences
+        )
+
+
+class Chaos:
+    """One sitting in one folder."""
+
+    def __init__(self, root: Path, seed: int, without: str) -> None:
+        began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        self.result = Sitting(seed, without, began)
+        self.dice = random.Random(seed)
+        self.root, self.without = root, without
+        self.environment = {"PENSTOCK_TEST_WITHOUT": without} if without else {}
+        self.places = DemoPlaces(root)
+        self.pipeline: Pipeline | None = None
+
+    # -- kills ---------------------------------------------------------------------------------
+
+    def run(self, kills: int) -> Sitting:
+        """Kill so many times, let everything be processed, and compare."""
+        broker = start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
+        try:
+            ensure_topic(broker.bootstrap_servers, TOPIC, PARTITIONS)
+            self.places.write_project(broker.bootstrap_servers)
+            with (self.root / "pipeline.py").open("a", encoding="utf-8") as source:
+                source.write(PIPELINE)
+            stream = OrderStream(run_id=f"chaos-{self.result.seed}", rate=RATE, seed=0)
+            sender = OrderProducer(broker.bootstrap_servers, TOPIC, stream, total=None)
+            sender.start()
+            try:
+                for number in range(kills):
+                    self.kill(number)
+            finally:
+                sender.request_stop()
+                if self.pipeline is not None:
+                    self.pipeline.end()
+            sender.join(60)
+            self.drain()
+            self.compare(broker.bootstrap_servers)
+        finally:
+            stop_broker(self.places.broker)
+        return self.result
+
+    def kill(self, number: int) -> None:
+        kind = self.dice.choices(list(KINDS), list(KINDS.values()))[0]
+        target = ""
+        if self.without:
+            # Once for sure where the defence is needed, at a batch that is not the first.
+            kind, target = "group", ":".join((*CONTROLS[self.without], f"{3 + number}+"))
+        if self.pipeline is None:
+            self.start(target)
+        assert self.pipeline is not None
+        pipeline = self.pipeline
+        if target:
+            if not wait_until(lambda: pipeline.process.poll() is not None, SECONDS):
+                raise SystemExit(f"{target} was not met:\n{pipeline.output}")
+        else:
+            self.await_commit(pipeline.started)
+            # Around the start of the next flows and batches, or amid many of them.
+            threading.Event().wait(self.dice.uniform(0.0, self.dice.choice((1.0, 10.0))))
+        killed = time.time()
+        self.send(kind, pipeline)
+        since = time.time()
+        if kind != "broker":
+            wait_until(lambda: pipeline.is_gone() or pipeline.has_recovered(), LEFT_OVER_SECONDS)
+            if not pipeline.has_recovered():
+                if left := session_members(pipeline.process.pid):
+                    print(f"left over after {kind}: {left}", flush=True)
+                    self.result.left_over += len(left)
+                pipeline.end()
+                since = time.time()
+                self.start("")
+        self.await_commit(since)
+        took = time.time() - killed
+        self.result.seconds.append(round(took, 1))
+        self.result.kills[kind] = self.result.kills.get(kind, 0) + 1
+        print(f"kill {number + 1}: {kind}, next commit after {took:.1f} s", flush=True)
+        if self.without:
+            self.pipeline.end()
+            self.pipeline = None
+
+    def send(self, kind: str, pipeline: Pipeline) -> None:
+        """SIGKILL; returns when the signal was sent, of the broker when a new one answers."""
+        match kind:
+            case "group":
+                with contextlib.suppress(ProcessLookupError):  # a kill point was faster
+                    os.killpg(pipeline.process.pid, signal.SIGKILL)
+            case "jvm":
+                pipeline.killed_java = pipeline.java()
+                os.kill(pipeline.killed_java, signal.SIGKILL)
+            case "python":
+                pipeline.process.kill()
+            case "broker":
+                pid = broker_status(self.places.broker).pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: not broker_status(self.places.broker).running, 30)
+                start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
+
+    def start(self, target: str) -> None:
+        extra = {"PENSTOCK_KILL_AT": target} if target else {}
+        self.pipeline = Pipeline(self.root, "--continuous", **self.environment, **extra)
+
+    def await_commit(self, since: float) -> None:
+        """Return when a table has a commit that is newer."""
+        assert self.pipeline is not None
+        pipeline = self.pipeline
+        logs = self.root / "tables"
+
+        def has_commit() -> bool:
+            files = logs.glob("**/_delta_log/*.json")
+            return any(file.stat().st_mtime > since for file in files)
+
+        if not wait_until(lambda: has_commit() or pipeline.process.poll() is not None, SECONDS):
+            raise SystemExit(f"no commit for {SECONDS:g} s:\n{pipeline.output}")
+        if not has_commit():
+            raise SystemExit(f"the pipeline ended by itself:\n{pipeline.output}")
+
+    # -- the comparison ------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """A triggered update processes the rest."""
+        last = Pipeline(self.root, **self.environment)
+        try:
+            if last.process.wait(SECONDS) != 0 and not self.without:
+                raise SystemExit(f"the last update failed:\n{last.output}")
+        finally:
+            last.end()
+
+    def compare(self, servers: str) -> None:
+        ranges = read_ranges(servers, TOPIC)
+        records = list(read_records(servers, TOPIC, ranges))
+        result = self.result
+        result.messages = len(records)
+        account = take_account(self.places, ranges)
+        result.rows_lost += len(account.lost) + account.pending
+        result.rows_duplicated += len(account.doubled)
+        result.other_differences += differences(records, read_tables(self.places))[:20]
+        if account.foreign:
+            result.other_differences.append(f"{len(account.foreign)} rows of no message")
+        log = [(record.partition, record.offset) for record in records]
+        coins = self.rows("coins", "partition", "offset")
+        coins += self.rows("coins_quarantine", "partition", "offset")
+        self.count("coins", log, coins)
+        self.compare_customers(records)
+
+    def compare_customers(self, records: Iterable[Record]) -> None:
+        """One version of a customer per message, each valid until the next one."""
+        changes: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for record in records:
+            customer = judge(record).row["customer_id"]
+            if customer is not None:
+                place = (record.timestamp_ms, record.partition, record.offset)
+                changes[customer].append(place)
+        versions = []
+        for customer, places in changes.items():
+            places.sort()
+            ends = [*[place[1:] for place in places[1:]], None]
+            versions += [(customer, *p[1:], e) for p, e in zip(places, ends, strict=True)]
+        rows = [
+            (customer, partition, offset, end and (end["partition"], end["offset"]))
+            for customer, partition, offset, end in self.rows(
+                "customers_2", "customer_id", "partition", "offset", "__END_AT"
+            )
+        ]
+        self.count("customers_2", versions, rows)
+        newest = [(customer, *places[-1][1:]) for customer, places in changes.items()]
+        self.count(
+            "customers_1", newest, self.rows("customers_1", "customer_id", "partition", "offset")
+        )
+
+    def count(self, table: str, expected: list[Any], rows: list[Any]) -> None:
+        wanted, held = Counter(expected), Counter(rows)
+        lost, added = wanted - held, held - wanted
+        if lost or added:
+            print(f"{table}: lost {list(lost)[:5]}, duplicated or wrong {list(added)[:5]}")
+        self.result.rows_lost += lost.total()
+        self.result.rows_duplicated += added.total()
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        snapshot = read_snapshot(self.places.table(table))
+        if snapshot is None:
+            return []
+        listed = read_rows(snapshot.files, columns).to_pylist()
+        return [tuple(row[column] for column in columns) for row in listed]
+
+
+# -- the record ---------------------------------------------------------------------------------
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that this share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def table_of(sittings: list[dict[str, Any]]) -> str:
+    """What the sittings found, as Markdown."""
+    lines = [
+        "| | Kills | Group, JVM, Python, broker | Messages | Lost | Duplicated | Other differences "
+        "| Left-over processes | Kill to next commit: median, p95 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    groups = {"all defences": [s for s in sittings if not s["without"]]}
+    for name in CONTROLS:
+        groups[f"without `{name}`"] = [s for s in sittings if s["without"] == name]
+    for title, group in groups.items():
+        if not group:
+            continue
+        kinds = [sum(s["kills"].get(kind, 0) for s in group) for kind in KINDS]
+        seconds = [value for s in group for value in s["seconds"]]
+        cells = [
+            title,
+            sum(kinds),
+            ", ".join(map(str, kinds)),
+            sum(s["messages"] for s in group),
+            sum(s["rows_lost"] for s in group),
+            sum(s["rows_duplicated"] for s in group),
+            sum(len(s["other_differences"]) for s in group),
+            sum(s["left_over"] for s in group),
+            f"{percentile(seconds, 0.5):.1f} s, {percentile(seconds, 0.95):.1f} s",
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    seeds = ", ".join(str(s["seed"]) for s in sittings if not s["without"])
+    return "\n".join([*lines, "", f"Seeds of the sittings: {seeds}."])
+
+
+def write_table(record: Path) -> None:
+    """Put the table into the page."""
+    text = record.read_text(encoding="utf-8") if record.exists() else ""
+    sittings = [json.loads(line) for line in text.splitlines()]
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{table_of(sittings)}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=None, help="by default a new one")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--without", choices=CONTROLS, default="")
+    parser.add_argument("--table", action="store_true", help="only write the table of the record")
+    parser.add_argument("--keep", type=Path, help="keep everything in this folder")
+    options = parser.parse_args()
+    if options.table:
+        write_table(options.record)
+        return
+    seed = random.randrange(10**6) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    root = options.keep or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        result = Chaos(root.resolve(), seed, options.without).run(options.kills)
+    finally:
+        if not options.keep:
+            shutil.rmtree(root, ignore_errors=True)
+    with options.record.open("a", encoding="utf-8") as record:
+        record.write(json.dumps(asdict(result)) + "\n")
+    print(json.dumps(asdict(result), indent=1))
+    if result.is_clean == bool(options.without):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Streaming queries take turns. Rates and limits are chosen so that only one thing can decide."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+HOUR_MS = 3_600_000
+SECONDS = 30.0
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    pause, deadline = threading.Event(), time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+
+
+class Line:
+    """Threads that take a turn each, one behind the other."""
+
+    def __init__(self, spark: SparkSession, permits: int, limit_ms: int = HOUR_MS) -> None:
+        jvm: Any = spark._jvm
+        self.admission = jvm.penstock.spark.BatchAdmission(permits, limit_ms)
+        self.entered: list[str] = []
+        self._started = 0
+
+    def join(self, name: str, work: Callable[[], Any] = bool, *, patience_ms: int = 0) -> None:
+        """Start a thread; returns when it waits for its turn, or has it."""
+        turn = self.admission.turn(patience_ms)
+
+        def take() -> None:
+            turn.enter()
+            self.entered.append(name)
+            work()
+            turn.leave()
+
+        threading.Thread(target=take, daemon=True).start()
+        self._started += 1
+        await_that(lambda: len(self.entered) + self.admission.waiting() == self._started)
+
+    def await_entered(self, count: int) -> None:
+        """Return when so many have had their turn."""
+        await_that(lambda: len(self.entered) >= count)
+
+
+def test_turns_are_taken_in_order_and_no_more_than_permitted_at_a_time(spark: SparkSession) -> None:
+    line, go, both = Line(spark, permits=2), threading.Event(), threading.Barrier(2)
+    for name in ("first", "second"):
+        line.join(name, lambda: go.wait(SECONDS))
+    for name in "abcdef":
+        line.join(name, lambda: both.wait(SECONDS))  # leaves when another one is beside it
+    assert line.entered == ["first", "second"]
+    assert line.admission.waiting() == 6
+    go.set()
+    line.await_entered(8)
+    pairs = ["".join(sorted(line.entered[at] + line.entered[at + 1])) for at in (2, 4, 6)]
+    assert pairs == ["ab", "cd", "ef"]
+    assert line.admission.waiting() == 0
+
+
+def test_turns_beyond_their_limit_keep_nobody_waiting_unless_there_are_many(
+    spark: SparkSession,
+) -> None:
+    limit_ms = 300
+    line, first, second = Line(spark, 1, limit_ms), threading.Event(), threading.Event()
+    line.join("long", lambda: first.wait(SECONDS))
+    line.join("as long", lambda: second.wait(SECONDS))
+    line.await_entered(2)
+    began = time.monotonic()
+    line.join("third")
+    threading.Event().wait(2 * limit_ms / 1000)
+    assert line.admission.waiting() == 1
+    first.set()
+    line.await_entered(3)
+    # Much longer than the limit, not even many do.
+    line.join("stuck", lambda: first.clear() or first.wait(SECONDS))
+    line.await_entered(4)
+    line.join("last")
+    line.await_entered(5)
+    assert time.monotonic() - began > 10 * limit_ms / 1000
+    second.set()
+    first.set()
+    assert line.entered == ["long", "as long", "third", "stuck", "last"]
+
+
+def test_who_is_patient_lets_others_go_ahead_until_the_patience_is_over(
+    spark: SparkSession,
+) -> None:
+    line, go = Line(spark, permits=1), threading.Event()
+    line.join("first", lambda: go.wait(SECONDS))
+    line.join("short of patience", patience_ms=1)
+    line.join("patient", patience_ms=HOUR_MS)
+    line.join("patient, too", patience_ms=HOUR_MS)
+    line.join("others wait for it")
+    go.set()
+    line.await_entered(5)
+    assert line.entered[1:] == [
+        "short of patience",
+        "others wait for it",
+        "patient",
+        "patient, too",
+    ]
+
+
+def endless(spark: SparkSession) -> DataFrame:
+    """A source that has one new row for every trigger."""
+    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+
+
+class Queries:
+    """Queries that always have new rows, in one admission."""
+
+    def __init__(self, spark: SparkSession, folder: Path, permits: int) -> None:
+        jvm: Any = spark._jvm
+        self.admission = jvm.penstock.spark.BatchAdmission(permits, HOUR_MS)
+        self.spark, self.folder = spark, folder
+        self.running: list[Any] = []
+        self.batches: list[str] = []
+        self.changed = threading.Condition()
+
+    def start(
+        self, name: str, *, interval: str = "20 milliseconds", work: Callable[[], Any] = bool
+    ) -> Any:
+        def on_batch(_: DataFrame, __: int) -> None:
+            with self.changed:
+                self.batches.append(name)
+                self.changed.notify_all()
+            work()
+
+        writer = endless(self.spark).writeStream.foreachBatch(on_batch)
+        writer = writer.option("checkpointLocation", str(self.folder / name))
+        query: Any = writer.trigger(processingTime=interval).start()
+        self.running.append(query)
+        self.admission.attach(query._jsq.streamingQuery(), 0)
+        return query
+
+    def await_batches(self, holds: Callable[[list[str]], bool]) -> list[str]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: holds(self.batches), SECONDS), self.batches
+            return list(self.batches)
+
+
+@pytest.fixture
+def queries(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[int], Queries]]:
+    made: list[Queries] = []
+
+    def make(permits: int) -> Queries:
+        made.append(Queries(spark, tmp_path, permits))
+        return made[-1]
+
+    yield make
+    for query in made[0].running:
+        query.stop()
+
+
+@pytest.mark.parametrize("interval", ["20 milliseconds", "0 seconds"])
+def test_queries_with_data_work_in_turn(queries: Callable[[int], Queries], interval: str) -> None:
+    flows, inside = queries(1), threading.Lock()
+    overlaps: list[str] = []
+
+    def work() -> None:
+        if not inside.acquire(blocking=False):
+            overlaps.append("two batches at a time")
+            return
+        flows.admission.waiting()  # a round trip, in which another batch could begin
+        inside.release()
+
+    for name in "abcd":
+        flows.start(name, interval=interval, work=work)
+    flows.await_batches(lambda done: set(done) == set("abcd"))
+    with flows.changed:
+        # Whatever the first ones did before all had joined the line.
+        flows.batches.clear()
+        overlaps.clear()
+    done = flows.await_batches(lambda done: len(done) >= 24)[4:24]
+    rounds = {"".join(sorted(done[at : at + 4])) for at in range(0, 20, 4)}
+    assert rounds == {"abcd"}
+    assert overlaps == []
+
+
+def test_a_query_that_fails_or_is_stopped_gives_its_turn_away(
+    queries: Callable[[int], Queries],
+) -> None:
+    flows, busy, go = queries(1), threading.Event(), threading.Event()
+
+    def block() -> None:
+        if len(flows.batches) < 3:
+            return  # the first one may come before its clock is exchanged
+        busy.set()
+        go.wait(SECONDS)
+        raise ValueError("this batch fails")
+
+    failing = flows.start("failing", work=block)
+    assert busy.wait(SECONDS)
+    stopped = flows.start("stopped")
+    last = flows.start("last")
+    await_that(lambda: flows.admission.waiting() == 2)
+    before = len(flows.batches)
+    stopped.stop()
+    assert stopped.exception() is None
+    assert flows.admission.waiting() == 1
+    assert len(flows.batches) == before
+    go.set()
+    flows.await_batches(lambda done: done.count("last") >= 3)
+    assert failing.exception() is not None
+    assert last.exception() is None
