@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
-from penstock._model.redaction import redact
+from penstock._observe.masking import shown
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -143,7 +143,7 @@ def first_line(error: BaseException) -> str:
         return type(error).__name__
     call = _CALL.match(text)
     line = (call[1] if call else text.split("\n", 1)[0]).strip()
-    return redact(line.removesuffix(";"))
+    return shown(line.removesuffix(";"))
 
 
 def _spark_condition(error: Exception) -> str | None:

@@ -13,6 +13,7 @@ from penstock._engine.autoloader.opening import OpenedFiles
 from penstock._engine.jdbc.stream import JdbcStream
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
+from penstock._model.redaction import remember_named
 
 
 @dataclass
@@ -98,3 +99,16 @@ class Surroundings:
     events: Path | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     assumptions: Assumptions | None = None
+
+    def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Options of a reader or sink with secrets filled in; what is secret is remembered."""
+        return resolved_options(options, self.resolve_secrets)
+
+
+def resolved_options(
+    options: Mapping[str, str], resolve_secrets: Callable[[str], str]
+) -> dict[str, str]:
+    """The one place that fills in secrets of options, and remembers what they are."""
+    resolved = {name: resolve_secrets(value) for name, value in options.items()}
+    remember_named(resolved)
+    return resolved
