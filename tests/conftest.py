@@ -93,8 +93,15 @@ def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
         object.__setattr__(policy, "initial_backoff_seconds", before)
 
 
+# Queries of tests see a few rows: to generate and compile code for them takes a third of the
+# processor's time. Processes that tests start and `make test-long` keep what pipelines have.
+NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+def spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[SparkSession]":
     """One session for all Spark tests, built as a pipeline builds its own."""
     from penstock._engine.session import SessionOptions, build_session, stop_session
 
@@ -104,10 +111,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
             app_name="penstock-tests",
             storage_root=root.as_uri(),
             master="local[2]",
+            configuration={
+                "spark.driver.memory": "3g",
+                **(NO_CODE if request.config.option.markexpr == "not long" else {}),
+            },
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
-            # Small data, many queries: what is compiled well is rarely used again.
-            java_options=("-XX:TieredStopAtLevel=1", *archive_options()),
+            # Hundreds of tests use the session, so the optimizing compiler that `.ci/test` switches
+            # off for short processes pays.
+            java_options=("-XX:TieredStopAtLevel=4", "-XX:+UseSerialGC", *archive_options()),
         )
     )
     yield session

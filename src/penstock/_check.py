@@ -7,7 +7,7 @@ everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import open_session, surroundings
-from penstock._model.dataset import Dataset
+from penstock._model.dataset import Dataset, Sink
 from penstock._model.missing import missing_values_assumed
-from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
 from penstock._project.imports import project_imports
@@ -25,13 +24,15 @@ from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
 from penstock._project.notebook_globals import notebook_globals
 from penstock._project.stand_ins import stand_ins
-from penstock.errors import PenstockError
+from penstock.connectors.kafka import at_mapped_servers
+from penstock.errors import DefinitionErrors, PenstockError
 
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey
     from penstock._engine.assumptions import Assumptions
     from penstock._engine.evaluation import Evaluator
 
+_TABLE = "table "
 # What user code does with things that are not there.
 _RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
 
@@ -64,12 +65,13 @@ class ProjectCheck:
         settings: As read.
         sources: The files that were executed.
         datasets: Declared datasets, with what each is: `streaming table`, ...
-        flows: Number of flows, those of datasets included.
+        flows: Names of all flows, those of datasets included.
         planned: Flows that could be planned, maybe with assumed columns.
         refused: What is certainly wrong.
         unsure: Flow, or source file, to why it cannot be told without what is missing.
         missing: Sources that are not here.
         assumed_settings: Settings that nobody gave, with the values that were assumed.
+        servers: Kafka brokers that the code names, and that are not on this machine.
         needs: What the sources need, read from their text.
         notes: What the user should know, one sentence each.
     """
@@ -77,12 +79,13 @@ class ProjectCheck:
     settings: PipelineSettings
     sources: tuple[Path, ...]
     datasets: Mapping[str, str]
-    flows: int
+    flows: tuple[str, ...]
     planned: tuple[str, ...]
     refused: tuple[PenstockError, ...]
     unsure: Mapping[str, PenstockError]
     missing: tuple[MissingSource, ...]
     assumed_settings: Mapping[str, str]
+    servers: tuple[str, ...]
     needs: ProjectNeeds
     notes: tuple[str, ...]
 
@@ -105,7 +108,7 @@ def check_project(
     os.chdir(settings.root)  # where the places of all that is found begin
     found = needs(settings)
     absent = {need.module: need.origin.file for need in found.imports if not need.is_optional}
-    with opened_project(settings, absent) as opened:
+    with opened_project(settings, absent, assuming=found.files_that_assume()) as opened:
         survey = opened.survey
         refused, unsure = opened.problems()
         return ProjectCheck(
@@ -115,17 +118,15 @@ def check_project(
                 dataset.name: _kind(dataset, survey)
                 for dataset in opened.loaded.definition.datasets
             },
-            flows=len(opened.loaded.definition.flows),
+            flows=tuple(opened.index.flows),
             planned=tuple(survey.analyses),
             refused=refused,
             unsure=unsure,
-            missing=tuple(
-                MissingSource(name=one.name, reason=one.reason, columns=one.column_types)
-                for one in survey.missing
-            ),
+            missing=tuple(opened.missing()),
             assumed_settings={**(assumed_before or {}), **opened.assumed_settings},
+            servers=tuple(opened.servers),
             needs=found,
-            notes=opened.notes,
+            notes=(*opened.notes, *opened.read_too_early()),
         )
 
 
@@ -139,7 +140,10 @@ class OpenedProject:
         survey: What the analysis told.
         notes: Of index and plan.
         assumed_settings: Settings that nobody gave, with the values that were assumed.
+        servers: Kafka brokers that the code names, and that are not on this machine.
         guessing: Files that went on with what was assumed in place of something missing.
+        assuming: Files that read a secret or a setting that is not here.
+        read_while_loaded: Names of the sources that were stood in for while files were loaded.
         is_loaded_from_guesses: Whether one of them read a source that is not here while it was
             loaded: whatever depends on its rows may fail then, in any file.
     """
@@ -149,19 +153,67 @@ class OpenedProject:
     survey: "Survey"
     notes: tuple[str, ...]
     assumed_settings: Mapping[str, str]
+    servers: tuple[str, ...]
     guessing: frozenset[str]
+    assuming: frozenset[str] = frozenset()
+    read_while_loaded: frozenset[str] = frozenset()
     is_loaded_from_guesses: bool = False
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
         """What is certainly wrong; and of each flow or place, what cannot be told."""
         unsure: dict[str, PenstockError] = dict(self.survey.unsure)
+        flows = {id(error): name for name, error in self.survey.failed.items()}
         refused: list[PenstockError] = []
-        for error in (*self.loaded.errors, *self.survey.errors):
-            if _excuse(error, self.guessing, is_anywhere=self.is_loaded_from_guesses):
-                unsure[str(error.origin)] = error
+        for error in _flat((*self.loaded.errors, *self.survey.errors)):
+            if self._may_be_right(error):
+                unsure[flows.get(id(error), str(error.origin))] = error
             else:
                 refused.append(error)
+        for name, error in self.survey.failed.items():
+            if any(error is known for known in unsure.values()):
+                unsure[name] = error  # a flow that reads what another one could not make
         return tuple(refused), unsure
+
+    def missing(self) -> Iterator[MissingSource]:
+        """Sources that are not here, without the pipeline's own datasets."""
+        for source in self.survey.missing:
+            name = source.name.removeprefix(_TABLE)
+            if name != source.name and (self._declared(name) or self._is_guessed_name(name)):
+                continue
+            yield MissingSource(name=source.name, reason=source.reason, columns=source.column_types)
+
+    def read_too_early(self) -> Iterator[str]:
+        """A note for each dataset that a source file reads while it is loaded."""
+        for source in sorted(self.read_while_loaded):
+            name = source.removeprefix(_TABLE)
+            if name != source and self._declared(name):
+                yield (
+                    f"{name!r} is a dataset of this pipeline that a source file reads while it is "
+                    "loaded: before the first update it has no rows there"
+                )
+
+    def _declared(self, name: str) -> bool:
+        return self.index.find(name) is not None
+
+    def _is_guessed_name(self, name: str) -> bool:
+        """Whether a dataset of the pipeline is read with a catalog or schema that was assumed."""
+        *qualifiers, last = name.lower().split(".")
+        assumed = {value.lower() for value in self.assumed_settings.values()}
+        own = {key.rpartition(".")[2] for key in self.index.datasets}
+        return last in own and not assumed.isdisjoint(qualifiers)
+
+    def _may_be_right(self, error: PenstockError) -> bool:
+        """Whether what is missing may be the reason for an error."""
+        if getattr(error, "is_elsewhere", False):
+            return True
+        if error.condition not in _RAISED:
+            return False
+        if isinstance(error.__cause__, OSError | ModuleNotFoundError):
+            return True
+        file = error.origin.file if error.origin is not None else None
+        if isinstance(error.__cause__, _NOT_ABOUT_ROWS):
+            return file in self.guessing
+        return self.is_loaded_from_guesses or file in self.guessing | self.assuming
 
 
 @contextlib.contextmanager
@@ -169,6 +221,8 @@ def opened_project(
     settings: PipelineSettings,
     absent: Mapping[str, str],
     evaluator: "Callable[..., Evaluator] | None" = None,
+    *,
+    assuming: Iterable[str] = (),
 ) -> Iterator[OpenedProject]:
     """Execute the sources of a project and analyse its flows, with assumptions.
 
@@ -178,6 +232,7 @@ def opened_project(
         settings: Of the pipeline.
         absent: Modules that are not here, with the files that import them.
         evaluator: Makes what calls the query functions, as `Evaluator` is made.
+        assuming: Files that read a secret or a setting that is not here.
 
     Raises:
         SpecError: The source files cannot be found.
@@ -225,9 +280,12 @@ def opened_project(
                 loaded=loaded,
                 index=index,
                 survey=seen,
-                notes=notes,
+                notes=(*notes, *around.notes),
                 assumed_settings=dict(assumptions.settings),
+                servers=_elsewhere(assumptions, loaded.definition.sinks, around.map_path),
                 guessing=frozenset(reads.guessing).union(absent.values()),
+                assuming=frozenset(assuming),
+                read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
                 is_loaded_from_guesses=bool(reads.guessing),
             )
 
@@ -253,18 +311,24 @@ def _learns(
     return changed
 
 
-def _excuse(error: PenstockError, files_with_stand_ins: Set[str], *, is_anywhere: bool) -> bool:
-    """Whether what is missing may be the reason for an error."""
-    origin: SourceLocation | None = error.origin
-    if getattr(error, "is_elsewhere", False):
-        return True
-    if error.condition not in _RAISED:
-        return False
-    if isinstance(error.__cause__, OSError | ModuleNotFoundError):
-        return True
-    if is_anywhere and not isinstance(error.__cause__, _NOT_ABOUT_ROWS):
-        return True
-    return origin is not None and origin.file in files_with_stand_ins
+def _elsewhere(
+    assumptions: "Assumptions", sinks: Iterable[Sink], map_path: Callable[[str], str]
+) -> tuple[str, ...]:
+    """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
+    for sink in sinks:
+        if sink.format.lower() == "kafka":
+            assumptions.note_servers(at_mapped_servers(sink.options, map_path))
+    return tuple(
+        servers
+        for servers in assumptions.servers
+        if servers not in assumptions.settings.values()
+        and not servers.startswith(("localhost:", "127.0.0.1:"))
+    )
+
+
+def _flat(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
+    for error in errors:
+        yield from error.errors if isinstance(error, DefinitionErrors) else (error,)
 
 
 def _kind(dataset: Dataset, survey: "Survey") -> str:

@@ -7,11 +7,12 @@ functions, so that importing this module stays light.
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from penstock._observe.log import EventLog, event_directory, last_batch
 from penstock._observe.retention import Retention
 from penstock._observe.schemas import recorded_schemas
 from penstock._observe.status_file import StatusFile, status_path
+from penstock._observe.unfinished import end_unfinished
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
@@ -53,7 +55,6 @@ from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
-from penstock._tables.preview import list_quarantines, read_quarantine, read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,11 +69,8 @@ __all__ = [
     "RunningUpdate",
     "UpdateOptions",
     "UpdateResult",
-    "list_quarantines",
     "plan_update",
     "read_flow_state",
-    "read_quarantine",
-    "read_table",
     "run_update",
     "spark_log",
 ]
@@ -92,6 +90,7 @@ class UpdateOptions:
         continuous: Run until stopped.
         replace_where: Flow to the condition of the rows that it replaces in this update.
         stop_timeout_seconds: From the request to stop to the interrupt.
+        retry: Number of this retry of an update whose JVM died; 0 = a first run.
     """
 
     refresh: tuple[str, ...] = ()
@@ -100,6 +99,12 @@ class UpdateOptions:
     continuous: bool = False
     replace_where: Mapping[str, str] = field(default_factory=dict)
     stop_timeout_seconds: float = 60.0
+    retry: int = 0
+
+    def without_resets(self) -> "UpdateOptions":
+        """The same selection, and no full refresh."""
+        refresh = (*self.refresh, *self.full_refresh)
+        return replace(self, refresh=refresh, full_refresh=(), full_refresh_all=False)
 
 
 def plan_update(
@@ -133,7 +138,7 @@ def plan_update(
             settings,
             spark,
             surroundings(settings, spark),
-            options.replace_where,
+            options,
             plan_texts=plan_texts,
         )
         return graph, _plan(index, graph, settings, options)
@@ -172,6 +177,8 @@ def run_update(
         exports = Exports(
             settings, bus, origin, lambda text: resolve_secrets(text, root=settings.root)
         )
+        with contextlib.suppress(OSError):  # a full disk is reported by the first event
+            end_unfinished(event_directory(settings))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
         retention = Retention(log, settings.events, update_id)
@@ -182,7 +189,8 @@ def run_update(
         bus.subscribe(hooks)
         try:
             bus.emit(_create_update(settings, options, origin, log_file, exports.metrics_url))
-            starting = f"starting Spark{exports.note}"
+            again = f" again (retry {options.retry})" if options.retry else ""
+            starting = f"starting Spark{again}{exports.note}"
             bus.emit(update_progress(origin, UpdateState.INITIALIZING, starting))
             exports.warn()
             with (
@@ -229,7 +237,9 @@ def _run(
 
     state = _state_store(settings, spark)
     around = surroundings(settings, spark, state=state)
-    index, graph = _analyse(settings, spark, around, options.replace_where, on_hooks=hooks.start)
+    index, graph = _analyse(
+        settings, spark, around, options, on_hooks=hooks.start, keeps_refused=True
+    )
     plan = _plan(index, graph, settings, options)
     tables = PipelineTables(spark, graph, StorageLayout(settings.storage), settings)
     for event in definitions(graph, origin, tables.paths):
@@ -269,8 +279,13 @@ def _run(
     stack, holder = leases
     for place in sorted(table_lease_path(tables.paths[step.dataset]) for step in plan.tables):
         stack.enter_context(Lease.acquire(place, holder=holder))
+
+    def jvm_died(exit_code: int) -> None:
+        engine.jvm_died(exit_code)
+        update.engine_died()
+
     try:
-        with jvm_watch(spark, engine.jvm_died):
+        with jvm_watch(spark, jvm_died):
             return update.run()
     finally:
         engine.close()
@@ -283,9 +298,10 @@ def _analyse(
     settings: PipelineSettings,
     spark: "SparkSession",
     around: "Surroundings",
-    windows: Mapping[str, str],
+    options: UpdateOptions,
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
     plan_texts: dict[str, str] | None = None,
+    keeps_refused: bool = False,
 ) -> "tuple[DefinitionIndex, DataflowGraph]":
     from penstock._engine.analysis import analyse
     from penstock._engine.evaluation import Evaluator, OutsideReads
@@ -297,9 +313,17 @@ def _analyse(
         declared = load_definitions(settings, namespace=namespace)
     if on_hooks is not None:
         on_hooks(declared.hooks)
-    index = with_windows(build_index(declared, settings), windows)
+    index = with_windows(build_index(declared, settings), options.replace_where)
     evaluator = Evaluator if plan_texts is None else keeping(plan_texts)
-    return index, analyse(spark, index, around, evaluator)
+    graph = analyse(
+        spark,
+        index,
+        around,
+        evaluator,
+        selected=index.select((*options.refresh, *options.full_refresh)),
+        keeps_refused=keeps_refused,
+    )
+    return replace(index, notes=(*index.notes, *around.notes)), graph
 
 
 def _alerts(settings: PipelineSettings, bus: EventBus, origin: EventOrigin) -> Alerts | None:
@@ -348,6 +372,7 @@ def surroundings(
     from penstock._tables.layout import StorageLayout
 
     layout = StorageLayout(settings.storage)
+    notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or _state_store(settings, spark))
 
     def files(*, paths: Sequence[str], flow: str, analysis: bool, **reader: Any) -> "DataFrame":
@@ -363,13 +388,35 @@ def surroundings(
             catalog=settings.catalog,
             schema=settings.schema,
         ),
-        map_path=PathMap(settings.paths).map,
+        map_path=_path_map(settings, notes),
         resolve_secrets=resolve_secrets,
         files=files,
         events=event_directory(settings),
         configuration=settings.configuration,
         assumptions=assumptions,
+        notes=notes,
     )
+
+
+def _path_map(settings: PipelineSettings, notes: dict[str, None]) -> Callable[[str], str]:
+    """What paths stand for; relative ones that only the folder of the start has are taken there."""
+    mapped_by = PathMap(settings.paths).map
+    root, start = Path(settings.root), Path(settings.started_in or settings.root)
+
+    def mapped(path: str) -> str:
+        place = mapped_by(path)
+        head, *wildcards = re.split(r"[*?{\[]", place, maxsplit=1)
+        known = Path(head.rpartition("/")[0] if wildcards else place)
+        if known.is_absolute() or ":" in place or start == root:
+            return place
+        if (root / known).exists() or not (start / known).exists():
+            return place
+        notes[f"{path!r} is read from {start}, where the command was started: {root} has none"] = (
+            None
+        )
+        return str(start / place)
+
+    return mapped
 
 
 def _plan(
@@ -533,6 +580,7 @@ def _create_update(
             "event_log": str(event_directory(settings)),
             **({} if metrics_url is None else {"metrics_url": metrics_url}),
             "continuous": options.continuous,
+            **({"cause": "RETRY_ON_FAILURE", "retry": options.retry} if options.retry else {}),
             "refresh_selection": list(options.refresh),
             "full_refresh_selection": list(options.full_refresh),
             "full_refresh": options.full_refresh_all,

@@ -244,19 +244,3 @@ def test_the_second_start_is_refused_and_ctrl_c_stops_the_first(shop: Shop) -> N
     assert code == 0, err
     assert shop.rows("silver", "amount") == [(5.0,), (6.0,)]
     assert shop.rows("gold", "revenue") == [(11.0,)]
-
-
-def test_a_new_project_runs_as_it_is(tmp_path: Path, spark) -> None:
-    shop = Shop(tmp_path / "elsewhere")
-    try:
-        code, out, err = shop.penstock("init", "fresh")
-        assert code == 0, err
-        shop.folder = shop.folder / "fresh"
-        # With the session that a user gets, not the one of the tests.
-        code, out, err = shop.process("run")
-        assert code == 0, err
-        code, out, err = shop.penstock("quarantine", "list")
-        assert code == 0, err
-        assert re.search(r"silver.*positive_amount", out, re.DOTALL), out
-    finally:
-        shop.end()

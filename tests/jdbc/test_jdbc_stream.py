@@ -206,6 +206,7 @@ def versions():
 """
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_the_server_comes_back(
     project: Project, postgres_server: PostgresServer, tables: Tables
 ):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from penstock._cli.main import main
 from penstock._local import process
 from penstock._local.broker import (
     BrokerHandle,
@@ -77,6 +78,17 @@ def test_topic_says_why_when_its_name_is_refused(kafka_broker: BrokerHandle) -> 
     assert caught.value.condition == "TOPIC_FAILED"
 
 
+def test_the_command_makes_a_topic_unless_it_exists(
+    kafka_broker: BrokerHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--dir", str(kafka_broker.directory)]
+    for partitions in ("3", "5"):
+        assert main(["broker", "topic", "made.here", "--partitions", partitions, *folder]) == 0
+        assert capsys.readouterr().out == "topic made.here has 3 partitions\n"
+    assert main(["broker", "topic", "x", "--dir", str(tmp_path)]) == 3
+    assert "penstock broker start" in capsys.readouterr().err
+
+
 def test_second_start_finds_the_first_when_it_runs(kafka_broker: BrokerHandle) -> None:
     assert start_broker(kafka_broker.directory) == kafka_broker
     status = broker_status(kafka_broker.directory)
@@ -132,6 +144,7 @@ def test_records_and_address_survive_when_the_broker_is_killed(directory: Path) 
     assert process.start_time(second.pid) is None
 
 
+@pytest.mark.long
 def test_broker_moves_to_other_ports_when_its_own_are_taken(directory: Path) -> None:
     first = start_broker(directory)
     ensure_topic(first.bootstrap_servers, "kept")
@@ -172,6 +185,7 @@ def test_start_is_refused_when_a_file_is_in_the_place_of_the_directory(tmp_path:
     assert caught.value.condition == "BROKER_DIRECTORY_UNUSABLE"
 
 
+@pytest.mark.long
 def test_broker_shares_the_group_of_its_starter_when_it_is_told_so(directory: Path) -> None:
     handle = start_broker(directory, own_group=False)
     assert os.getpgid(handle.pid) == os.getpgid(0)

@@ -183,5 +183,5 @@ def rescued(row: Row, column: str = "_rescued_data") -> dict[str, Any] | None:
     if row[column] is None:
         return None
     found = json.loads(row[column])
-    assert found.pop("_file_path").startswith("file:/")
+    assert found.pop("_file_path").startswith("file:///")
     return dict(found)

@@ -64,6 +64,22 @@ def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
     assert files.restarts == []
 
 
+@pytest.mark.timeout(60)
+def test_a_number_with_a_huge_exponent_is_a_broken_record(stream):
+    hints = {**TYPED, "cloudFiles.schemaHints": "price DECIMAL(10, 2)"}
+    files = stream({**hints, "cloudFiles.schemaEvolutionMode": "rescue"})
+    files.learn("a.json", '{"id":"1","price":12.5}\n')
+    broken = ['{"id":"2","price":1e300000000}', '{"id":"3","price":"1e300000000"}',
+              '{"price":1e300000000,"id":"4","more":1}']  # fmt: skip
+    files.put("b.json", "\n".join([*broken, '{"id":"5e12345","price":1e2}']) + "\n")
+    rows = files.parse()
+    assert [(row["id"], rescued(row)) for row in rows] == [
+        *[(None, {"_corrupt_record": line}) for line in broken],
+        ("5e12345", None),
+    ]
+    assert float(rows[-1]["price"]) == 100.0
+
+
 def test_numbers_keep_their_digits_when_columns_are_strings(stream):
     files = stream({"cloudFiles.format": "json"})
     files.learn("a.json", '{"n":1,"s":"x","o":{"n":2},"l":[1.0]}\n')

@@ -218,7 +218,7 @@ def totals():
     assert project.rows("totals") == [("a", 3), ("b", 3)]
 
 
-def test_a_file_is_read_again_only_when_overwriting_is_allowed_and_it_changed(project):
+def changed_files_are_read_again(project: Project) -> list[tuple]:
     source = PIPELINE.replace(
         '.load("landing")', '.option("cloudFiles.allowOverwrites", True).load("landing")'
     )
@@ -247,8 +247,16 @@ def test_a_file_is_read_again_only_when_overwriting_is_allowed_and_it_changed(pr
     assert notes(project, "bronze", "quarantined_files") == []
     (told,) = [event.message for event in project.events if "read again" in event.message]
     assert "3 file(s) changed" in told
+    return expected
 
-    # With nothing changed, and once more after the log was compacted.
+
+def test_a_file_is_read_again_when_overwriting_is_allowed_and_it_changed(project):
+    changed_files_are_read_again(project)
+
+
+@pytest.mark.long
+def test_a_changed_file_is_read_again_when_the_log_of_files_was_compacted(project):
+    expected = changed_files_are_read_again(project)
     for number in range(2):
         assert project.run().state is UpdateState.COMPLETED
         assert len(project.rows("bronze", "id")) == len(expected) + number

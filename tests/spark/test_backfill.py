@@ -117,6 +117,29 @@ def _check_refusals(project: Project) -> None:
         assert _refused(project, flow, **asked) == condition, (flow, asked)
 
 
+def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Project):
+    """The short form of the two journeys below, in one process."""
+    project.run(refresh=("bronze", "keyed", "daily"))
+    _check_refusals(project)
+    _delete(project, "keyed", "id = 3")
+    found = _backfill(project, "into_keyed", begin=parse_place("earliest"))
+    assert (found.way, found.counts["added"]) == ("keys", 1)
+    assert _ids(project, "keyed") == [1, 3, 5, None]
+
+    _delete(project, "bronze", "id IN (1, 3)")
+
+    def ends(step: str) -> None:
+        raise KeyboardInterrupt(step)
+
+    with pytest.raises(KeyboardInterrupt, match=PLANNED):
+        _backfill(project, "bronze", files="[bc].json", by=("id",), reached=ends)
+    assert _refused(project, "bronze", files="*", by=("id",)) == "BACKFILL_UNFINISHED"
+    done = _backfill(project, "bronze", resume=True)
+    assert (done.state, done.resumed) == ("done", True)
+    assert _ids(project, "bronze") == [3, 5, None]  # 1 is not of the range
+
+
+@pytest.mark.long
 def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     project: Project, spark: Any, capsys: Any
 ):
@@ -194,6 +217,7 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     assert _ids(project, "bronze") == [1, 3, 5, 7, 8, None]
 
 
+@pytest.mark.long
 def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Project):
     project.run(refresh=("bronze", "keyed", "daily", "newest"))
     _check_refusals(project)

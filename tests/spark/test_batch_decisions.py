@@ -185,7 +185,10 @@ def test_each_row_is_in_one_table_when_batches_die_and_the_rules_see_other_data(
 
 @pytest.mark.parametrize(
     ("name", "point"),
-    [("one job", "after_quarantine_commit"), ("auto CDC 1", "after_state_commit")],
+    [
+        ("one job", "after_quarantine_commit"),
+        pytest.param("auto CDC 1", "after_state_commit", marks=pytest.mark.long),
+    ],
 )
 def test_rows_are_lost_and_duplicated_when_the_decision_is_not_durable(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, point: str

@@ -164,7 +164,7 @@ def test_documented_rows_come_out_in_all_orders_of_arrival(
     assert [tuple(row) for row in found[0]["rows"]] == list(wanted)
 
 
-@pytest.mark.parametrize("at", [0, 4, 8])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.long), 4, 8])
 def test_a_truncate_removes_what_is_before_it_whenever_it_arrives(
     spark: SparkSession, tmp_path: Path, at: int
 ) -> None:

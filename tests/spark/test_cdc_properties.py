@@ -32,8 +32,15 @@ CASES = {
 }
 
 
+# Of each type those in which most can go wrong.
+QUICK_CASES = ("scd1 some nulls truncates", "scd2 merge tracked nulls", "scd2 lists")
+
+
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK_CASES else pytest.param(name, marks=pytest.mark.long) for name in CASES],
+)
 def test_table_is_what_the_oracle_says_after_every_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

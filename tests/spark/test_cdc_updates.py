@@ -206,6 +206,7 @@ dp.create_auto_cdc_flow(
     assert rows(project, "customers") == wanted
 
 
+@pytest.mark.long
 def test_a_named_source_is_compared_in_every_update(project):
     project.source(
         """
@@ -337,6 +338,7 @@ def test_events_are_applied_as_they_come_when_the_update_is_continuous(project):
     assert rows(project, "customers", *columns) == after
 
 
+@pytest.mark.long
 def test_a_plain_stream_reads_the_target_until_its_rows_change(project):
     project.source(
         """

@@ -85,7 +85,9 @@ def plain(spark: SparkSession, *events: tuple[Any, ...]) -> DataFrame:
     return spark.createDataFrame(list(events), PLAIN)
 
 
-@pytest.mark.parametrize(("scd_type", "rewrite"), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("scd_type", "rewrite"), [(1, False), pytest.param(2, True, marks=pytest.mark.long)]
+)
 def test_values_of_every_type_are_stored_and_compared(
     spark: SparkSession, target: Target, scd_type: int, rewrite: bool
 ) -> None:
@@ -121,7 +123,9 @@ def test_maps_are_equal_whatever_the_order_of_their_entries(
     assert target.rows("id", "__START_AT", "__END_AT") == [(1, 0, None)]
 
 
-@pytest.mark.parametrize(("scd_type", "rewrite"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("scd_type", "rewrite"), [pytest.param(1, True, marks=pytest.mark.long), (2, False)]
+)
 def test_columns_may_have_the_names_that_the_writer_uses_itself(
     spark: SparkSession, target: Target, scd_type: int, rewrite: bool
 ) -> None:
@@ -143,7 +147,7 @@ def test_columns_may_have_the_names_that_the_writer_uses_itself(
     assert target.rows("k", "seq", "op", "del", "skip")[-1] == (1, 2, "U", 4, 15)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("swapped", [pytest.param(False, marks=pytest.mark.long), True])
 def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
     spark: SparkSession, target: Target, swapped: bool
 ) -> None:
@@ -157,8 +161,15 @@ def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
     assert other.rows("a", "b") == [row]
 
 
-@pytest.mark.parametrize("point", ["after_quarantine_commit", "after_state_commit"])
-@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize(
+    ("scd_type", "point"),
+    [
+        (1, "after_quarantine_commit"),
+        (2, "after_state_commit"),
+        pytest.param(1, "after_state_commit", marks=pytest.mark.long),
+        pytest.param(2, "after_quarantine_commit", marks=pytest.mark.long),
+    ],
+)
 def test_batch_is_completed_when_the_process_died_between_two_commits(
     spark: SparkSession,
     target: Target,
@@ -215,22 +226,21 @@ def test_flow_fails_when_an_event_has_no_sequence_and_there_is_no_quarantine(
     assert target.rows() == []
 
 
+@pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_new_columns_are_added_when_the_source_has_more(
-    spark: SparkSession, target: Target
+    spark: SparkSession, target: Target, scd_type: int
 ) -> None:
     wide = "id INT, seq INT, op STRING, b STRUCT<x: INT, y: INT>, a STRING"
-    for scd_type in (1, 2):
-        here = Target(spark, Path(target.target.path).parent / str(scd_type))
-        kept = {"scd_type": ScdType(str(scd_type)), "track_history": TrackHistory(columns=("id",))}
-        kept = kept if scd_type == 2 else {}
-        here.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **kept)
-        here.write(spark.createDataFrame([(2, 3, "U", (7, 8), "z")], wide), 1, **kept)
-        late = spark.createDataFrame([(2, 2, "U", (0, 0), "late"), (1, 0, "U", None, "l")], wide)
-        here.write(late, 2, **kept)
-        assert here.rows("id", "a", "b.y") == [(1, "x", None), (2, "z", 8)]
+    kept = {"scd_type": ScdType(str(scd_type)), "track_history": TrackHistory(columns=("id",))}
+    kept = kept if scd_type == 2 else {}
+    target.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **kept)
+    target.write(spark.createDataFrame([(2, 3, "U", (7, 8), "z")], wide), 1, **kept)
+    late = spark.createDataFrame([(2, 2, "U", (0, 0), "late"), (1, 0, "U", None, "l")], wide)
+    target.write(late, 2, **kept)
+    assert target.rows("id", "a", "b.y") == [(1, "x", None), (2, "z", 8)]
 
 
-@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_table_of_keys_alone_is_possible(
     spark: SparkSession, target: Target, scd_type: int
 ) -> None:
@@ -297,7 +307,7 @@ def test_deleted_keys_are_forgotten_after_their_time_only(
     assert target.rows("id", "a") == [(2, "revived"), (3, "x")]
 
 
-@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_result_is_the_same_when_the_state_was_compacted(
     spark: SparkSession, target: Target, scd_type: int
 ) -> None:

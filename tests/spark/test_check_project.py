@@ -74,7 +74,7 @@ def test_what_files_read_while_they_are_loaded_is_learnt(
     assert found.assumed_settings["landing_path"] == "/penstock/assumed"
     missing = {source.name: dict(source.columns) for source in found.missing}
     assert sorted(missing["table main.quality.rules"]) == ["is_active", "tag"]
-    landed = missing["files /Volumes/x"]
+    landed = missing["csv /Volumes/x"]
     assert missing["files /penstock/assumed/events"] == {"id": "int"}  # would be read as empty
     assert {"price", "amount", "at", "net", "tax"} <= set(landed)
     assert landed["net"] == "double"

@@ -140,6 +140,7 @@ def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
     assert kafka.differences() == []
 
 
+@pytest.mark.long
 def test_the_oracle_tells_it_when_partitions_drift_further_apart_than_the_watermark(
     kafka: PaperKafka,
 ) -> None:

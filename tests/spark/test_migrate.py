@@ -175,6 +175,35 @@ def _update(project: Project) -> UpdateState:
     return project.run(refresh=("bronze", "windows", "view")).state
 
 
+def test_table_of_a_changed_window_is_replaced_and_comes_back(
+    project: Project, capsys: pytest.CaptureFixture[str]
+):
+    """The short form of the journey below: ended between table and state, resumed, undone."""
+    flows = ("bronze", "windows")
+    (project.root / "data" / "1.json").unlink()
+    assert project.run(refresh=flows).state is UpdateState.COMPLETED
+    quarantined = project.table("windows_quarantine").count()
+    project.source(CHANGED)
+    with pytest.raises(KeyboardInterrupt, match=REPLACED):
+        migrate_flow(
+            load_settings(project.root),
+            "windows",
+            MigrationOptions(act=True),
+            reached=_raises_at(REPLACED),
+        )
+    assert _found(project, 5) == _expected(1, 5)
+    done = _says(capsys, "windows", "--resume")
+    assert (done["state"], done["resumed"]) == ("done", True)
+    project.add("1.json", _rows(1))
+    assert project.run(refresh=flows).state is UpdateState.COMPLETED
+    assert _found(project, 5) == _expected(2, 5)
+    project.source(SOURCE)
+    assert _says(capsys, "windows", "--undo", "--yes")["state"] == "undone"
+    assert _found(project, 10) == _expected(1, 10)
+    assert project.table("windows_quarantine").count() == quarantined
+
+
+@pytest.mark.long
 def test_a_changed_window_replaces_the_table_once_and_goes_on(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):

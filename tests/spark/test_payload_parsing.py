@@ -74,6 +74,56 @@ def test_json_payload_gives_columns_or_the_reason_and_itself(spark):
     assert len(found[3].name) == 2_000_000
 
 
+DECIMALS = (
+    "id STRING, amount DECIMAL(10, 2), lines ARRAY<STRUCT<price: DECIMAL(8, 2)>>, "
+    'rates MAP<STRING, DECIMAL(5, 2)>, list ARRAY<DECIMAL(5, 1)>, `a"b` DECIMAL(3, 0), d DOUBLE'
+)
+HUGE = "1e300000000"  # Spark's parser would write out its digits
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        f'{{"amount": {HUGE}}}',
+        f'{{"amount":-{HUGE.upper()}}}',
+        f'{{"amount": "{HUGE}"}}',
+        '{"amount": "1E+300000000"}',
+        "{'amount': ' 1.5e-300000000 '}",
+        f'{{"amount": {HUGE}, "amount": 1}}',
+        f'{{"amount": "{HUGE}", "amount": "1"}}',
+        f'{{"note": "x", "unknown": [{HUGE}]}}',
+        f'{{"lines": [{{"price": 1}}, {{"price": "{HUGE}"}}]}}',
+        f'{{"rates": {{"a": 1, "b": "{HUGE}"}}}}',
+        f'{{"list": [1, "{HUGE}"]}}',
+        f'{{"a\\"b": "{HUGE}"}}',
+        f'{{"id": "{"x" * 300_000}", "amount": {HUGE}}}',
+    ],
+)
+@pytest.mark.timeout(60)
+def test_number_with_a_huge_exponent_is_an_error_of_its_row(spark, payload):
+    rows = [(payload,), ('{"id": "5e12345", "amount": 12.5}',)]
+    df = parsing.parse_json(spark.createDataFrame(rows, "value STRING"), schema=DECIMALS)
+    bad, good = df.collect()
+    assert bad._parse_error == "a number has an exponent of more than three digits"
+    assert bad._raw_payload == payload.encode()
+    assert (good.id, good.amount, good._parse_error) == ("5e12345", Decimal("12.50"), None)
+
+
+def test_strings_that_look_like_huge_numbers_stay(spark):
+    strings = [
+        *("5e12345", "3f5e9999", "1e300000000", 'a, 5e12345 ] "amount": "1e99999"', "it's 5e12345"),
+        *("\\ 5e12345", "x" * 300_000 + "5e12345", "'5e12345"),
+    ]
+    payloads = [(json.dumps({"id": text, "amount": 1, "rates": {"5e12345": 2}}),)
+                for text in strings]  # fmt: skip
+    payloads += [('{"d": 1e10, "amount": 1e2, "id": "z"}',), ('{"amount": "1e3", "id": "y"}',)]
+    df = parsing.parse_json(spark.createDataFrame(payloads, "value STRING"), schema=DECIMALS)
+    rows = df.collect()
+    assert [row._parse_error for row in rows] == [None] * len(payloads)
+    assert [row.id for row in rows] == [*strings, "z", "y"]
+    assert [row.amount for row in rows] == [*[Decimal("1.00")] * 8, Decimal(100), Decimal(1000)]
+
+
 def test_json_fields_beyond_the_schema_are_kept_or_refused(spark):
     df = spark.createDataFrame([(1, '{"id": 1, "b": {"c": 2}}')], "key INT, payload STRING")
     kept = parsing.parse_json(df, "payload", schema="id INT", extra_fields="keep").head()

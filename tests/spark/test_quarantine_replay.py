@@ -217,6 +217,7 @@ def test_only_chosen_rows_are_judged_when_some_are_chosen(
     }
 
 
+@pytest.mark.long
 def test_an_interrupted_choice_is_finished_before_another_one_begins(project: Project):
     project.add("b.json", [_row(7, 77)]).run()
     project.source(RELAXED)

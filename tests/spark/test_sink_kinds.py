@@ -122,6 +122,13 @@ def test_every_sink_takes_rows_and_no_file_reader_sees_one_twice(project: Projec
     project.source(SINKS).add("a.json", [{"id": 1}, {"id": 2, "amount": 5}, {"id": 3}])
     result = project.run()
     assert result.state is UpdateState.COMPLETED, result.failures
+    written = {
+        event.origin.sink_name: metrics["num_output_rows"]
+        for event in project.events
+        if event.event_type == "flow_progress" and event.origin.sink_name
+        if "num_output_rows" in (metrics := event.details["flow_progress"].get("metrics") or {})
+    }
+    assert {written[kind] for kind in (*FILES, "screen", "view")} == {3}
     for kind in FILES:
         assert ids(project, kind) == [1, 2, 3], kind
         # Died after the sink's commit, before Spark noted that the batch was done.

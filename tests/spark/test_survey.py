@@ -97,12 +97,71 @@ def test_columns_are_assumed_when_their_sources_are_missing(look, spark: SparkSe
     assert known["json /nowhere"] == ["id"]
     assert known["table samples.ref.countries"] == ["code", "name"]
     assert "customer_id" in known["table main.crm.customers"]
-    files = known["files /Volumes/main/raw"]
+    files = known["json /Volumes/main/raw"]
     assert {"ordered_at", "customer_id"} <= set(files)
     assert "order_id" in {*files, *known["table main.crm.customers"]}
     (address,) = [s.column_types["address"] for s in found.missing if "address" in s.columns]
     assert address == "map<string,void>"  # it is read with a field
     assert found.analyses["gold"].inputs == {"spark_catalog.default.silver"}
+
+
+def test_update_flow_into_a_sink_needs_no_merge_keys(look, spark: SparkSession):
+    def declare() -> None:
+        dp.create_sink("alerts", "console", {})
+
+        @dp.update_flow(target="alerts")
+        def counted():
+            events = spark.readStream.format("rate").load()
+            return events.groupBy("value").applyInPandasWithState(
+                lambda key, rows, state: iter(()), "n BIGINT", "n BIGINT", "update", "NoTimeout"
+            )
+
+        @dp.update_flow(target="alerts")
+        def plain():
+            return spark.readStream.format("rate").load()
+
+    found = look(declare)
+    assert found.errors == ()
+    modes = {name: str(flow.output_mode) for name, flow in found.analyses.items()}
+    assert modes == {"counted": "update", "plain": "append"}
+
+
+def test_columns_of_joined_sources_and_of_exploded_arrays_are_learnt(look, spark: SparkSession):
+    def declare() -> None:
+        @dp.materialized_view
+        def joined():
+            left, right = spark.read.table("a.b.left"), spark.read.table("a.b.right")
+            return left.join(right, left["id"] == right["id"]).select(left["id"], "n")
+
+        @dp.materialized_view
+        def items():
+            order = spark.read.table("a.b.orders")
+            lines = order.select("order_id", F.explode("basket.lines").alias("line"))
+            return lines.select("order_id", "line.price", F.upper("line.product.name"))
+
+    found = look(declare)
+    assert found.errors == ()
+    assert found.unsure == {}
+    assert "id" in columns(found)["table a.b.left"]
+    assert "id" in columns(found)["table a.b.right"]
+    assert columns(found)["table a.b.orders"] == ["basket", "order_id"]
+
+
+def test_columns_of_a_step_are_learnt_at_once(look, spark: SparkSession):
+    calls = []
+
+    def declare() -> None:
+        @dp.materialized_view
+        def wide():
+            calls.append(1)
+            df = spark.read.table("a.b.wide")
+            names = [F.col(f"c{n}") for n in range(12)]
+            return df.select(*names, (F.col("x") + 1).alias("y"), F.upper("z"))
+
+    found = look(declare)
+    assert found.unsure == {}
+    assert columns(found)["table a.b.wide"] == sorted([*[f"c{n}" for n in range(12)], "x", "z"])
+    assert len(calls) <= 3
 
 
 def test_error_stays_when_no_missing_source_can_be_the_reason(look, spark: SparkSession):

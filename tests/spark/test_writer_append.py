@@ -253,6 +253,7 @@ def test_constraints_refuse_the_batch_when_a_clean_row_breaks_them(
     assert harness.rows().count() == 0
 
 
+@pytest.mark.long
 def test_maintenance_keeps_every_row_when_it_runs_afterwards(
     spark: SparkSession, harness: Harness
 ) -> None:

@@ -92,7 +92,9 @@ def test_rows_with_the_same_keys_are_replaced_when_the_mode_is_update(
     assert [r.n for r in harness.bad().collect()] == [-1]
 
 
-@pytest.mark.parametrize("rewrite", [True, False], ids=["rewrite", "merge"])
+@pytest.mark.parametrize(
+    "rewrite", [True, pytest.param(False, marks=pytest.mark.long)], ids=["rewrite", "merge"]
+)
 def test_new_column_is_added_when_an_update_mode_query_has_more(
     spark: SparkSession, harness: Harness, rewrite: bool
 ) -> None:

@@ -1,7 +1,7 @@
 """A pipeline on paper: declarations and analyses without Spark."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -215,8 +215,8 @@ class Draft:
         )
         return build_index(definition, settings)
 
-    def graph(self) -> DataflowGraph:
-        return build_graph(self.index(), self.analyses, self.errors)
+    def graph(self, selected: Collection[str] | None = None) -> DataflowGraph:
+        return build_graph(self.index(), self.analyses, self.errors, selected)
 
 
 def _no_query() -> None:

@@ -65,11 +65,13 @@ def check(
 
 
 def _as_text(found: "ProjectCheck") -> Iterator[str]:
-    count = len(found.sources)
-    yield f"pipeline {found.settings.name}: {count} source file{'' if count == 1 else 's'}"
+    yield f"pipeline {found.settings.name}: {_counted(len(found.sources), 'source file')}"
+    unsure = [name for name in found.flows if name in found.unsure]
+    planned = [name for name in found.flows if name in found.planned]
+    refused = len(found.flows) - len(planned) - len(unsure)
     yield (
-        f"{len(found.datasets)} datasets, {found.flows} flows: {len(found.planned)} planned, "
-        f"{len(found.unsure)} not certain, {len(found.refused)} refused"
+        f"{_counted(len(found.datasets), 'dataset')}, {_counted(len(found.flows), 'flow')}: "
+        f"{len(planned)} planned, {len(unsure)} not certain, {refused} refused"
     )
     needed = list(_needs(found))
     if needed:
@@ -114,35 +116,47 @@ def _verdict(found: "ProjectCheck") -> str:
 
 
 def _needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
-    """Kind, name and place of each thing that is missing."""
+    """Kind, name and place of each thing that is missing, once."""
+    listed = set()
+    for kind, name, where in _all_needs(found):
+        # `scikit-learn` and `scikit_learn` are one package.
+        key = (kind, name.lower().replace("-", "_") if kind == "package" else name)
+        if key not in listed:
+            listed.add(key)
+            yield kind, name, where
+
+
+def _all_needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
     needs = found.needs
-    known = set()
     for setting in (*needs.configuration, *needs.widgets):
-        if setting.is_missing and setting.key not in known:
-            known.add(setting.key)
+        if setting.is_missing:
             yield "setting", setting.key, str(setting.origin)
     for key in found.assumed_settings:
-        if key not in known:
-            yield "setting", key, ""
+        yield "setting", key, ""
     for secret in needs.secrets:
         if secret.is_found is False:
             yield "secret", secret.name, str(secret.origin)
     for source in found.missing:
         columns = ", ".join(source.columns)
         yield "source", f"{source.name}: {columns}" if columns else source.name, source.reason
+    for servers in found.servers:
+        yield "broker", servers, f"--map kafka://{servers}=kafka://localhost:9092 dials another one"
     for module in needs.imports:
         if not module.is_optional:
             yield "package", module.module, str(module.origin)
-    listed = {module.module for module in needs.imports}
     for error in found.unsure.values():
         cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and cause.name and cause.name not in listed:
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
             yield "package", cause.name, str(error.origin)
     for package in needs.packages:
         if not package.is_installed:
             yield "package", package.name, str(package.origin)
     for requirement in found.settings.dependencies:
         yield "package", requirement, "settings"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _distinct(errors: "list[PenstockError]") -> "list[PenstockError]":
@@ -155,7 +169,7 @@ def _as_json(found: "ProjectCheck") -> dict[str, Any]:
         "root": found.settings.root,
         "sources": [_shown(source, found.settings.root) for source in found.sources],
         "datasets": dict(found.datasets),
-        "flows": found.flows,
+        "flows": len(found.flows),
         "planned": list(found.planned),
         "refused": [_error(error) for error in _distinct(list(found.refused))],
         "not_certain": [{"flow": name, **_error(error)} for name, error in found.unsure.items()],

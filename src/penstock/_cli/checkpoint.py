@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,13 +45,14 @@ def list_all(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print all checkpoints: those that flows go on with, and those of earlier epochs."""
+    from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_files import checkpoints
 
-    found = checkpoints(
-        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    )
+    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    with readable_storage(settings) as readable:
+        found = checkpoints(readable.settings)
     if output is OutputFormat.JSON:
-        options.print_json([_summary(one) for one in found])
+        options.print_json([_summary(one, readable.shown) for one in found])
         return
     if not found:
         print("no flow has a checkpoint yet")
@@ -87,10 +89,12 @@ def inspect(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print what a checkpoint holds: offsets per source, watermark, state, pinned settings."""
+    from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_files import checkpoints
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    found = checkpoints(settings, flow)
+    with readable_storage(settings) as readable:
+        found = checkpoints(readable.settings, flow)
     chosen = [one for one in found if epoch is None or one.epoch.startswith(epoch)]
     if not chosen:
         raise typer.BadParameter(
@@ -98,11 +102,11 @@ def inspect(
         )
     one = chosen[0]
     if output is OutputFormat.JSON:
-        options.print_json(_details(one))
+        options.print_json(_details(one, readable.shown))
         return
-    body = _details(one)
+    body = _details(one, readable.shown)
     print(f"flow {one.flow}, epoch {one.epoch}{'' if one.is_current else ' (not used)'}")
-    print(f"path {one.path}")
+    print(f"path {body['path']}")
     print(f"query id {one.query_id or 'unknown'}")
     print(
         f"batch {_number(one.last_planned)} planned at {body['planned_at'] or '-'}, "
@@ -136,10 +140,12 @@ def doctor(
 
     Exit code 1 if something would make the next start fail or lose rows.
     """
+    from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_doctor import Weight, examine
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    found = examine(settings, flow)
+    with readable_storage(settings) as readable:
+        found = examine(readable.settings, flow)
     if output is OutputFormat.JSON:
         options.print_json(
             [
@@ -148,17 +154,17 @@ def doctor(
                     "epoch": one.epoch,
                     "kind": one.kind,
                     "weight": one.weight.value,
-                    "message": one.message,
-                    "hint": one.hint,
+                    "message": readable.shown(one.message),
+                    "hint": readable.shown(one.hint),
                 }
                 for one in found
             ]
         )
     else:
         for one in found:
-            print(f"{one.weight} {one.flow} {one.kind}: {one.message}")
+            print(f"{one.weight} {one.flow} {one.kind}: {readable.shown(one.message)}")
             if one.hint:
-                print(f"    hint: {one.hint}")
+                print(f"    hint: {readable.shown(one.hint)}")
         if not found:
             print("nothing is wrong")
     bad = any(one.weight is Weight.ERROR for one in found)
@@ -249,12 +255,12 @@ def reset(
     print("done" if yes else "nothing was changed: --yes does it")
 
 
-def _summary(one: "Checkpoint") -> dict[str, Any]:
+def _summary(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
     return {
         "flow": one.flow,
         "epoch": one.epoch,
         "used": one.is_current,
-        "path": str(one.path),
+        "path": shown(str(one.path)),
         "exists": one.exists,
         "query_id": one.query_id,
         "planned_batch": one.last_planned,
@@ -265,7 +271,7 @@ def _summary(one: "Checkpoint") -> dict[str, Any]:
     }
 
 
-def _details(one: "Checkpoint") -> dict[str, Any]:
+def _details(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
     last = one.planned[-1] if one.planned else None
     operators = sorted({part.operator for part in one.state})
     state = []
@@ -281,7 +287,7 @@ def _details(one: "Checkpoint") -> dict[str, Any]:
             }
         )
     return {
-        **_summary(one),
+        **_summary(one, shown),
         "planned_at": _moment(None if last is None else last.timestamp_ms),
         "watermark": _moment(None if last is None else last.watermark_ms or None),
         "offsets": [] if last is None else list(last.offsets),

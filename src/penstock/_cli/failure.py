@@ -10,6 +10,8 @@ import typer
 
 from penstock._cli import exit_codes
 from penstock._cli.terminal import Output, silence
+from penstock._model.exception_text import first_line
+from penstock._runtime.boundary import disk_full
 from penstock.errors import DefinitionErrors, InternalError, PenstockError
 
 
@@ -27,6 +29,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug and not isinstance(error, KeyboardInterrupt | typer.Abort):
         for line in "".join(traceback.format_exception(error)).splitlines():
             output.line(line)
+    error = disk_full(error, "running the command") or error
     match error:
         case KeyboardInterrupt() | typer.Abort():
             output.line("interrupted")
@@ -46,8 +49,7 @@ def report(error: BaseException, *, debug: bool) -> int:
             _show_usage_error(error)
             return exit_codes.USAGE
         case _:
-            first = str(error).strip().partition("\n")[0]
-            output.line(f"Error: unexpected {type(error).__name__}: {first}".rstrip(": "))
+            output.line(f"Error: unexpected {type(error).__name__}: {first_line(error)}")
             _ask_for_report(error, output)
             return exit_codes.BUG
 

@@ -60,7 +60,7 @@ def preview(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print rows of a table."""
-    from penstock._tables.preview import read_table
+    from penstock._repair.reading import read_table
 
     found = read_table(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target), table, limit
@@ -77,7 +77,7 @@ def list_tables(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print how many rows of each table are in quarantine, and which rules they broke."""
-    from penstock._tables.preview import list_quarantines
+    from penstock._repair.reading import list_quarantines
 
     found = list_quarantines(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
@@ -117,7 +117,7 @@ def show(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print quarantined rows of a table with the rules that they broke. JSON has their ids."""
-    from penstock._tables.preview import read_quarantine
+    from penstock._repair.reading import read_quarantine
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     found = read_quarantine(settings, table, limit, ids=output is OutputFormat.JSON)

@@ -29,6 +29,7 @@ class _Flow:
     quarantined: int = 0
     late: int = 0
     duplicates: int = 0
+    deleted: int = 0
     lag: int | None = None
 
     def is_due(self, now: datetime) -> bool:
@@ -143,6 +144,7 @@ class LinePrinter:
             if replaces:
                 flow.rows = flow.quarantined = flow.late = 0
             flow.rows += metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0)
+            flow.deleted += metrics.get("num_deleted_rows", 0)
             flow.lag = metrics.get("backlog_records", flow.lag)
         quality = body.get("data_quality")
         if isinstance(quality, dict):
@@ -176,6 +178,8 @@ def _figures(flow: _Flow, spent: str = "") -> str:
     text = f"{flow.rows:,} row{'' if flow.rows == 1 else 's'}"
     if spent:
         text += f" in {spent}"
+    if flow.deleted:
+        text += f", {flow.deleted:,} deleted"
     if flow.quarantined:
         text += f", {flow.quarantined:,} quarantined"
     if flow.late:

@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     _broker.command("start", epilog="Example: penstock broker start --output json")(start)
     _broker.command("stop", epilog="Example: penstock broker stop")(stop)
     _broker.command("status", epilog="Example: penstock broker status --output json")(status)
+    _broker.command("topic", epilog="Example: penstock broker topic orders --partitions 4")(topic)
     app.add_typer(_broker, name="broker", no_args_is_help=True)
     app.command(
         "demo",
@@ -247,6 +248,28 @@ def status(
     else:
         print(f"not running ({found.directory})")
     return exit_codes.OK if found.running else exit_codes.ENVIRONMENT
+
+
+def topic(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
+    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Number of them.")] = 1,
+    directory: Directory = _BROKER_DIRECTORY,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Make a topic on the broker unless it exists; exit 3 if the broker does not run."""
+    from penstock._local.broker import broker_status
+    from penstock._local.topics import ensure_topic
+
+    servers = broker_status(directory).bootstrap_servers
+    if not broker_status(directory).running or servers is None:
+        print(f"not running ({directory}): penstock broker start", file=sys.stderr)
+        return exit_codes.ENVIRONMENT
+    count = ensure_topic(servers, name, partitions)
+    if output is OutputFormat.JSON:
+        print(json.dumps({"topic": name, "partitions": count}, indent=2))
+    else:
+        print(f"topic {name} has {count} partition{'' if count == 1 else 's'}")
+    return exit_codes.OK
 
 
 def demo(

@@ -105,6 +105,8 @@ def summary_lines(view: UpdateView) -> list[str]:
                     f"rule {rule.name} of {dataset.display}: broken by {rule.failed:,} of "
                     f"{plural(total, 'row')}"
                 )
+        if dataset.deleted:
+            lines.append(f"{plural(dataset.deleted, 'row')} of {dataset.display} deleted")
         if dataset.late:
             lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}")
         if dataset.duplicates:

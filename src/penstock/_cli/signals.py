@@ -43,8 +43,8 @@ class StopSignals:
         self._running: Stoppable | None = None
         self._before: dict[signal.Signals, object] = {}
 
-    def bind(self, running: Stoppable) -> None:
-        """From now on, signals stop this update. Any thread."""
+    def bind(self, running: Stoppable | None) -> None:
+        """From now on, signals stop this update; `None` = there is none. Any thread."""
         self._running = running
 
     def __enter__(self) -> Self:

@@ -93,11 +93,19 @@ def history(
 ) -> None:
     """Print the recorded updates, newest first: when each began, how it ended, and its error."""
     from penstock._observe.log import event_directory, last_event, updates
+    from penstock._observe.unfinished import PROCESS_GONE, has_ended
+    from penstock._runtime.lease import living_holder
+    from penstock._runtime.lease_paths import pipeline_lease_path
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    rows = []
+    holder = living_holder(pipeline_lease_path(settings.storage))
+    rows: list[dict[str, Any]] = []
     for file in updates(event_directory(settings))[: -limit - 1 : -1]:
         event = last_event(file, "update_progress") or {}
+        state = event.get("details", {}).get("update_progress", {}).get("state")
+        # A command that holds the lease without the id of an update may be any of them.
+        is_held = holder is not None and holder.get("update") in (None, file.update_id)
+        is_gone = not (is_held or has_ended(event))
         exceptions = (event.get("error") or {}).get("exceptions") or [{}]
         ended = event.get("timestamp")
         took = None
@@ -107,9 +115,9 @@ def history(
             {
                 "update_id": file.update_id,
                 "started": file.started.isoformat(timespec="seconds").replace("+00:00", "Z"),
-                "state": event.get("details", {}).get("update_progress", {}).get("state"),
+                "state": "FAILED" if is_gone else state,
                 "seconds": took,
-                "error": exceptions[0].get("condition"),
+                "error": PROCESS_GONE if is_gone else exceptions[0].get("condition"),
             }
         )
     if output is OutputFormat.JSON:

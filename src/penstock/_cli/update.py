@@ -1,6 +1,7 @@
 """`run` and `dry-run`."""
 
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from penstock._cli.signals import Stoppable
     from penstock._launch import UpdateOptions
     from penstock._model.pipeline import PipelineSettings
+    from penstock._runtime.restart import RestartAfter
     from penstock._runtime.update import RunningUpdate, UpdateResult
 
 StopTimeout = Annotated[
@@ -239,6 +241,8 @@ def watch_update(
 ) -> WatchedUpdate:
     """Run an update, show it, and let signals stop it.
 
+    A continuous one whose JVM died is followed by another update, as the restart policy says.
+
     Args:
         settings: Of the pipeline.
         update_options: Of this update.
@@ -252,6 +256,9 @@ def watch_update(
     from penstock._launch import run_update
     from penstock._observe.bus import EventBus
     from penstock._observe.snapshot import Snapshot
+    from penstock._plan.planner import update_retries
+    from penstock._runtime.relaunch import run_with_relaunches
+    from penstock._runtime.restart import CONTINUOUS
 
     bus, snapshot, signals = EventBus(), Snapshot(), StopSignals()
     bus.subscribe(snapshot)
@@ -259,10 +266,27 @@ def watch_update(
     def running(update: "RunningUpdate") -> None:
         signals.bind(update if on_running is None else on_running(update))
 
+    def run_once(retry: int, is_set_up: bool) -> "UpdateResult":
+        wanted = update_options.without_resets() if is_set_up else update_options
+        return run_update(settings, replace(wanted, retry=retry), bus=bus, on_running=running)
+
+    def wait(error: PenstockError, decision: "RestartAfter") -> bool:
+        signals.bind(None)  # from here on, a signal raises KeyboardInterrupt
+        if signals.received:
+            return False
+        Output(sys.stderr).line(
+            f"[{error.condition}] {error.message.partition(chr(10))[0]}: a new update starts in "
+            f"{decision.seconds:.1f} s (retry {decision.retry})"
+        )
+        threading.Event().wait(decision.seconds)
+        return True
+
     display = choose_display(bus, snapshot, log_format=log_format, quiet=quiet)
+    retries = update_retries(settings.configuration) if update_options.continuous else 0
+    policy = CONTINUOUS.allowing(retries)
     try:
         with signals, display:
-            result = run_update(settings, update_options, bus=bus, on_running=running)
+            result = run_with_relaunches(run_once, policy, on_relaunch=wait)
     finally:
         if summary is not None:
             reports.write_summary(summary, snapshot.view())

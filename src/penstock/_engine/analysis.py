@@ -1,6 +1,6 @@
 """Analysis: every query function is called once its upstreams' schemas are known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,17 +11,19 @@ from pyspark.sql.types import StructType
 
 from penstock._engine import plans
 from penstock._engine.assumptions import AssumedSource, reachable
-from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, first_line
+from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
 from penstock._engine.cdc_snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._engine.column_lineage import column_lineage
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.late_rows import check_late_rows
+from penstock._engine.missing_sources import NOTHING_THERE, files_name
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
 from penstock._engine.surroundings import Evaluation, Surroundings, resolved_options
 from penstock._engine.table_columns import check_columns, check_identity
+from penstock._engine.text_numbers import text_numbers
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
@@ -29,6 +31,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._tables.assignment import assigned, check_assignable
@@ -48,6 +51,7 @@ class Survey:
     Attributes:
         analyses: Of each flow that could be analysed, some of them with assumed columns.
         errors: What is certainly wrong.
+        failed: Of each flow that could not be analysed, its error; it is in `errors` or `unsure`.
         unsure: Why a flow could not be analysed that reads a missing source: with the data it may.
         missing: The sources that are not here.
         graph: `None` unless every flow could be analysed.
@@ -55,6 +59,7 @@ class Survey:
 
     analyses: Mapping[str, FlowAnalysis]
     errors: tuple[PenstockError, ...]
+    failed: Mapping[str, PenstockError]
     unsure: Mapping[str, PenstockError]
     missing: tuple[AssumedSource, ...]
     graph: DataflowGraph | None
@@ -77,6 +82,9 @@ def analyse(
     index: DefinitionIndex,
     around: Surroundings,
     evaluator: Callable[..., Evaluator] = Evaluator,
+    *,
+    selected: Collection[str] | None = None,
+    keeps_refused: bool = False,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
@@ -87,15 +95,18 @@ def analyse(
         index: The declarations.
         around: What reads need to know.
         evaluator: Makes what calls the query functions, as `Evaluator` is made.
+        selected: Keys of datasets and names of sinks that must be sound; `None` = all.
+        keeps_refused: Flows that cannot run as streams are in the graph, with the reason, instead
+            of being errors: they fail alone.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline, at once.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around, evaluator)
+        analysis = _Analysis(spark, index, source, around, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
-        return build_graph(index, analysis.found, analysis.all_errors())
+        return build_graph(index, analysis.found, analysis.all_errors(), selected)
     finally:
         source.close()
 
@@ -137,6 +148,7 @@ def survey(
         return Survey(
             analyses=analysis.found,
             errors=errors,
+            failed=analysis.errors,
             unsure=unsure,
             missing=tuple(assumptions.sources.values()) if assumptions is not None else (),
             graph=graph,
@@ -153,8 +165,11 @@ class _Analysis:
         source: CdcAwareSource,
         around: Surroundings,
         evaluator: Callable[..., Evaluator] = Evaluator,
+        *,
+        keeps_refused: bool = False,
     ) -> None:
         self.index = index
+        self._keeps_refused = keeps_refused
         self.found: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self.table_errors: dict[str, PenstockError] = {}
@@ -320,9 +335,11 @@ class _Analysis:
                 try:
                     df.select(condition_column(self._spark, rule))
                 except AnalysisException as error:
-                    raise DefinitionError(
-                        "EXPECTATION_INVALID", first_line(error), origin=rule.origin
-                    ) from error
+                    # The column may be assumed: what Spark misses is the cause of the error.
+                    try:
+                        check_expectations(df, rules)
+                    except DefinitionError as wrong:
+                        raise wrong from error
         check_expectations(df, rules)
 
     # -- one flow ------------------------------------------------------------------------------
@@ -390,19 +407,29 @@ class _Analysis:
         keys: tuple[str, ...] = ()
         state: tuple[str, ...] = ()
         growing: tuple[str, ...] = ()
+        refusal: PenstockError | None = None
         if df.isStreaming and not is_view:
-            mode = choose_output_mode(
-                df,
-                flow,
-                dataset=None if dataset is None else dataset.declared,
-                sink=None if dataset is not None else self.index.sinks.get(flow.target),
-            )
+            try:
+                mode = choose_output_mode(
+                    df,
+                    flow,
+                    dataset=None if dataset is None else dataset.declared,
+                    sink=None if dataset is not None else self.index.sinks.get(flow.target),
+                )
+            except DefinitionError as error:
+                if not self._keeps_refused:
+                    raise
+                refusal = error
+        if mode is not None:
             growing = growing_state(df, mode)
             if mode is OutputMode.UPDATE:
-                keys = plans.merge_keys(df, flow, properties)
-                mode = OutputMode.UPDATE if keys else OutputMode.APPEND
+                if dataset is not None:
+                    keys = plans.merge_keys(df, flow, properties)
+                # A sink merges by keys of its own, or takes each change as a row.
+                if not keys and (dataset is not None or not plans.keeps_state(df)):
+                    mode = OutputMode.APPEND
             state = plans.stateful_operators(df)
-        if dataset is not None:
+        if dataset is not None and refusal is None:
             check_late_rows(df, flow, mode, dataset.declared.late_rows)
             check_columns(df, flow, mode, dataset.declared)
         declared = self._written_types(flow, dataset)
@@ -431,6 +458,8 @@ class _Analysis:
                 if (unmatched := opened.roots.unmatched()) is not None
             ),
             is_lenient=evaluation.is_lenient,
+            text_numbers=text_numbers(df),
+            refusal=refusal,
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files
             ),
@@ -440,7 +469,8 @@ class _Analysis:
         found = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
         for path, opened in found.items():
             if self._assumptions is not None:
-                self._assumptions.note(f"files {path}", "the folder does not exist", opened.schema)
+                name = files_name([path], opened.options.format)
+                self._assumptions.note(name, NOTHING_THERE, opened.schema)
         return tuple(found)
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:

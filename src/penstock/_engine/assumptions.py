@@ -28,7 +28,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock._engine.missing_sources import hinted_columns, missing_reason
+from penstock._engine.plans import iterate, kind_of, walk
 from penstock._model.missing import plausible_value
+from penstock.connectors.kafka import SERVERS
 
 _FIXED: Mapping[str, str] = {
     "text": "value STRING",
@@ -46,7 +49,6 @@ _REQUIRED: tuple[tuple[str, DataType], ...] = (
     ("INTEGRAL", LongType()),
     ("STRING", StringType()),
 )
-_BASE = re.compile(r'"?`?(\w+)`?"?(?:\[|\.|"|$)')
 # One pipeline uses some hundred columns; more than that is a loop.
 _MOST_STEPS = 2000
 
@@ -79,11 +81,13 @@ class Assumptions:
     Attributes:
         sources: Missing sources by name.
         settings: Values of settings that nobody gave, by key.
+        servers: Kafka brokers that the code names.
     """
 
     def __init__(self, spark: SparkSession) -> None:
         self.sources: dict[str, AssumedSource] = {}
         self.settings: dict[str, str] = {}
+        self.servers: dict[str, None] = {}
         self._spark = spark
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-assumed-")
         self._attempts: dict[tuple[str, ...], _Attempt] = {}
@@ -96,23 +100,30 @@ class Assumptions:
     def frame(
         self,
         name: str,
-        reason: str,
+        error: Exception,
         *,
+        paths: Sequence[str] = (),
         streaming: bool,
         source_format: str = "",
         schema: Any = None,
+        options: Mapping[str, str] | None = None,
     ) -> DataFrame:
         """An empty relation in the place of a missing source.
 
         Args:
             name: In words; the same source has the same name.
-            reason: Why it cannot be read, one line.
+            error: What reading it raised.
+            paths: Of a source of files.
             streaming: Whether a stream is wanted.
             source_format: Of the reader.
             schema: StructType or DDL that the user gave; such a source gets no more columns.
+            options: Of Auto Loader: their hints are columns that it has among others.
         """
         given = schema if schema is not None else _FIXED.get(source_format.lower())
-        source = self.sources.setdefault(name, AssumedSource(name, reason))
+        if name not in self.sources:
+            hinted = {column.name: column.dataType for column in hinted_columns(options or {})}
+            self.sources[name] = AssumedSource(name, missing_reason(error, paths), hinted)
+        source = self.sources[name]
         reader: Any = self._spark.readStream if streaming else self._spark.read
         place = Path(self._folder.name).as_uri()
         if given is not None:
@@ -138,6 +149,10 @@ class Assumptions:
         columns = {column.name: column.dataType for column in schema}
         self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
 
+    def note_servers(self, options: Mapping[str, str]) -> None:
+        """Remember the brokers in the options of a reader or sink, if there are any."""
+        self.servers |= {v: None for name, v in options.items() if name.lower() == SERVERS}
+
     def setting(self, key: str) -> str:
         """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""
         return self.settings.setdefault(key, plausible_value(key))
@@ -160,7 +175,23 @@ class Assumptions:
         names, is_needed_twice = _missing_columns(error)
         if not names:
             return _retyped(error, open_ones)
-        return self._add(flow, names, open_ones, keep=is_needed_twice)
+        changed = self._add(flow, names, open_ones, keep=is_needed_twice)
+        if changed == open_ones[0].name:
+            self._add_others(flow, error, open_ones[0])
+        return changed
+
+    def _add_others(self, flow: str, error: BaseException, source: AssumedSource) -> None:
+        """Give a source all else that the same step of the query misses: one round, not many.
+
+        A column that belongs to another source is missed again, and tried there then.
+        """
+        for parts in _unresolved(error):
+            names = _candidates(parts)
+            known = {name.lower() for each in self.sources.values() for name in each.columns}
+            first = next(iter(names))
+            if (flow, *names) not in self._attempts and first.lower() not in known:
+                source.columns[first] = names[first]
+                self._attempts[flow, *names] = _Attempt(position=1, added=(source, first))
 
     def _add(
         self,
@@ -183,13 +214,22 @@ class Assumptions:
                 attempt.added = (source, column)
                 return source.name
         attempt.added = None
-        return None
+        if attempt.is_everywhere:
+            return None
+        # Of two sources that are joined, each may have it.
+        attempt.is_everywhere = True
+        first = next(iter(names))
+        lacking = [s for s in sources if first.lower() not in {name.lower() for name in s.columns}]
+        for source in lacking:
+            source.columns[first] = names[first]
+        return lacking[0].name if len(lacking) > 1 else None
 
 
 @dataclass
 class _Attempt:
     position: int = 0
     added: tuple[AssumedSource, str] | None = None
+    is_everywhere: bool = False
 
 
 def reachable(
@@ -241,12 +281,52 @@ def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool
     parts = [part.replace("``", "`") for part in re.findall(r"`((?:[^`]|``)+)`", text or "")]
     if not parts and text:
         parts = [text.strip('"')]
-    # `a.b` is column b of relation a, or field b of column a.
+    return _candidates(parts), both
+
+
+def _candidates(parts: Sequence[str]) -> dict[str, DataType]:
+    """What the parts of a name may be: of `a.b`, column b of relation a, or field b of column a."""
     kind: DataType = NullType()
     names: dict[str, DataType] = dict.fromkeys(parts[-1:], kind)
     for _ in parts[1:]:
         kind = MapType(StringType(), kind)
-    return {**names, **{part: kind for part in parts[:1] if part not in names}}, both
+    return {**names, **{part: kind for part in parts[:1] if part not in names}}
+
+
+def _unresolved(error: Any) -> list[list[str]]:
+    """The names, in parts, that an operator of the plan behind an error does not find below it."""
+    try:
+        plan = error._origin.plan()
+        if not plan.isDefined():
+            return []
+        found: dict[tuple[str, ...], None] = {}
+        for node in walk(plan.get()):
+            if node.resolved() or not node.childrenResolved():
+                continue
+            names: list[tuple[str, ...]] = []
+            aliases: set[str] = set()
+            for expression in iterate(node.expressions()):
+                _collect_names(expression, names, aliases)
+            # A name given in the same list is found once the rest is.
+            # `GROUP BY ALL` looks like a column, too.
+            hidden = {*aliases, "all"}
+            found |= {name: None for name in names if name[0].lower() not in hidden}
+        return [list(name) for name in found]
+    except Exception:  # an error without a plan: only its own column is learnt
+        return []
+
+
+def _collect_names(expression: Any, names: list[tuple[str, ...]], aliases: set[str]) -> None:
+    kind = kind_of(expression)
+    if kind == "UnresolvedAttribute":
+        names.append(tuple(str(part) for part in iterate(expression.nameParts())))
+        return
+    if kind == "Alias":
+        aliases.add(str(expression.name()).lower())
+    if kind == "LambdaFunction":
+        return  # its variables are no columns
+    for child in iterate(expression.children()):
+        _collect_names(child, names, aliases)
 
 
 def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:
@@ -291,17 +371,37 @@ def _set_void_types(
 def _set_type(
     expression: str, kind: DataType | None, sources: Sequence[AssumedSource]
 ) -> str | None:
-    match = _BASE.match(expression.split(".")[-1] if "[" not in expression else expression)
-    if match is None:
-        return None
-    column = match.group(1).lower()
+    """Give the column that an expression reads, or the field of it, a type; `None` = one deeper."""
+    words = [word.lower() for word in re.findall(r"\w+", expression)]
     for source in sources:
         for name, present in source.columns.items():
-            if name.lower() != column:
+            if name.lower() not in words:
                 continue
-            wanted = kind if kind is not None else _deeper(present)
+            fields = words[words.index(name.lower()) + 1 :]
+            wanted = _with_field(present, len(fields), kind)
             if wanted is not None and wanted != present:
                 source.columns[name] = wanted
+                return source.name
+    return _set_element(sources) if kind is None else None
+
+
+def _with_field(present: DataType, depth: int, kind: DataType | None) -> DataType | None:
+    """A type with another one for the field so many levels below."""
+    if depth == 0:
+        return kind if kind is not None else _deeper(present)
+    if isinstance(present, MapType | NullType):
+        inner = present.valueType if isinstance(present, MapType) else NullType()
+        value = _with_field(inner, depth - 1, kind)
+        return None if value is None else MapType(StringType(), value)
+    return _deeper(present) if kind is None else kind
+
+
+def _set_element(sources: Sequence[AssumedSource]) -> str | None:
+    """Give the elements of an array fields: what is exploded has another name than its column."""
+    for source in sources:
+        for name, present in source.columns.items():
+            if isinstance(present, ArrayType) and isinstance(present.elementType, NullType):
+                source.columns[name] = ArrayType(MapType(StringType(), NullType()))
                 return source.name
     return None
 

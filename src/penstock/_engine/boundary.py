@@ -8,11 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from penstock._engine.missing_sources import MAP_PATH, lacks_file_system
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._observe.masking import shown
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
+_PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
 _OURS = str(Path(__file__).resolve().parents[1])
 
 
@@ -83,6 +86,14 @@ def query_error(
     condition = _spark_condition(error)
     parameters = _parameters(error)
     function = parameters.get("routineName") or parameters.get("identifier")
+    if condition == "UNRESOLVED_ROUTINE" and _PLATFORM_FUNCTION.search(function or ""):
+        return DefinitionError(
+            "FEATURE_NOT_AVAILABLE",
+            f"{flow!r} calls {str(function).replace('`', '')!r}, which calls a service "
+            "of Databricks",
+            origin=origin,
+            hint="call a model from a pandas UDF instead",
+        )
     if condition in ("UNRESOLVED_ROUTINE", "REQUIRES_SINGLE_PART_NAMESPACE") and function:
         return DefinitionError(
             "FUNCTION_NOT_FOUND",
@@ -111,7 +122,15 @@ def query_error(
             "PATH_NOT_FOUND",
             f"{flow!r} reads a path that does not exist: {_parameters(error).get('path', '')}",
             origin=origin,
-            hint="relative paths start at the pipeline's root folder",
+            hint="relative paths start at the pipeline's root folder; of paths of another platform "
+            + MAP_PATH,
+        )
+    if lacks_file_system(error):
+        return DefinitionError(
+            "PATH_NOT_FOUND",
+            f"{flow!r} reads a path that cannot be opened here: {shown(first_line(error))}",
+            origin=origin,
+            hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
         )
     if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no text for this condition
         return DefinitionError(
@@ -121,29 +140,14 @@ def query_error(
             hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )
     if condition is not None:
-        return DefinitionError("QUERY_INVALID", f"{flow!r}: {first_line(error)}", origin=origin)
+        return DefinitionError(
+            "QUERY_INVALID", f"{flow!r}: {shown(first_line(error))}", origin=origin
+        )
     return UserCodeError(
         "QUERY_FUNCTION_RAISED",
-        f"the query function of {flow!r} raised {type(error).__name__}: {first_line(error)}",
+        f"the query function of {flow!r} raised {type(error).__name__}: {shown(first_line(error))}",
         origin=origin,
     )
-
-
-# Py4J says which of its objects was called; what the JVM says of it is in the next line.
-_CALL = re.compile(
-    r"(?:Py4JJavaError: )?An error occurred while calling [^\n]*\n: ?"
-    r"(?:[\w.$]+(?:Exception|Error): )?([^\n]+)"
-)
-
-
-def first_line(error: BaseException) -> str:
-    """An exception's message without stack and plan."""
-    text = str(error).strip()
-    if not text:
-        return type(error).__name__
-    call = _CALL.match(text)
-    line = (call[1] if call else text.split("\n", 1)[0]).strip()
-    return shown(line.removesuffix(";"))
 
 
 def _spark_condition(error: Exception) -> str | None:
@@ -171,4 +175,4 @@ def _missing_name(error: Exception) -> str:
     for key in ("relationName", "schemaName", "namespace", "tableName"):
         if key in parameters:
             return parameters[key].replace("`", "")
-    return first_line(error)
+    return shown(first_line(error))

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, lenient, sql_names
 from penstock._engine.autoloader.opening import collecting
-from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, first_line, user_code
+from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, user_code
 from penstock._engine.jdbc.stream import collecting_jdbc, open_jdbc
 from penstock._engine.kafka_source import (
     collecting_kafka,
@@ -24,6 +24,11 @@ from penstock._engine.kafka_source import (
     read_event_hub,
 )
 from penstock._engine.kinesis_source import read_kinesis
+from penstock._engine.missing_sources import (
+    files_name,
+    format_option,
+    require_files_beside_hints,
+)
 from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
@@ -55,14 +60,6 @@ _WITHOUT_EFFECT = re.compile(
     r"|CREATE\s+(?:CATALOG|SCHEMA|DATABASE|(?:EXTERNAL\s+)?VOLUME)\b)",
     re.IGNORECASE,
 )
-_NOT_HERE = {
-    **dict.fromkeys(
-        ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND"),
-        "neither in the pipeline nor in the catalog; map it below `tables` in the settings",
-    ),
-    "PATH_NOT_FOUND": "nothing is there; map its beginning below `paths` in the settings",
-}
-
 
 _CONNECTED = {"eventhubs": read_event_hub, "kinesis": read_kinesis}
 
@@ -138,6 +135,7 @@ class OutsideReads:
         if source not in ("kafka", "delta") or (source == "delta" and len(paths) != 1):
             return None
         resolved = self._around.resolved(reader_options(reader))
+        resolved = self._around.with_mapped_brokers(resolved)
         prepared = prepare_reader_options(source, resolved, streaming=True)
         with own_read():
             if source == "kafka":
@@ -170,6 +168,7 @@ class OutsideReads:
         return self._stand_in(
             what,
             error,
+            paths=reader_paths(reader),
             streaming=isinstance(reader, DataStreamReader),
             source_format=reader_format(reader),
             schema=reader_schema(reader),
@@ -178,13 +177,8 @@ class OutsideReads:
     def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
         assert self._around.assumptions is not None
         self.assumed(what)
-        if isinstance(error, PenstockError):
-            reason = error.message
-        else:
-            condition = getattr(error, "getCondition", lambda: None)() or ""
-            reason = _NOT_HERE.get(condition, first_line(error))
         with own_read():
-            return self._around.assumptions.frame(what, reason, **reader)
+            return self._around.assumptions.frame(what, error, **reader)
 
     def assumed(self, what: str) -> None:
         """Remember that a source was stood in for."""
@@ -195,6 +189,7 @@ class OutsideReads:
         given = reader_options(reader)
         resolved = self._around.resolved(given)
         streaming = isinstance(reader, DataStreamReader)
+        resolved = self._around.with_mapped_brokers(resolved)
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
         prepared = {name: self._placed(name, value) for name, value in prepared.items()}
         if streaming and reader_format(reader).lower() == "kafka":
@@ -323,6 +318,8 @@ class OutsideReads:
         resolved = at_files(resolved, times=True) if streaming else resolved
         flow, analysis = self._owner()
         try:
+            if self._around.assumptions is not None and schema is None:
+                require_files_beside_hints(options, paths)
             with own_read():
                 return self._around.files(
                     paths=paths,
@@ -337,13 +334,15 @@ class OutsideReads:
                 if isinstance(error, PenstockError):
                     error.origin = error.origin or capture_origin()
                 raise
-            named = {name.lower().removeprefix("cloudfiles."): v for name, v in options.items()}
+            source_format = format_option(options)
             return self._stand_in(
-                f"files {','.join(paths)}",
+                files_name(paths, source_format),
                 error,
+                paths=paths,
                 streaming=streaming,
-                source_format=named.get("format", ""),
+                source_format=source_format,
                 schema=schema,
+                options=options,
             )
 
     def _owner(self) -> tuple[str, bool]:

@@ -1,9 +1,10 @@
 """Spark's exceptions -> ours, and whether trying again can help."""
 
 import re
+from pathlib import Path
 from typing import Any
 
-from penstock._engine.boundary import first_line
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._observe.masking import shown
 from penstock.errors import (
@@ -20,8 +21,9 @@ _OUR_BUGS = (AttributeError, TypeError, KeyError, NameError, AssertionError)
 
 _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
-    r"|Incomplete log file|batch \d+ doesn't exist|There are \[\d+\] sources in the checkpoint"
-    r"|concurrent (?:update|stream log)",
+    r"|Incomplete log file|Log file was malformed"
+    r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
+    r"|There are \[\d+\] sources in the checkpoint|concurrent (?:update|stream log)",
     re.IGNORECASE,
 )
 _DETERMINISTIC = re.compile(
@@ -32,6 +34,17 @@ _DETERMINISTIC = re.compile(
     r"|DELTA_SOURCE_IGNORE_DELETE|SchemaColumnConvertNotSupported"
     r"|SaslAuthenticationException|SslAuthenticationException"
     r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
+)
+_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_DISK_PATH = re.compile(
+    r"""['"]?((?:file:)?/[^\s'":()]+)['"]?:? ?\((?:No space|Disk quota|Read-only)"""
+    r"""|(?:device|exceeded|system): ['"]([^'"]+)['"]"""
+)
+# What ANSI mode refuses at run time; without it the result is NULL, or wraps around.
+_ANSI = re.compile(
+    r"\b(?:CAST_INVALID_INPUT|CAST_OVERFLOW|(?:INTERVAL_)?DIVIDED?_BY_ZERO|REMAINDER_BY_ZERO"
+    r"|(?:\w+_)?ARITHMETIC_OVERFLOW|INVALID_ARRAY_INDEX(?:_IN_ELEMENT_AT)?|CANNOT_PARSE_TIMESTAMP"
+    r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
 )
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the text comes back.
@@ -46,6 +59,13 @@ _KINESIS_HINTS = {
     "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
     "rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
+_NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
+_MAY_PASS = (
+    "SCHEMA_REGISTRY_UNREACHABLE",
+    "KINESIS_UNREACHABLE",
+    "SINK_TOPIC_NOT_FOUND",
+    "DISK_FULL",
+)
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
 
@@ -101,6 +121,19 @@ def flow_error(
         condition, message = kinesis[1], f"it failed{batch}: {shown(kinesis[2])}"
         hint = _KINESIS_HINTS.get(condition, kinesis[3] and shown(kinesis[3]))
         hint = hint and hint.replace("TABLE", flow.target)
+    elif disk := _DISK.search(text):
+        condition, message = "DISK_FULL", f"{disk[0].lower()}{_on_file_system(text)}{batch}"
+        hint = (
+            "free some space (or make it writable) and start again: no row is lost, and the batch "
+            "is run again. Spark also writes to spark.local.dir, by default the temporary folder"
+        )
+    elif topic := _NO_TOPIC.search(text):
+        condition = "SINK_TOPIC_NOT_FOUND"
+        message = f"topic {topic[1]!r} is not known to the brokers{batch}: {topic[0]}"
+        hint = (
+            "make it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
+            "--create` elsewhere; or look whether the brokers answer"
+        )
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
         hint = (
@@ -124,17 +157,34 @@ def flow_error(
         hint = 'set failOnDataLoss to "false" to go on without them, or --full-refresh the table'
     else:
         condition, message = "FLOW_FAILED", f"it failed{batch}: {_reason(text)}"
+        if _ANSI.search(text):
+            hint = (
+                f"a value does not fit what the query of {flow.target} computes: try_cast, "
+                "try_divide, try_add or get() give NULL instead; for the whole query "
+                'spark_conf={"spark.sql.ansi.enabled": "false"} of its table or flow, for all '
+                "queries the setting `spark.sql.ansi.enabled: false`"
+            )
     return raised(
         condition,
         f"flow {flow.name!r}: {message}",
         flow=flow.name,
         batch_id=batch_id,
         query_id=query_id,
-        retryable=condition in ("SCHEMA_REGISTRY_UNREACHABLE", "KINESIS_UNREACHABLE")
+        retryable=condition in _MAY_PASS
         or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
         origin=flow.origin,
         hint=hint,
     )
+
+
+def _on_file_system(text: str) -> str:
+    """The path of a full disk, as far as the error names it, and where that is mounted."""
+    match = _DISK_PATH.search(text)
+    if match is None:
+        return ""
+    path = Path((match[1] or match[2]).removeprefix("file:"))
+    mounts = (place for place in (path, *path.parents) if place.is_mount())
+    return f" for {path}, on the file system of {next(mounts, path.anchor)}"
 
 
 def full_text(error: BaseException) -> str:
@@ -165,5 +215,5 @@ _NOISE = re.compile(
 def _reason(text: str) -> str:
     """The one line of a Spark error that says what happened."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
-    line = causes[-1] if causes else first_line(Exception(text))
+    line = causes[-1] if causes else first_line(text)
     return shown(_NOISE.sub("", line).strip())[:600]

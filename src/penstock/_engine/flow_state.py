@@ -158,9 +158,12 @@ class StateStore:
 
     def _load(self, folder: str, name: str) -> dict[str, Any] | None:
         text = self._files.read(self._place(folder, name))
-        if not text:
+        try:
+            body: dict[str, Any] | None = json.loads(text) if text else None
+        except ValueError:
+            # Cut by a crash, where files are not replaced as a whole. `DamageCheck` looks whether
+            # something depends on it.
             return None
-        body: dict[str, Any] = json.loads(text)
         return body
 
 

@@ -72,6 +72,16 @@ class ProgressListener(StreamingQueryListener):
             self._watchers.pop(run_id, None)
 
 
+WRITTEN = "penstock_written"
+"""Name under which a query observes how many rows it gives a sink that Spark writes itself."""
+
+
+def written_records(progress: Mapping[str, Any]) -> int | None:
+    """Rows of a micro-batch that went to a sink, as far as the query observes them."""
+    rows = (progress.get("observedMetrics") or {}).get(WRITTEN)
+    return None if rows is None else int(rows[WRITTEN])
+
+
 def backlog_records(progress: Mapping[str, Any]) -> int | None:
     """Records that wait at the sources that say so (Kafka: latest minus processed offsets).
 

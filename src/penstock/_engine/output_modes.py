@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._engine.plans import analyzed
 from penstock._model.dataset import Dataset, Sink
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, OutputMode
 from penstock.connectors.sinks import mode_refusal, modes_taken
 from penstock.errors import DefinitionError
@@ -145,6 +146,5 @@ def _refusal(df: "DataFrame", mode: OutputMode) -> str | None:
     try:
         checker.checkForStreaming(analyzed(df), jmode)
     except Exception as error:
-        text = str(error).split("\n", 1)[0]
-        return text.removesuffix(";")
+        return first_line(error)
     return None

@@ -156,6 +156,11 @@ def _has_stateful(node: Any) -> bool:
     return any(_has_stateful(child) for child in iterate(node.children()))
 
 
+def keeps_state(df: "DataFrame") -> bool:
+    """Whether a query keeps state."""
+    return _has_stateful(analyzed(df))
+
+
 def _keys_unknown(flow: Flow) -> DefinitionError:
     return DefinitionError(
         "MERGE_KEYS_UNKNOWN",

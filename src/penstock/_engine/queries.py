@@ -18,6 +18,7 @@ from penstock._engine.autoloader.opening import OpenedFiles
 from penstock._engine.autoloader.overwritten import forget_overwritten
 from penstock._engine.autoloader.recovery import check_files, java_causes, recover
 from penstock._engine.cdc_snapshots import SnapshotProgress
+from penstock._engine.damage_check import DamageCheck
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_conf import FlowConfs
@@ -106,6 +107,7 @@ class SparkEngine:
         self._sinks = SinkWriters(
             spark, evaluator, tables.layout, context.pipeline, context.resolve_secrets
         )
+        self._damage = DamageCheck(spark, tables, self._warn)
         self._listener = ProgressListener()
         self._lag = LagProbe(spark, context.emit)
         self._running: list[RunningQuery] = []
@@ -153,6 +155,9 @@ class SparkEngine:
                 self._tables.reset(node)
                 for flow in node.flows:
                     self._state.new_flow(flow)
+            else:
+                flows = {flow: self._graph.flows[flow] for flow in node.flows}
+                self._damage.check_tables(node, flows, states)
             self._tables.prepare(node, [self._graph.flows[flow] for flow in node.flows])
 
     # -- streaming flows -----------------------------------------------------------------------
@@ -162,7 +167,12 @@ class SparkEngine:
         node = self._graph.flows[step.flow]
         with self._translated(node):
             sink = self._graph.sinks.get(step.target)
-            known = None if sink is not None and forgets(sink) else self._state.flow(step.flow)
+            is_forgetful = sink is not None and forgets(sink)
+            known = None if is_forgetful else self._state.flow(step.flow)
+            if known is None and sink is not None and not is_forgetful:
+                self._damage.check_state(node, None)
+            elif known is not None and known.stateful_operators is not None:
+                self._damage.check_checkpoint(node, known.epoch)
             state = known or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
@@ -467,7 +477,7 @@ class SparkEngine:
                 f"{len(again)} file(s) changed since flow {node.flow.name} read them, and are read "
                 f"again: {shown}"
             )
-            self._context.emit(plan_warning(self._origin(node), text))
+            self._warn(node, text)
         return bool(again)
 
     def _check_files(self, files: list[OpenedFiles], checkpoint: str, batch_id: int) -> None:
@@ -500,6 +510,9 @@ class SparkEngine:
             if known is not None:
                 raise known from error
             raise flow_error(error, node.flow) from error
+
+    def _warn(self, node: FlowNode, text: str) -> None:
+        self._context.emit(plan_warning(self._origin(node), text))
 
     def _display(self, node: FlowNode) -> str:
         dataset = self._graph.datasets.get(node.target)

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._engine import file_metadata
 from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
+from penstock._engine.local_rows import with_floats
 from penstock._engine.position import within_files
 from penstock._sql.query_text import spell_names
 from penstock.connectors.options import FILE_FORMATS
@@ -249,6 +250,15 @@ def _path_writer(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _wrap_session() -> None:
+    original_create = SparkSession.createDataFrame
+
+    @functools.wraps(original_create)
+    def create(self: SparkSession, data: Any, schema: Any = None, *args: Any, **kw: Any) -> Any:
+        if _redirect() is not None:
+            data = with_floats(data, schema)
+        return original_create(self, data, schema, *args, **kw)
+
+    SparkSession.createDataFrame = create  # type: ignore[method-assign,assignment]
     original_sql = SparkSession.sql
 
     @functools.wraps(original_sql)

@@ -7,7 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock._engine.boundary import first_line
+from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.flow import Flow
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError

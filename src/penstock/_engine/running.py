@@ -14,7 +14,7 @@ from penstock._engine.kafka_source import LostRange, describe_loss
 from penstock._engine.kinesis_source import describe_lost_records, lost_records
 from penstock._engine.lag.probe import FlowLag
 from penstock._engine.late_rows import dropped_by_watermark
-from penstock._engine.listener import QueryWatcher, backlog_records
+from penstock._engine.listener import QueryWatcher, backlog_records, written_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
     EventOrigin,
@@ -166,6 +166,7 @@ class RunningQuery(QueryWatcher):
                     "",
                     metrics=FlowMetrics(
                         num_input_rows=rows,
+                        num_output_rows=written_records(progress),
                         batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
                         backlog_records=backlog_records(progress),
                         # A writer counts them itself, and exactly.

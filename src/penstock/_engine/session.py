@@ -9,6 +9,7 @@ starts) is skipped.
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -32,8 +33,9 @@ from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
 from penstock._engine.jvm_names import remember_names
-from penstock._engine.session_defaults import session_defaults
+from penstock._engine.session_defaults import is_local, session_defaults
 from penstock._engine.spark_log import SparkLog
+from penstock._observe.masking import shown
 from penstock.errors import FlowError, SetupError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -180,7 +182,7 @@ def build_session(options: SessionOptions) -> SparkSession:
             spark = SparkSession(context)
         except BaseException as error:
             # The text of Java's exceptions comes from the JVM.
-            reason = _first_line(error) if isinstance(error, Exception) else ""
+            reason = _reason(error) if isinstance(error, Exception) else ""
             _end_jvm(gateway, time.monotonic() + 5)
             if not isinstance(error, Exception):
                 raise
@@ -301,7 +303,7 @@ def _log4j_option(conf: Mapping[str, str]) -> str:
 def _add_jars(conf: dict[str, str], jars: tuple[str, ...]) -> None:
     if not jars:
         return
-    if conf["spark.master"].startswith("local"):
+    if is_local(conf["spark.master"]):
         # On the class path of the JVM rather than in spark.jars: Hadoop's file system and an
         # AppCDS archive see only this one.
         _append(conf, "spark.driver.extraClassPath", os.pathsep.join(jars), os.pathsep)
@@ -336,38 +338,32 @@ def _start_jvm(conf: Mapping[str, str], options: SessionOptions, log: SparkLog) 
         "stderr": log.writer,
     }
     direct = (
-        conf["spark.master"].startswith("local")
+        is_local(conf["spark.master"])
         and not any(key in conf for key in _NEEDS_SUBMIT)
         and not any(key.startswith("spark.submit.") for key in conf)
         and not (_conf_folder() / "spark-env.sh").exists()
-        and os.name == "posix"
     )
     try:
         if direct:
             compiler = _NO_OPTIMIZING if options.analysis_only else _LATE_OPTIMIZING
-            gateway = _launch_directly(conf, compiler, popen)
+            gateway = _launch(_java_command(conf, compiler), popen)
         else:
-            submit = SparkConf(loadDefaults=False)
-            for key, value in conf.items():
-                if key.startswith(_SUBMIT_PREFIXES):
-                    submit.set(key, value)
-            gateway = launch_gateway(submit, popen)  # type: ignore[no-untyped-call]
+            gateway = _launch(_submit_command(conf), popen)
         gateway.spark_log = log
         return gateway
     except Exception as error:
         raise SetupError(
             "JVM_START_FAILED",
-            f"the Java process of Spark did not start: {_first_line(error)}{log.tail()}",
-            hint="check `java -version` (17 or newer) and JAVA_HOME",
+            f"the Java process of Spark did not start: {_reason(error)}{log.tail()}",
+            hint="check spark.driver.memory, spark.driver.extraJavaOptions, and `java -version` "
+            "(17 or newer)",
         ) from error
     finally:
         log.started()
 
 
-def _launch_directly(
-    conf: Mapping[str, str], compiler: tuple[str, ...], popen: dict[str, Any]
-) -> JavaGateway:
-    """Start PySpark's gateway server without spark-submit and connect to it."""
+def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...]) -> list[str]:
+    """PySpark's gateway server without spark-submit."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     spark_home = Path(_find_spark_home())
@@ -383,22 +379,35 @@ def _launch_directly(
             ),
         )
     )
+    return [
+        java,
+        "-cp",
+        class_path,
+        f"-Xmx{conf['spark.driver.memory']}",
+        *_JVM_OPTIONS,
+        *compiler,
+        *shlex.split(conf.get("spark.driver.defaultJavaOptions", "")),
+        *shlex.split(conf.get("spark.driver.extraJavaOptions", "")),
+        "org.apache.spark.api.python.PythonGatewayServer",
+    ]
+
+
+def _submit_command(conf: Mapping[str, str]) -> list[str]:
+    """The command of PySpark's `launch_gateway`, with the settings that spark-submit must know."""
+    command = [str(Path(_find_spark_home()) / "bin" / "spark-submit")]
+    for key, value in conf.items():
+        if key.startswith(_SUBMIT_PREFIXES):
+            command += ["--conf", f"{key}={value}"]
+    return command + shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+
+
+def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
+    """Start a gateway server and connect to it."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         info = Path(folder) / "gateway"
-        command = [
-            java,
-            "-cp",
-            class_path,
-            f"-Xmx{conf['spark.driver.memory']}",
-            *_JVM_OPTIONS,
-            *compiler,
-            *shlex.split(conf.get("spark.driver.defaultJavaOptions", "")),
-            *shlex.split(conf.get("spark.driver.extraJavaOptions", "")),
-            "org.apache.spark.api.python.PythonGatewayServer",
-        ]
         env = {
             **os.environ,
-            "SPARK_HOME": str(spark_home),
+            "SPARK_HOME": _find_spark_home(),
             "SPARK_CONNECT_MODE": "0",
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
         }
@@ -406,16 +415,11 @@ def _launch_directly(
             command,
             stdin=subprocess.PIPE,  # its end of file tells the JVM that we are gone
             env=env,
-            preexec_fn=_ignore_interrupt,
+            preexec_fn=_ignore_stop_signals,
             **popen,
         )
         try:
             port, secret = _read_gateway(info, process)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        try:
             gateway = _connect(port, secret)
         except BaseException:
             process.kill()
@@ -425,8 +429,14 @@ def _launch_directly(
     return gateway
 
 
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ignore_stop_signals() -> None:
+    """Let the JVM ignore what `timeout`, systemd or a terminal sends to all processes.
+
+    A graceful stop needs it until the last batch is committed. HotSpot leaves a signal ignored that
+    is ignored when it starts. The JVM ends with its standard input, even after a SIGKILL of ours.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _read_gateway(info: Path, process: "subprocess.Popen[bytes]") -> tuple[int, str]:
@@ -502,9 +512,15 @@ def _same_interrupt_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+_JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )(?:[\w$]+\.)*([\w$]+(?:: [^\n]+)?)", re.MULTILINE)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an exception; of one of Java's, what was raised first and why."""
+    text = str(error).strip()
+    causes = _JAVA_CAUSE.findall(text)
+    lines = (causes[0], causes[-1]) if causes else text.splitlines()[:1] or [type(error).__name__]
+    return shown("; caused by ".join(dict.fromkeys(lines)))
 
 
 def log_tail(spark: SparkSession) -> str:

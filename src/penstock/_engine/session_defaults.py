@@ -11,6 +11,11 @@ _SECRETS = (
 )
 
 
+def is_local(master: str) -> bool:
+    """Whether driver and tasks are one JVM; `local-cluster[...]` starts executors of its own."""
+    return re.match(r"^local(\[|$)", master) is not None
+
+
 def is_local_storage(storage_root: str | None) -> bool:
     """Whether the root is a plain disk of this machine (`file:` or no scheme)."""
     return storage_root is None or not re.match(r"^(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", storage_root)
@@ -101,11 +106,11 @@ def session_defaults(
         conf[f"{_PREFIX}snapshotPartitions"] = str(min(cores, 16))
         # VACUUM lists with this many tasks, 10000 by Spark's default.
         conf["spark.sql.sources.parallelPartitionDiscovery.parallelism"] = str(cores * 4)
-    if master.startswith("local"):
+    if is_local(master):
         conf["spark.driver.host"] = "localhost"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.memory"] = "2g"
-    if is_local_storage(storage_root) and master.startswith("local"):
+    if is_local_storage(storage_root) and is_local(master):
         # Hadoop's own classes fork chmod and readlink for every file; these do not. The log store
         # publishes a version atomically (`_local.logstore`); Delta's own one for local disks
         # overwrites what another process commits in between.

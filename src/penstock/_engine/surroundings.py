@@ -14,6 +14,7 @@ from penstock._engine.jdbc.stream import JdbcStream
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
 from penstock._model.redaction import remember_named
+from penstock.connectors.kafka import at_mapped_servers
 
 
 @dataclass
@@ -90,6 +91,7 @@ class Surroundings:
         events: Folder of the event log.
         configuration: Of the pipeline.
         assumptions: Stands in for what is not here; `None` = that is an error.
+        notes: What was decided about paths, one sentence each, in the order of the reads.
     """
 
     outside: OutsideTables
@@ -99,10 +101,18 @@ class Surroundings:
     events: Path | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     assumptions: Assumptions | None = None
+    notes: dict[str, None] = field(default_factory=dict)
 
     def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
         """Options of a reader or sink with secrets filled in; what is secret is remembered."""
         return resolved_options(options, self.resolve_secrets)
+
+    def with_mapped_brokers(self, options: Mapping[str, str]) -> dict[str, str]:
+        """The options of a reader, with the Kafka brokers that `paths` of the settings names."""
+        mapped = at_mapped_servers(options, self.map_path)
+        if self.assumptions is not None:
+            self.assumptions.note_servers(mapped)
+        return mapped
 
 
 def resolved_options(

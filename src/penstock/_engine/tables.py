@@ -33,6 +33,7 @@ from penstock._observe.events import (
 from penstock._tables.assignment import assigned
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events
+from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult
 from penstock._tables.decision import DecisionFile
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
@@ -226,6 +227,18 @@ class PipelineTables:
             reached=reached,
         )
 
+    def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
+        """The tables that flows into a dataset write; there may be none yet."""
+        return {
+            TARGET: self._ref(node),
+            QUARANTINE: self._quarantine(node),
+            CDC_STATE: self.layout.cdc_state(node.name),
+        }
+
+    def app_id(self, flow: str, epoch: str) -> str:
+        """The identity under which tables count the batches of a flow."""
+        return app_id(self._settings.name, flow, epoch)
+
     def quarantine_path(self, node: DatasetNode) -> str:
         """Where the quarantine of a dataset lies; there may be none."""
         return self._quarantine(node).path
@@ -324,6 +337,7 @@ class PipelineTables:
             "late": late,
             "judge": judge,
             "decisions": self._decisions(node, epoch),
+            "note": self.note(node, epoch),
         }
         writer: Any
         if mode is OutputMode.UPDATE:
@@ -379,6 +393,11 @@ class PipelineTables:
     def _decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
         path = self.layout.decision_file(node.flow.name, epoch)
         return DecisionFile(StorageFiles(self._spark), path)
+
+    def note(self, node: FlowNode, epoch: str) -> CommitNote:
+        """Where a flow notes the newest commits of its batches."""
+        path = self.layout.note_file(node.flow.name, epoch)
+        return CommitNote(StorageFiles(self._spark), path)
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
         """The rows of a query that fulfil the condition of the rows that its flow replaces."""
@@ -471,6 +490,7 @@ class PipelineTables:
             stateful=has_state(node.analysis.stateful_operators),
             judge=judge,
             decisions=self._decisions(node, epoch),
+            note=self.note(node, epoch),
         )
 
         def write(batch: DataFrame, batch_id: int) -> Commit:

@@ -1,6 +1,6 @@
 """Index and analyses become a graph; every integrity error is reported at once."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
@@ -17,17 +17,27 @@ def build_graph(
     index: DefinitionIndex,
     analyses: Mapping[str, FlowAnalysis],
     errors: Mapping[str, PenstockError],
+    selected: Collection[str] | None = None,
 ) -> DataflowGraph:
     """Build the graph, or raise everything that is wrong with the pipeline.
 
     Args:
         index: The declarations by name.
         analyses: What analysis found, by flow name.
-        errors: Why a flow could not be analysed, by flow name.
+        errors: Why a flow could not be analysed, by flow name; what is wrong with a table, by key.
+        selected: Keys of datasets and names of sinks; `None` = all. What is wrong with the others
+            is no error, and those that cannot be analysed are not in the graph.
 
     Raises:
         DefinitionErrors: With all errors, ordered as declared.
     """
+    targets = {name: index.flow_targets.get(name, name) for name in errors}
+    if selected is not None:
+        # What reads one of them has its error: no edge of the graph is cut.
+        index = index.without(
+            {targets[name] for name in errors if name in index.flows} - set(selected)
+        )
+        errors = {name: error for name, error in errors.items() if targets[name] in selected}
     problems: list[PenstockError] = [*index.errors, *errors.values()]
     kinds: dict[str, DatasetKind] = {}
     for key, dataset in index.datasets.items():
@@ -37,11 +47,20 @@ def build_graph(
         kinds[key] = dataset.declared.kind or (
             DatasetKind.STREAMING_TABLE if known[0].is_streaming else DatasetKind.MATERIALIZED_VIEW
         )
-        problems += _check_kind(index, dataset, kinds[key], analyses)
+        if selected is None or key in selected:
+            problems += _check_kind(index, dataset, kinds[key], analyses)
     for name, flow in index.flows.items():
-        if index.flow_targets[name] in index.sinks and name in analyses:
+        target = index.flow_targets[name]
+        is_wanted = selected is None or target in selected
+        if target in index.sinks and name in analyses and is_wanted:
             problems += _check_sink_flow(flow, analyses[name])
     if problems:
+        # Flows that would only fail alone are reported with the rest.
+        problems += [
+            analysis.refusal
+            for name, analysis in analyses.items()
+            if analysis.refusal and (selected is None or index.flow_targets[name] in selected)
+        ]
         raise DefinitionErrors(_in_order(index, _distinct(problems)))
     return _assemble(index, analyses, kinds)
 

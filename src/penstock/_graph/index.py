@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -102,6 +102,32 @@ class DefinitionIndex:
             )
         ]
         return found[0] if len(found) == 1 else None
+
+    def select(self, names: Iterable[str]) -> frozenset[str] | None:
+        """Keys of the datasets, and names of the sinks, that a selection means.
+
+        `None` for an empty selection, which is everything, and for one with an unknown name.
+        """
+        keys = set()
+        for name in names:
+            dataset = self.find(name)
+            if dataset is None and name not in self.sinks:
+                return None
+            keys.add(name if dataset is None else dataset.name.key)
+        return frozenset(keys) or None
+
+    def without(self, targets: Collection[str]) -> "DefinitionIndex":
+        """The declarations without some datasets and sinks, and without the flows into them."""
+        return dataclasses.replace(
+            self,
+            datasets={key: one for key, one in self.datasets.items() if key not in targets},
+            sinks={name: sink for name, sink in self.sinks.items() if name not in targets},
+            flows={
+                name: flow
+                for name, flow in self.flows.items()
+                if self.flow_targets[name] not in targets
+            },
+        )
 
     def display(self, key: str) -> str:
         """The shortest unambiguous name: without the default catalog and schema."""

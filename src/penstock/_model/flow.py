@@ -13,6 +13,8 @@ from penstock._model.origin import SourceLocation
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from penstock.errors import PenstockError
+
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 QueryFunction = Callable[[], "DataFrame | Any"]
@@ -89,7 +91,9 @@ class FlowAnalysis:
         unmatched_filters: `pathGlobFilter` and folder of files that it reads, where none of the
             files there has such a name.
         is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
+        text_numbers: Expressions in which it takes a string for a number without a cast.
         widens_types: Whether a source of it lets types become wider; its table follows.
+        refusal: Why Spark or the target cannot run it as a stream; the flow is not started.
     """
 
     inputs: frozenset[str]
@@ -107,4 +111,6 @@ class FlowAnalysis:
     missing_folders: tuple[str, ...] = ()
     unmatched_filters: tuple[tuple[str, str], ...] = ()
     is_lenient: bool = False
+    text_numbers: tuple[str, ...] = ()
     widens_types: bool = False
+    refusal: "PenstockError | None" = None

@@ -13,6 +13,7 @@ Spellings of one place are the same:
 `/x`                                         `file:/x`, `file:///x`
 ===========================================  ==============================================
 
+Relative paths are those of the project: `data/x` is `./data/x`.
 All others (`abfss://`, `wasbs://`, `gs://`, ...) are compared as they are written.
 """
 
@@ -60,6 +61,14 @@ def _slashes(path: str) -> str:
     return "".join(f"/{part}" for part in path.split("/") if part)
 
 
+def path_key(path: str) -> str | None:
+    """As `canonical_path`, with `./` before relative paths; `None` for a blank one."""
+    known = canonical_path(path)
+    if known is not None or not path or _SCHEME.fullmatch(path):
+        return known
+    return "." + _slashes("/".join(part for part in path.split("/") if part != "."))
+
+
 class PathMap:
     """Replaces the beginnings of paths. The longest beginning wins.
 
@@ -68,19 +77,20 @@ class PathMap:
             a component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
 
     Raises:
-        SpecError: A prefix is relative or blank, or two of them are the same place.
+        SpecError: A prefix is blank or has `..` in it, or two of them are the same place.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._targets: dict[str, str] = {}
         written: dict[str, str] = {}
         for prefix, target in paths.items():
-            known = canonical_path(prefix.strip())
+            known = path_key(prefix.strip())
             if known is None or ".." in known.split("/"):
                 raise SpecError(
                     "PATHS_INVALID",
-                    f"the prefix `{prefix}` of `paths` is no absolute path",
-                    hint="begin it with `/` or with a scheme: `/Volumes/main`, `s3://bucket`",
+                    f"the prefix `{prefix}` of `paths` is no path without `..`",
+                    hint="write the beginning of paths as the source files do: `/Volumes/main`, "
+                    "`s3://bucket`, `data/raw`",
                 )
             if known in written:
                 raise SpecError(
@@ -106,7 +116,7 @@ class PathMap:
         Raises:
             SpecError: `..` leads out of the mapped place.
         """
-        known = canonical_path(path)
+        known = path_key(path)
         if known is None:
             return path
         prefix = _longest(self._targets, known)

@@ -63,6 +63,7 @@ class PipelineSettings:
         name: Label of the pipeline; part of the writer's app ids.
         storage: Root URI (`file:///...`, `s3a://...`) of tables, checkpoints, events and state.
         root: Folder of the project on this machine; source files are found below it.
+        started_in: Folder from which it was started; the second place of relative paths.
         catalog: Default catalog of names with fewer than three parts.
         schema: Default schema of one-part names.
         configuration: Spark and free keys that source files read with `spark.conf.get`.
@@ -89,6 +90,7 @@ class PipelineSettings:
     name: str
     storage: str
     root: str
+    started_in: str = field(default="", compare=False)
     catalog: str = DEFAULT_CATALOG
     schema: str = DEFAULT_SCHEMA
     configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY)

@@ -24,6 +24,7 @@ class EventBus:
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = []
         self._lock = threading.RLock()
+        self._failing: dict[int, str] = {}
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Add a subscriber for all later events."""
@@ -37,5 +38,16 @@ class EventBus:
             for subscriber in self._subscribers:
                 try:
                     subscriber(event)
+                    self._failing.pop(id(subscriber), None)
+                except OSError as error:
+                    self._not_written(subscriber, error)
                 except Exception:
                     _logger.exception("an event subscriber failed")
+
+    def _not_written(self, subscriber: Subscriber, error: OSError) -> None:
+        """Report a full or read-only disk once, not for every event."""
+        reason = error.strerror or str(error)
+        if self._failing.get(id(subscriber)) != reason:
+            self._failing[id(subscriber)] = reason
+            where = f" ({error.filename})" if error.filename else ""
+            _logger.warning("events are not recorded until this is repaired: %s%s", reason, where)

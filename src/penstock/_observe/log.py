@@ -160,7 +160,11 @@ class EventLog:
             if self._torn:
                 line = b"\n" + line
             self._torn = True
-            written = file.write(line)
+            try:
+                written = file.write(line)
+            except OSError as error:
+                error.filename = str(self._path)  # the system names files only when it opens them
+                raise
             if written != len(line):
                 raise OSError(f"the event log {self._path} took only {written} bytes of a line")
             self._torn = False

@@ -66,6 +66,7 @@ class FlowView:
         dropped: Rows so far that broke a drop rule, the quarantined ones included.
         late: Rows so far that came after the watermark had passed them.
         duplicates: Rows so far whose key the table had already.
+        deleted: Rows so far that auto CDC deleted.
         lag: Rows that wait at the sources, as the last batch saw it.
         last_error: Why it failed or was restarted last.
         duration_seconds: From its start to its end, or to now.
@@ -86,6 +87,7 @@ class FlowView:
     duration_seconds: float | None
     late: int = 0
     duplicates: int = 0
+    deleted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ class DatasetView:
     flows: tuple[FlowView, ...]
     late: int = 0
     duplicates: int = 0
+    deleted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +169,7 @@ class _Flow:
     dropped: int = 0
     late: int = 0
     duplicates: int = 0
+    deleted: int = 0
     lag: int | None = None
     last_error: ErrorInfo | None = None
     started: datetime | None = None
@@ -194,6 +198,7 @@ class _Flow:
             dropped=self.dropped,
             late=self.late,
             duplicates=self.duplicates,
+            deleted=self.deleted,
             lag=self.lag,
             last_error=self.last_error,
             duration_seconds=duration,
@@ -337,6 +342,7 @@ class Snapshot:
 def _fold_metrics(flow: _Flow, event: Event, metrics: Mapping[str, Any]) -> None:
     written = metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0)
     flow.rows += written
+    flow.deleted += metrics.get("num_deleted_rows", 0)
     # Its writer and Spark's progress tell about a micro-batch in separate events.
     # Those of the next one may come in between.
     batch_id, newest = event.origin.batch_id, flow.batch_id
@@ -376,6 +382,7 @@ def _dataset_view(dataset: _Dataset, display: str, now: datetime) -> DatasetView
         dropped=sum(flow.dropped for flow in flows),
         late=sum(flow.late for flow in flows),
         duplicates=sum(flow.duplicates for flow in flows),
+        deleted=sum(flow.deleted for flow in flows),
         lag=sum(lags) if lags else None,
         last_error=errors[-1] if errors else None,
         duration_seconds=max(durations) if durations else None,

@@ -81,7 +81,7 @@ def make_plan(
             hint="leave one of them out",
         )
     _check_datasets(graph)
-    told = [*notes, *_other_formats(graph), *_streamed_changes(graph)]
+    told = [*notes, *_other_formats(graph), *_streamed_changes(graph), *_text_numbers(graph)]
     refreshed = _select(graph, wishes.refresh)
     reset = _select(graph, wishes.full_refresh)
     _refuse_sinks(graph, wishes.full_refresh)
@@ -102,11 +102,17 @@ def make_plan(
             if node.key not in reset:
                 told.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
     told += _left_behind(graph, reset)
-    # Views are looked at again after a reset in any case: their sources have new versions.
+    refused = {
+        name: flow.analysis.refusal
+        for name, flow in graph.flows.items()
+        if flow.analysis.refusal is not None
+    }
+    # Views are looked at again after a reset in any case: their sources have new versions. A table
+    # keeps rows that its flow could not write again.
     resets = tuple(
         ResetTable(dataset=node.key, flows=node.flows)
         for node in graph.stored()
-        if node.key in reset
+        if node.key in reset and refused.keys().isdisjoint(node.flows)
     )
     tables = tuple(PrepareTable(dataset=n.key) for n in graph.stored() if n.key in selected)
     sinks_too = not (wishes.refresh or wishes.full_refresh)
@@ -123,7 +129,7 @@ def make_plan(
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
         continuous=wishes.continuous,
         notes=tuple(told),
-        setup_retries=_retries(UPDATE_RETRIES, conf.get(UPDATE_RETRIES)),
+        setup_retries=update_retries(conf),
         warnings=(
             *_taken_names(graph),
             *_lenient_queries(graph),
@@ -134,6 +140,7 @@ def make_plan(
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
             *_messages_without_ids(graph, runs),
         ),
+        refused={step.flow: refused[step.flow] for step in runs if step.flow in refused},
     )
 
 
@@ -238,6 +245,17 @@ def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
             )
 
 
+def _text_numbers(graph: DataflowGraph) -> Iterator[str]:
+    for node in graph.flows.values():
+        if node.analysis.text_numbers:
+            yield (
+                f"the query of {node.flow.name} takes strings for numbers: "
+                f"{', '.join(node.analysis.text_numbers)}; in ANSI mode a string that is no number "
+                "fails the batch: cast the column, try_cast gives NULL instead; so does "
+                "`spark.sql.ansi.enabled: false`"
+            )
+
+
 def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
     """One note about all table properties that have no effect here."""
     tables: dict[str, list[str]] = {}
@@ -325,6 +343,15 @@ def _retries(key: str, text: str | None) -> int | None:
             hint="a whole number: 0 gives up at the first failure",
         )
     return number
+
+
+def update_retries(configuration: Mapping[str, str]) -> int | None:
+    """How often an update is tried again as a whole, as the settings say; `None` if they do not.
+
+    Raises:
+        SpecError: It is no whole number.
+    """
+    return _retries(UPDATE_RETRIES, configuration.get(UPDATE_RETRIES))
 
 
 def _special(trigger: Trigger | None) -> Trigger | None:

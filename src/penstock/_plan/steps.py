@@ -3,10 +3,12 @@
 Names in steps are canonical: a dataset is its `DatasetName.key`, a flow its name.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import Trigger
+from penstock.errors import PenstockError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class Plan:
         setup_retries: How often resetting or preparing a table is tried again before its flows are
             given up; `None` = as the update has it.
         warnings: What will hurt later; `run` shows them, too.
+        refused: Flows among `runs` that Spark cannot run, with the reason: they are not started.
     """
 
     resets: tuple[ResetTable, ...] = ()
@@ -117,3 +120,4 @@ class Plan:
     notes: tuple[str, ...] = ()
     setup_retries: int | None = None
     warnings: tuple[str, ...] = ()
+    refused: Mapping[str, PenstockError] = field(default_factory=dict)

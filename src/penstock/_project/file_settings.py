@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock._model.alert import AlertSettings
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.name import split_name
-from penstock._model.paths import canonical_path
+from penstock._model.paths import path_key
 from penstock._model.pipeline import EventLogSettings, ExternalTable
 from penstock._project.workspace_files import SourcePattern
 
@@ -100,8 +100,8 @@ class FileSettings:
 
 def merged_paths(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
     """Merge two path maps; another spelling of the same prefix is the same key."""
-    said = {canonical_path(prefix) for prefix in over}
-    kept = {prefix: place for prefix, place in base.items() if canonical_path(prefix) not in said}
+    said = {path_key(prefix) for prefix in over}
+    kept = {prefix: place for prefix, place in base.items() if path_key(prefix) not in said}
     return {**kept, **over}
 
 

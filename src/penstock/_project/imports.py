@@ -9,6 +9,7 @@ value: its Python workers could not import them.
 """
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,11 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
         for folder in imports.folders:
             if folder not in paths and folder in sys.path:
                 sys.path.remove(folder)
+        # What files added relative to themselves means nothing to the next project.
+        added = [entry for entry in sys.path if entry not in paths]
+        for entry in added:
+            if not Path(entry).is_absolute() or not Path(entry).exists():
+                sys.path.remove(entry)
         imports.drop()
 
 
@@ -100,6 +106,8 @@ class ProjectImports(MetaPathFinder):
         self._imported_names: set[str] = set()
         self._source_names: set[str] = set()
         self._by_value: list[ModuleType] = []
+        self._paths = frozenset(sys.path)
+        self._executed: list[Path] = []
 
     def run(self, source: Path, namespace: Mapping[str, object]) -> None:
         """Execute a source file, unless a sibling has already imported it.
@@ -179,12 +187,28 @@ class ProjectImports(MetaPathFinder):
             vars(module).update(self.namespace)
         if _pickle_by_value(module):
             self._by_value.append(module)
+        self._executed.append(Path(loader.path).parent)
         try:
             self.executor.execute(Path(loader.path), vars(module))
         except BaseException as error:
             self._failures[loader.path] = error
             del self._modules[loader.path]
             raise
+
+    def appended_folders(self) -> list[str]:
+        """Folders that files added to `sys.path` relative to themselves, as in a notebook.
+
+        The working directory is the root: what is not below it may be below the folder of a file,
+        the one that was executed last first.
+        """
+        entries = [entry for entry in sys.path if entry not in self._paths and entry]
+        below = [
+            os.path.relpath(Path(self.root, entry), self.root)
+            for entry in entries
+            if not Path(self.root, entry).is_dir()
+        ]
+        places = [folder / path for path in below for folder in reversed(self._executed)]
+        return [str(place.resolve()) for place in dict.fromkeys(places) if place.is_dir()]
 
     def drop(self) -> None:
         """Forget every file: the next one that is run or imported is read again."""
@@ -195,6 +219,7 @@ class ProjectImports(MetaPathFinder):
         self._forget(self._source_names)
         self._modules.clear()
         self._failures.clear()
+        self._executed.clear()
         self.executor.forget()
 
     def _forget(self, names: set[str]) -> None:
@@ -212,7 +237,7 @@ class ProjectImports(MetaPathFinder):
 
 
 class _AroundProject(MetaPathFinder):
-    """Finds what nobody else does above the project's folder: it may be a part of a project."""
+    """Finds what is nowhere else: in folders relative to a file, and above the project's folder."""
 
     def __init__(self, imports: ProjectImports) -> None:
         self._imports = imports
@@ -223,7 +248,12 @@ class _AroundProject(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        folder = None if path is not None else folder_around(Path(self._imports.root), fullname)
+        if path is not None:
+            return None
+        appended = self._imports.appended_folders()
+        if appended and (spec := self._imports.found(fullname, appended, target)) is not None:
+            return spec
+        folder = folder_around(Path(self._imports.root), fullname)
         return None if folder is None else self._imports.found(fullname, [str(folder)], target)
 
 

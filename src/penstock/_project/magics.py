@@ -45,12 +45,14 @@ _SHELL = {"sh", "bash", "system", "sx", "cmd", "!"}
 _WITHOUT_EFFECT = {
     *("md", "md-sandbox", "markdown", "html", "javascript", "js", "latex", "svg", "skip"),
     *("fs", "writefile", "file", "script", "perl", "ruby"),
+    *("environment", "configure"),  # of the notebook's compute
 }
 _TIMERS = {"time", "timeit", "capture", "prun"}
 _PYTHON = {"python", "python3", "py", "pyspark"} | _TIMERS
 # With one `%`, those of Databricks speak about the whole cell, those of IPython about their line.
 _OF_WHOLE_CELLS = {
     *("python", "sql", "scala", "r", "sh", "fs", "md", "md-sandbox", "skip", "html"),
+    *("environment", "configure"),
 }
 
 
@@ -80,6 +82,10 @@ def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> l
         elif is_double or name in _OF_WHOLE_CELLS:
             body = [match.group(3) or "", *lines[at + 1 :]]
             return cells + _cell_magic(match.group(2), body, file, line + at)
+        elif name not in _TIMERS and not _is_language(lines[at + 1 :], language):
+            # Of a magic that nobody knows, the text below is its own.
+            body = [match.group(3) or "", *lines[at + 1 :]]
+            return cells + _cell_magic(match.group(2), body, file, line + at)
         elif language is CellKind.PYTHON:
             break  # `%time`, `%matplotlib inline`: told apart below, with those in the code
         else:
@@ -90,6 +96,17 @@ def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> l
     if language is CellKind.PYTHON:
         return cells + python_cells(code, file=file, line=line + at)
     return [*cells, Cell(kind=language, text="\n".join(code), file=file, line=line + at)]
+
+
+def _is_language(lines: list[str], language: CellKind) -> bool:
+    """Whether the text below an unknown magic may be of the notebook's language."""
+    if language is not CellKind.PYTHON:
+        return not any(text.strip() for text in lines)
+    try:
+        ast.parse("\n".join(_without_magics(lines)[0]))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _continued(lines: list[str], at: int, first: str) -> tuple[str, int]:

@@ -45,6 +45,11 @@ class ModuleSearch:
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = [Path(folder) for folder in folders]
 
+    def add(self, folder: Path) -> None:
+        """Search in one more folder, that a source adds to `sys.path`; ignored if there is none."""
+        if folder.is_dir():
+            self._folders.append(folder.resolve())
+
     def is_known(self, module: str) -> bool:
         """Whether the module is of Python, installed, provided, or in the project."""
         top = module.partition(".")[0]

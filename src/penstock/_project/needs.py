@@ -132,6 +132,14 @@ class ProjectNeeds:
     ignored: tuple[Path, ...] = ()
     problems: tuple[PenstockError, ...] = ()
 
+    def files_that_assume(self) -> frozenset[str]:
+        """Files that read a secret, a setting or a widget whose value is not known."""
+        values = (*self.configuration, *self.widgets)
+        return frozenset(
+            [need.origin.file for need in values if need.is_missing]
+            + [need.origin.file for need in self.secrets if not need.is_found]
+        )
+
 
 def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = None) -> ProjectNeeds:
     """Return what the sources of a pipeline need; nothing is executed.
@@ -240,6 +248,8 @@ class _Reader:
                 error.lineno = (error.lineno or 1) + cell.line - 1
                 self.problems.append(user_code_error(error, path, str(self._root)))
             self._add(result.findings, cell)
+            for folder in result.folders:
+                self.modules.add(path.parent / folder)
             places = (self.modules.file_of(name, path.parent) for name in result.modules)
             return [place for place in places if place is not None]
         return []

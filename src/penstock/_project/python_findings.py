@@ -32,11 +32,13 @@ class PythonFindings:
     Attributes:
         findings: In the order of the code.
         modules: Dotted names that it imports, relative ones with their dots.
+        folders: What it adds to `sys.path`, as it is written.
         error: Why it has no syntax tree.
     """
 
     findings: list[Finding] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
     error: SyntaxError | None = None
 
 
@@ -110,6 +112,10 @@ class _Visitor(ast.NodeVisitor):
             self._call(part, function.attr, node)
             if function.attr == "sql":
                 self._sql(node)
+            if ast.unparse(owner) == "sys.path" and function.attr in ("append", "insert"):
+                self.found.folders += [
+                    text for value in node.args[-1:] if "{" not in (text := self._folder(value))
+                ]
         elif isinstance(function, ast.Name):
             if function.id == "sql":
                 self._sql(node)
@@ -152,6 +158,17 @@ class _Visitor(ast.NodeVisitor):
             if keyword.arg == name:
                 value = keyword.value
         return None if value is None else self._text(value)
+
+    def _folder(self, value: ast.expr) -> str:
+        """A folder as text; `os.path.abspath` and `join` of texts count as texts."""
+        if isinstance(value, ast.Call) and not value.keywords and value.args:
+            function = getattr(value.func, "attr", getattr(value.func, "id", ""))
+            parts = [self._folder(part) for part in value.args]
+            if function in ("abspath", "realpath", "normpath", "str", "Path"):
+                return parts[0]
+            if function == "join":
+                return "/".join(parts)
+        return self._text(value)
 
     def _text(self, value: ast.expr) -> str:
         if isinstance(value, ast.Constant):

@@ -123,6 +123,7 @@ def load_settings(
             else read.storage or storage_uri(".penstock", read.root)
         ),
         root=str(read.root),
+        started_in=str(start.resolve()),
         catalog=(catalog or environment.get("PENSTOCK_CATALOG") or read.catalog or DEFAULT_CATALOG),
         schema=schema or environment.get("PENSTOCK_SCHEMA") or read.schema or DEFAULT_SCHEMA,
         configuration=MappingProxyType({**read.configuration, **(configuration or {})}),

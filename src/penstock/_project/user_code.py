@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
+from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._observe.masking import shown
 from penstock._project.notebook import file_of_cell
@@ -57,7 +58,7 @@ def user_code_error(
 
 
 def _first_line(error: BaseException) -> str:
-    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    line = first_line(error)
     return line if len(line) <= _LONGEST else line[:_LONGEST] + " ..."
 
 

@@ -150,6 +150,9 @@ def backfill_flow(
             reached(PLANNED)
         with _recording(settings, update_id, node, pending, not is_new, told) as emit:
             counts = _carry_out(pipeline, node, dataset, pending, store, emit, reached)
+        if pending.epoch:
+            # What a damage has taken from the table is in again: the flow continues with it.
+            pipeline.tables.note(node, pending.epoch).replace({})
         store.remove(pending)
         done = _report(pipeline, node, pending, state="done", resumed=not is_new, sources=sources)
         return replace(done, counts=counts.as_json())

@@ -16,7 +16,7 @@ from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import reset_allowed
 from penstock._repair.opened import OpenedPipeline, opened
-from penstock._tables.checkpoint_files import Checkpoint, checkpoints
+from penstock._tables.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
@@ -195,6 +195,9 @@ def _check_flow(pipeline: OpenedPipeline, node: "FlowNode", *, truncate: bool) -
 def _current(settings: PipelineSettings, flow: str) -> Checkpoint:
     found = checkpoints(settings, flow)
     one = next((one for one in found if one.is_current), None)
+    if one is None and flow not in flow_records(settings):
+        # Its state is lost, and with it which one it was: the one that was written last.
+        one = max(found, key=lambda one: one.path.stat().st_mtime)
     if one is None:
         raise SpecError(
             "CHECKPOINT_NOT_FOUND",

@@ -1,11 +1,13 @@
 """The boundary to the engine: whatever it raises becomes one of our errors."""
 
+import errno
 import logging
 import traceback
 from pathlib import Path
 
-from penstock.errors import InternalError, PenstockError
+from penstock.errors import InternalError, PenstockError, SetupError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _logger = logging.getLogger(__name__)
 
 
@@ -21,6 +23,8 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
     """
     if isinstance(raised, PenstockError):
         return raised
+    if (full := disk_full(raised, doing)) is not None:
+        return full
     _logger.error("unexpected error while %s", doing, exc_info=raised)
     frames = traceback.extract_tb(raised.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
@@ -28,6 +32,24 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
         "UNEXPECTED_ERROR",
         f"unexpected {type(raised).__name__}{where} while {doing}",
         hint="this is a bug in Penstock: please report it with the traceback from the log",
+    )
+    error.__cause__ = raised
+    return error
+
+
+def disk_full(raised: BaseException, doing: str) -> SetupError | None:
+    """The error for a file system that takes no more; `None` for any other exception.
+
+    Args:
+        raised: What was raised.
+        doing: What was being done, for the message.
+    """
+    if not isinstance(raised, OSError) or raised.errno not in _FULL:
+        return None
+    error = SetupError(
+        "DISK_FULL",
+        f"{raised.strerror} while {doing}: {raised.filename or 'the storage of the pipeline'}",
+        hint="free some space on its file system, or make it writable, and start again",
     )
     error.__cause__ = raised
     return error

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock._runtime.boundary import disk_full
 from penstock._runtime.ports import Clock, ProcessTable
 from penstock._runtime.system import SystemProcesses, SystemScheduler
 from penstock.errors import SetupError
@@ -278,7 +279,8 @@ def _leftover(path: Path, record: Mapping[str, Any], waited: float) -> SetupErro
 
 
 def _unavailable(path: Path, raised: OSError) -> SetupError:
-    return SetupError(
+    raised.filename = raised.filename or str(path)
+    return disk_full(raised, "taking the lease") or SetupError(
         "LEASE_UNAVAILABLE",
         f"cannot take the lock file {path}: {raised.strerror or raised}",
         hint="the folder must be writable and its file system must support locks (flock)",

@@ -53,6 +53,9 @@ def is_transient(error: PenstockError) -> bool:
     return isinstance(error, FlowError) and error.retryable
 
 
+JVM_DIED = "JVM_DIED"
+"""Condition of what fails because Spark's JVM has ended: only a new session can help."""
+
 AT_ONCE = frozenset({"SCHEMA_EVOLVED", "FILES_QUARANTINED"})
 """Conditions that have been dealt with: the next run is another one. Each of them takes in
 something new (a field, a file), so they cannot go on for ever, and they are no retries."""
@@ -100,6 +103,10 @@ class RestartPolicy:
             return GiveUp(reason="another try cannot help")
         if error.condition in AT_ONCE:
             return RestartAfter(seconds=0.0, retry=history.retries)
+        return self.retry(history, now, random)
+
+    def retry(self, history: RunHistory, now: float, random: Callable[[], float]) -> Decision:
+        """Decide about a run that failed with an error that may pass; arguments as of `decide`."""
         healthy = (
             self.healthy_after_seconds is not None
             and now - history.started_at >= self.healthy_after_seconds

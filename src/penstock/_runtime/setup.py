@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from penstock._plan.steps import Plan, PrepareTable, ResetTable
-from penstock._runtime.restart import RestartAfter, RunHistory
+from penstock._runtime.restart import JVM_DIED, RestartAfter, RunHistory
 from penstock._runtime.services import Services
 from penstock.errors import PenstockError
 
@@ -35,7 +35,7 @@ class TableSetup:
     """Carries the resets, then the preparations of a plan out.
 
     Attributes:
-        was_cut: A stop left something undone.
+        was_cut: A stop, or the end of Spark's JVM, left something undone.
     """
 
     def __init__(self, plan: Plan, owner: SetupOwner, services: Services) -> None:
@@ -97,12 +97,14 @@ class TableSetup:
             self._left.appendleft(step)
             self._paused = True
             self._history = RunHistory(started_at=now, retries=decision.retry)
-            services.timers.add(now + decision.seconds, self._resume)
+            services.timers.add(now + decision.seconds, self.end_pause)
             self._owner.setup_retries(step, error, decision.seconds)
         else:
             self._history = RunHistory(started_at=0.0)
+            self.was_cut = self.was_cut or error.condition == JVM_DIED
             self._broken.add(step.dataset)
             self._owner.setup_failed(step, error)
 
-    def _resume(self) -> None:
+    def end_pause(self) -> None:
+        """Try the failed step again now."""
         self._paused = False

@@ -1,6 +1,7 @@
 """Looks after every task of an update, from its start to its final status."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -60,6 +61,12 @@ class Supervisor:
                 self._start(task)
         self._fail_if_stalled()
 
+    def fail_refused(self, refused: Mapping[str, PenstockError]) -> None:
+        """Fail flows that cannot be started, skip those below. Before anything is set up."""
+        for task in self._board:
+            if task.name in refused and not task.has_ended:
+                self._give_up(task, "it cannot be started", refused[task.name])
+
     def fail_table(self, dataset: str, error: PenstockError) -> None:
         """Fail the flows into a table that could not be set up, skip those below."""
         self.failures.append(error)
@@ -79,6 +86,12 @@ class Supervisor:
                     self._ask_to_stop(task)
             elif not task.has_ended:
                 self._end_stopped(task)
+
+    def end_pauses(self) -> None:
+        """Start now what waits for a timer."""
+        for task in self._board:
+            if task.phase is Phase.PAUSED:
+                task.phase = Phase.WAITING
 
     def interrupt(self) -> None:
         """End everything now."""
@@ -232,6 +245,9 @@ class Supervisor:
                 self._services.report.flow(task, FlowStatus.QUEUED, message, error=error)
                 return
             reason = decision.reason
+        self._give_up(task, reason, error)
+
+    def _give_up(self, task: Task, reason: str, error: PenstockError) -> None:
         self.failures.append(error)
         message = f"{task.name} failed ({reason}): {error.message}"
         self._end(task, FlowStatus.FAILED, message, error=error)

@@ -41,6 +41,7 @@ class UpdateResult:
         completed: Flows that did all they had to do.
         stopped: Flows that were stopped, or not started any more.
         interrupted: Whether the stop had to be forced; a micro-batch may be repeated.
+        setup_was_cut: Whether resets or preparations of tables are left undone.
     """
 
     update_id: str
@@ -50,6 +51,7 @@ class UpdateResult:
     completed: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
     interrupted: bool = False
+    setup_was_cut: bool = False
 
 
 class RunningUpdate(Protocol):
@@ -152,6 +154,11 @@ class Update:
         """
         self._inbox.put(self._on_stop_request)
 
+    def engine_died(self) -> None:
+        """End all pauses, so that what waits for a timer fails now. Any thread."""
+        self._inbox.put(self._setup.end_pause)
+        self._inbox.put(self._supervisor.end_pauses)
+
     def run(self) -> UpdateResult:
         """Carry the plan out; return when every flow has its final status.
 
@@ -162,6 +169,7 @@ class Update:
             self._report.excluded(self._plan.excluded)
             for task in self._board:
                 self._report.flow(task, FlowStatus.QUEUED, f"{task.name} is queued")
+            self._supervisor.fail_refused(self._plan.refused)
             self._loop()
         except BaseException:
             self._supervisor.interrupt()
@@ -282,4 +290,5 @@ class Update:
             completed=named(*SETTLED),
             stopped=stopped,
             interrupted=self._interrupted,
+            setup_was_cut=self._setup.was_cut,
         )

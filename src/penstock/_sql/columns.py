@@ -108,15 +108,22 @@ def _parse_constraint(cursor: Cursor) -> Rule | None:
     return Rule(name=name, condition=condition, on_violation=_parse_violation(cursor), line=line)
 
 
+_ACTIONS = (
+    (OnViolation.DROP, "DROP", "ROW"),
+    (OnViolation.FAIL, "FAIL", "UPDATE"),
+    (OnViolation.WARN, "WARN", "ROW"),
+)
+
+
 def _parse_violation(cursor: Cursor) -> OnViolation:
     if not cursor.accept("ON"):
         return OnViolation.WARN
     if not cursor.accept("VIOLATION"):
         raise cursor.unexpected("`VIOLATION`", ("VIOLATION",))
-    if cursor.accept("DROP", "ROW"):
-        return OnViolation.DROP
-    if cursor.accept("FAIL", "UPDATE"):
-        return OnViolation.FAIL
+    for action, word, rest in _ACTIONS:
+        if cursor.accept(word):
+            cursor.accept(rest)  # left out in many projects
+            return action
     raise cursor.unexpected("`DROP ROW` or `FAIL UPDATE`", ("DROP", "FAIL"))
 
 

@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
+from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._tables.schema import as_nullable, plain_schema
 from penstock.errors import DefinitionError
@@ -419,7 +420,7 @@ class _Check:
         except AnalysisException as error:
             raise self._error(
                 "CDC_EXPRESSION_INVALID",
-                f"`{parameter}` cannot be used: {str(error).strip().splitlines()[0]}",
+                f"`{parameter}` cannot be used: {first_line(error)}",
                 None,
             ) from error
 

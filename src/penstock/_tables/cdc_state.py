@@ -72,6 +72,11 @@ class CdcState:
         return self._table.ref.path
 
     @property
+    def table(self) -> FencedTable:
+        """The state table."""
+        return self._table
+
+    @property
     def schema(self) -> StructType:
         """Columns of the state table; known once it is prepared."""
         assert self._schema is not None

@@ -21,6 +21,7 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
 from penstock._tables.cdc_history import current_rows, history_rows, merged
 from penstock._tables.cdc_state import CdcState
+from penstock._tables.commit_note import CDC_STATE, CommitNote
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import file_count
@@ -123,6 +124,7 @@ class CdcWriter(FlowWriter):
         stateful: As for `FlowWriter`.
         judge: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
+        note: As for `FlowWriter`.
     """
 
     kind = "auto CDC"
@@ -144,6 +146,7 @@ class CdcWriter(FlowWriter):
         stateful: bool = False,
         judge: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
+        note: CommitNote | None = None,
     ) -> None:
         super().__init__(
             spark,
@@ -156,6 +159,7 @@ class CdcWriter(FlowWriter):
             stateful=stateful,
             judge=judge,
             decisions=decisions,
+            note=note,
         )
         self._events = events
         self._event_split = split
@@ -179,6 +183,9 @@ class CdcWriter(FlowWriter):
                 if self._kept is not None:
                     self._kept.unpersist()
                 self._kept = self._events_of_batch = None
+
+    def _fenced(self) -> dict[str, FencedTable]:
+        return {**super()._fenced(), CDC_STATE: self._state.table}
 
     def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
         return df  # events are no rows of the table

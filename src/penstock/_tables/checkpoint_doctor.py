@@ -7,12 +7,31 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.checkpoint_files import Checkpoint, checkpoints, flow_records
+from penstock._tables.checkpoint_files import (
+    METADATA_MISSING,
+    Checkpoint,
+    checkpoints,
+    flow_records,
+)
+from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
+from penstock._tables.damage import (
+    commit_lines,
+    is_lost,
+    local_log,
+    log_hint,
+    log_message,
+)
 from penstock._tables.files import local_path
-from penstock._tables.layout import StorageLayout
+from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
+from penstock._tables.lost_batches import behind, state_lost
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -58,11 +77,13 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Trouble
     found = checkpoints(settings, flow)
     everywhere = found if flow is None else checkpoints(settings)
     owners = Counter(one.query_id for one in everywhere if one.query_id is not None)
-    troubles: list[Trouble] = []
+    troubles = list(_table_logs(settings))
     tables = _tables_by_id(settings)
+    known = flow_records(settings)
     for one in found:
         if not one.is_current:
-            troubles.append(_old(one))
+            lost = None if one.flow in known else _lost_state(one, settings, tables)
+            troubles.append(lost or _old(one))
             continue
         troubles += _files(one)
         if not one.exists:
@@ -74,6 +95,18 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Trouble
         troubles += _table(one, settings, tables)
     order = list(Weight)[::-1]
     return sorted(troubles, key=lambda one: (order.index(one.weight), one.flow, one.kind))
+
+
+def unreadable_files(one: Checkpoint) -> list[str]:
+    """What is wrong with files that the next start needs; empty if it can go on."""
+    kinds = ("file-damaged", "offsets-missing")
+    return [
+        trouble.message
+        for trouble in _files(one)
+        if trouble.weight is Weight.ERROR
+        and trouble.kind in kinds
+        and trouble.message != f"metadata {METADATA_MISSING}"
+    ]
 
 
 def _trouble(one: Checkpoint, kind: str, weight: Weight, message: str, hint: str = "") -> Trouble:
@@ -239,6 +272,8 @@ def _table(
     if record is None or record.target_id is None:
         return
     path = tables.get(record.target_id)
+    if path is None and any(_table_logs(settings)):
+        return  # it may be the one that nobody can read
     if path is None:
         yield _trouble(
             one,
@@ -249,11 +284,12 @@ def _table(
             "if it was dropped: --full-refresh it",
         )
         return
-    from deltalake import DeltaTable
-
-    # The identity of `_tables.writer.app_id`, spelled here because that room part needs Spark.
-    identity = f"{settings.name}/{one.flow}/writer/{one.epoch}"
-    taken = DeltaTable(str(path)).transaction_version(identity)
+    log = local_log(str(path))
+    if log is None or log.problem:
+        return
+    identity = _identity(one, settings)
+    yield from _behind(one, path)
+    taken = _opened(path).transaction_version(identity)
     last = one.last_planned
     if taken is None:
         return
@@ -269,15 +305,92 @@ def _table(
         )
 
 
-def _tables_by_id(settings: PipelineSettings) -> dict[str, Path]:
+def _identity(one: Checkpoint, settings: PipelineSettings) -> str:
+    # That of `_tables.writer.app_id`, spelled here because that room part needs Spark.
+    return f"{settings.name}/{one.flow}/writer/{one.epoch}"
+
+
+def _behind(one: Checkpoint, target: Path) -> Iterator[Trouble]:
+    """What the flow has noted as committed, and its tables do not have."""
+    try:
+        note = commits_of((one.path / NOTE_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        return
+    names = target.parts[-3:]
+    paths = {
+        TARGET: target,
+        QUARANTINE: target.with_name(f"{target.name}{QUARANTINE_SUFFIX}"),
+        CDC_STATE: target.parents[3].joinpath("state", "cdc", *names),
+    }
+    for role, commit in note.items():
+        path = paths.get(role)
+        if path is None or not one.has_finished(commit.batch_id):
+            continue  # it runs again
+        log = local_log(str(path))
+        if log is None or log.newest is None or log.problem:
+            continue
+        newest = log.newest
+        if not is_lost(commit, partial(commit_lines, path), newest):
+            continue
+        table = _opened(path)
+        if str(table.metadata().id) != commit.table_id:
+            continue
+        last = table.transaction_version(commit.app_id)
+        damage = behind(one, ".".join(names), role, commit, -1 if last is None else last, newest)
+        yield _trouble(one, "table-behind", Weight.ERROR, damage.message, damage.hint)
+
+
+def _lost_state(
+    one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+) -> Trouble | None:
+    """The trouble with a checkpoint of a flow of which nothing else is known."""
+    identity = _identity(one, settings)
+    state = local_path(StorageLayout(settings.storage).state_dir)
+    for path in tables.values():
+        if _opened(path).transaction_version(identity) is not None:
+            file = f"{state}/flows/{one.flow}.json"
+            damage = state_lost(one.flow, ".".join(path.parts[-3:]), str(one.path), file)
+            return _trouble(one, "state-missing", Weight.ERROR, damage.message, damage.hint)
+    return None
+
+
+def _table_logs(settings: PipelineSettings) -> Iterator[Trouble]:
+    """Logs of tables that nobody can read to their end."""
+    for path in _table_paths(settings):
+        log = local_log(str(path))
+        if log is not None and log.problem:
+            yield Trouble(
+                flow="",
+                epoch="",
+                kind="table-log-damaged",
+                weight=Weight.ERROR,
+                message=log_message(".".join(path.parts[-3:]), log),
+                hint=log_hint(str(path), log),
+            )
+
+
+def _opened(path: Path) -> "DeltaTable":
+    """A table at the newest version that has a file."""
     from deltalake import DeltaTable
+
+    log = local_log(str(path))
+    # Without a version delta-rs refuses a log whose newest checksum has lost its commit.
+    return DeltaTable(str(path), version=None if log is None else log.newest)
+
+
+def _table_paths(settings: PipelineSettings) -> list[Path]:
+    root = local_path(StorageLayout(settings.storage).root) or Path()
+    logs = (*root.glob("tables/*/*/*/_delta_log"), *root.glob("state/cdc/*/*/*/_delta_log"))
+    return sorted(log.parent for log in logs)
+
+
+def _tables_by_id(settings: PipelineSettings) -> dict[str, Path]:
     from deltalake.exceptions import DeltaError
 
-    root = local_path(StorageLayout(settings.storage).root)
     found: dict[str, Path] = {}
-    for log in sorted((root or Path()).glob("tables/*/*/*/_delta_log")):
+    for path in _table_paths(settings):
         try:
-            found[str(DeltaTable(str(log.parent)).metadata().id)] = log.parent
+            found[str(_opened(path).metadata().id)] = path
         except DeltaError:
-            continue  # `penstock preview` tells what is wrong with it
+            continue  # `_table_logs` or `penstock preview` tells what is wrong with it
     return found

@@ -14,9 +14,16 @@ from urllib.parse import unquote
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
-from penstock._tables.layout import DECISION_FILE, StorageLayout, path_segment, segment_name
+from penstock._tables.layout import (
+    DECISION_FILE,
+    NOTE_FILE,
+    StorageLayout,
+    path_segment,
+    segment_name,
+)
 from penstock.errors import SpecError
 
+METADATA_MISSING = "is missing"
 _STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(?:changelog|zip|delta|snapshot)$")
 
 
@@ -96,6 +103,13 @@ class Checkpoint:
         """The newest batch that was finished."""
         return self.finished[-1] if self.finished else None
 
+    def has_finished(self, batch_id: int) -> bool:
+        """Whether Spark takes a batch for done: it will not run it again."""
+        planned, finished = self.last_planned, self.last_finished
+        return (finished is not None and finished >= batch_id) or (
+            planned is not None and planned > batch_id
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowRecord:
@@ -154,8 +168,10 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
         place = root / path_segment(record.flow) / path_segment(record.epoch)
         if record.has_started:
             places.setdefault((record.flow, record.epoch), place)
+    current = {(record.flow, record.epoch) for record in records.values()}
     found = [
-        _read(name, epoch, place, records.get(name)) for (name, epoch), place in places.items()
+        read_checkpoint(*names, place, is_current=names in current)
+        for names, place in places.items()
     ]
     if flow is not None:
         known = sorted({one.flow for one in found})
@@ -170,8 +186,8 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
 
 
 def _is_of_batch_query(place: Path) -> bool:
-    """Whether a folder holds nothing of Spark's: a one-time flow records its decision there."""
-    return all(file.name.startswith(DECISION_FILE) for file in place.iterdir())
+    """Whether a folder holds nothing of Spark's: a one-time flow records its batch there."""
+    return all(file.name.startswith((DECISION_FILE, NOTE_FILE)) for file in place.iterdir())
 
 
 def _root(settings: PipelineSettings) -> Path:
@@ -179,13 +195,36 @@ def _root(settings: PipelineSettings) -> Path:
     if root is None:
         raise SpecError(
             "STORAGE_NOT_LOCAL",
-            f"checkpoints below {settings.storage} cannot be read without Spark",
-            hint="these commands work where the storage is on this machine, or is mounted",
+            f"it changes checkpoints, and {settings.storage} is not on this machine",
+            hint="run it where the storage is mounted, and give --storage; on any storage work "
+            "`checkpoint list`, `inspect` and `doctor`, and `penstock run --full-refresh TABLE`",
         )
     return root
 
 
-def _read(flow: str, epoch: str, place: Path, record: FlowRecord | None) -> Checkpoint:
+def newest_of_checkpoint(flow: str, epoch: str, place: Path) -> Checkpoint:
+    """A checkpoint that a flow goes on with, as far as the next start reads it.
+
+    Without state and size, and of its batches only the newest two.
+    """
+    damaged: dict[str, str] = {}
+    return Checkpoint(
+        flow=flow,
+        epoch=epoch,
+        path=place,
+        is_current=True,
+        exists=place.is_dir(),
+        query_id=_query_id(place, damaged),
+        planned=tuple(_planned(place, damaged, last=2)),
+        finished=tuple(_finished(place, damaged, last=2)),
+        damaged=damaged,
+        state=(),
+        size=0,
+    )
+
+
+def read_checkpoint(flow: str, epoch: str, place: Path, *, is_current: bool = True) -> Checkpoint:
+    """All that the files of a checkpoint tell; nothing is raised where there is none."""
     damaged: dict[str, str] = {}
     query_id = None
     if place.is_dir():
@@ -195,7 +234,7 @@ def _read(flow: str, epoch: str, place: Path, record: FlowRecord | None) -> Chec
         flow=flow,
         epoch=epoch,
         path=place,
-        is_current=record is not None and record.epoch == epoch,
+        is_current=is_current,
         exists=place.is_dir(),
         query_id=query_id,
         planned=tuple(_planned(place, damaged)),
@@ -210,26 +249,31 @@ def _query_id(place: Path, damaged: dict[str, str]) -> str | None:
     try:
         return str(json.loads((place / "metadata").read_text(encoding="utf-8"))["id"])
     except FileNotFoundError:
-        damaged["metadata"] = "is missing"
+        damaged["metadata"] = METADATA_MISSING
     except (OSError, ValueError, KeyError, TypeError):
         damaged["metadata"] = "is not JSON with an id"
     return None
 
 
-def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
-    if folder.is_dir():
-        names = [file for file in folder.iterdir() if file.name.isdecimal()]
-        yield from sorted((int(file.name), file) for file in names)
+def _numbered(folder: Path, last: int = 0) -> list[tuple[int, Path]]:
+    """Files with a number as their name; only the last ones if `last` is not 0."""
+    if not folder.is_dir():
+        return []
+    names = [file for file in folder.iterdir() if file.name.isdecimal()]
+    return sorted((int(file.name), file) for file in names)[-last:]
 
 
-def _planned(place: Path, damaged: dict[str, str]) -> Iterator[LoggedBatch]:
-    for number, file in _numbered(place / "offsets"):
+def _planned(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterator[LoggedBatch]:
+    for number, file in _numbered(place / "offsets", last):
         name = f"offsets/{number}"
         lines = _lines(file, name, damaged)
         if lines is None:
             continue
+        if len(lines) < 2:
+            damaged[name] = "is cut: it has no offsets"
+            continue
         try:
-            head = json.loads(lines[0]) if lines else {}
+            head = json.loads(lines[0])
             yield LoggedBatch(
                 batch_id=number,
                 offsets=tuple(_offset(line) for line in lines[1:]),
@@ -241,8 +285,8 @@ def _planned(place: Path, damaged: dict[str, str]) -> Iterator[LoggedBatch]:
             damaged[name] = "is not what Spark writes"
 
 
-def _finished(place: Path, damaged: dict[str, str]) -> Iterator[int]:
-    for number, file in _numbered(place / "commits"):
+def _finished(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterator[int]:
+    for number, file in _numbered(place / "commits", last):
         name = f"commits/{number}"
         lines = _lines(file, name, damaged)
         if lines is None:

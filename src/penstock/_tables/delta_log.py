@@ -62,16 +62,17 @@ class TableMetadata:
 def file_count(snapshot: Any) -> int:
     """Files of a version; from the checksum of its commit where there is one.
 
-    Otherwise Delta computes the state of the table, which takes a Spark job.
+    Otherwise Delta computes the state of the table, which takes a Spark job, as its own
+    `numOfFilesIfKnown` always does.
     """
-    known = snapshot.numOfFilesIfKnown()
-    return int(known.get() if known.isDefined() else snapshot.numOfFiles())
+    checksum = snapshot.checksumOpt()
+    return int(checksum.get().numFiles() if checksum.isDefined() else snapshot.numOfFiles())
 
 
 def size_in_bytes(snapshot: Any) -> int:
     """Bytes of the files of a version; see `file_count`."""
-    known = snapshot.sizeInBytesIfKnown()
-    return int(known.get() if known.isDefined() else snapshot.sizeInBytes())
+    checksum = snapshot.checksumOpt()
+    return int(checksum.get().tableSizeBytes() if checksum.isDefined() else snapshot.sizeInBytes())
 
 
 class DeltaJvm:
@@ -383,10 +384,3 @@ class KnownVersions:
 
 
 known_versions = KnownVersions()
-
-
-def reason(error: Exception) -> str:
-    """The first line of what Spark or Delta says about a statement that it refuses."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.getMessage()) if java is not None else str(error)
-    return text.strip().splitlines()[0]

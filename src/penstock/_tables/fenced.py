@@ -7,7 +7,9 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
+from penstock._tables.commit_note import NotedCommit
 from penstock._tables.commits import CommitResult, result_from_commit
+from penstock._tables.damage import check_commit
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
 from penstock._tables.layout import TableRef
 from penstock._tables.log_scan import last_batch, live_files
@@ -65,6 +67,8 @@ class FencedTable:
         self._query: StructType | None = None
         self.generation = 0
         """Grows when the table's metadata may have changed."""
+        self.last_commit: NotedCommit | None = None
+        """The newest one with a batch that was made through this object."""
 
     def begin(self, batch_id: int | None) -> Begun:
         """Start a transaction on the newest version.
@@ -74,11 +78,16 @@ class FencedTable:
 
         Args:
             batch_id: `None` for a write without a fence.
+
+        Raises:
+            SetupError: `TABLE_LOG_DAMAGED`, by the first call.
         """
         transaction = self._delta.begin(self.ref.path)
         version = int(transaction.snapshot().version())
         if version < 0:
             raise InternalError("TABLE_NOT_PREPARED", f"{self.ref.name} does not exist")
+        if self._metadata is None:
+            check_commit(self._delta, self.ref, version)
         if self._metadata is None or version != self._version:
             self._metadata = self._delta.metadata(transaction)
             self._difference = None
@@ -189,6 +198,7 @@ class FencedTable:
             )
         version = int(begun.transaction.commit(self._delta.seq(actions), operation))
         known_versions.committed(begun.metadata.id, version, self._app_id, batch_id)
+        self._committed(begun.metadata.id, version, batch_id)
         # The metadata is still the one we know only when nobody committed in between, and Delta did
         # not note in it how far an identity column has counted.
         is_same = self._version == version - 1 and not has_identity(begun.metadata.schema)
@@ -204,8 +214,16 @@ class FencedTable:
                 return None
             found = result_from_commit(version, info)
             if found and found.app_id == self._app_id and found.batch_id == batch_id:
+                if self._metadata is not None:
+                    self._committed(self._metadata.id, version, batch_id)
                 return replace(found, replayed=True)
         return None
+
+    def _committed(self, table_id: str, version: int, batch_id: int | None) -> None:
+        if batch_id is not None:
+            self.last_commit = NotedCommit(
+                table_id=table_id, version=version, batch_id=batch_id, app_id=self._app_id
+            )
 
 
 def last_number(delta: DeltaJvm, path: str, app_id: str) -> int:

@@ -9,6 +9,8 @@ from penstock._model.name import DatasetName
 QUARANTINE_SUFFIX = "_quarantine"
 DECISION_FILE = "decision.json"
 """Name, in a checkpoint, of the file with the decision about a batch."""
+NOTE_FILE = "committed.json"
+"""Name, in a checkpoint, of the file with the newest commits of its batches."""
 
 
 def path_segment(name: str) -> str:
@@ -101,6 +103,10 @@ class StorageLayout:
     def decision_file(self, flow: str, epoch: str) -> str:
         """Where a flow records what it decides about a batch; see `_tables.decision`."""
         return f"{self.checkpoint_path(flow, epoch)}/{DECISION_FILE}"
+
+    def note_file(self, flow: str, epoch: str) -> str:
+        """Where a flow notes its newest commits; see `_tables.commit_note`."""
+        return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
 
     @property
     def events_dir(self) -> str:

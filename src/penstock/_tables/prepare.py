@@ -14,7 +14,9 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
+from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
+from penstock._tables.damage import check_log
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
@@ -123,7 +125,7 @@ def parse_schema(
             raise
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"the schema is not valid DDL: {str(error).strip().splitlines()[0]}",
+            f"the schema is not valid DDL: {first_line(error)}",
             origin=origin,
             hint="write `name TYPE [NOT NULL] [COMMENT 'text']`, separated by commas",
         ) from error
@@ -153,9 +155,11 @@ def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> Tabl
     Raises:
         PlanError: `SCHEMA_INCOMPATIBLE`, `PARTITIONING_CHANGED`, `COLUMN_NAME_INVALID`,
             `PARTITION_COLUMN_UNKNOWN` or `TABLE_PROPERTY_INVALID`.
+        SetupError: `TABLE_LOG_DAMAGED`.
     """
     delta = DeltaJvm(spark)
     _check_spec(table, spec)
+    check_log(delta, table)
     snapshot = delta.snapshot(table.path)
     if snapshot.version() < 0:
         _create(delta, table, spec)
@@ -205,8 +209,12 @@ def reset_table(spark: SparkSession, table: TableRef) -> int | None:
 
     Returns:
         The version that the commit made.
+
+    Raises:
+        SetupError: `TABLE_LOG_DAMAGED`.
     """
     delta = DeltaJvm(spark)
+    check_log(delta, table)
     transaction = delta.begin(table.path)
     if transaction.snapshot().version() < 0:
         return None

@@ -6,7 +6,7 @@ works in a project whose sources do not even load.
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +23,7 @@ from penstock.errors import SpecError
 
 FAILED_RULES_COLUMN = "_failed_rules"
 ID_COLUMN = "_id"
-_REASON_COLUMNS = (FAILED_RULES_COLUMN, "_source", "_row")
+REASON_COLUMNS = (FAILED_RULES_COLUMN, "_source", "_row")
 _MOST_AT_ONCE = 4096
 
 
@@ -82,7 +82,7 @@ def read_quarantine(
     """
     if not name.lower().endswith(QUARANTINE_SUFFIX):
         name += QUARANTINE_SUFFIX
-    return _preview(settings, name, limit, only=_REASON_COLUMNS, ids=ids)
+    return _preview(settings, name, limit, only=REASON_COLUMNS, ids=ids)
 
 
 def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
@@ -97,7 +97,7 @@ def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
             for row in opened.rows((FAILED_RULES_COLUMN,)):
                 rows += 1
                 rules.update(row[FAILED_RULES_COLUMN] or ())
-        shown = _shown(settings, name).removesuffix(QUARANTINE_SUFFIX)
+        shown = shown_name(settings, name).removesuffix(QUARANTINE_SUFFIX)
         found.append(QuarantineSummary(table=shown, rows=rows, by_rule=dict(rules.most_common())))
     return found
 
@@ -113,12 +113,12 @@ def _preview(
     with _readable(settings, name) as opened:
         columns = tuple(one for one in only if one in opened.columns) or opened.columns
         at_once = min(limit, _MOST_AT_ONCE)
-        if ids and isinstance(opened, _Local):
+        if ids:
             head: Iterator[Mapping[str, Any]] = opened.rows_with_ids(columns, at_once)
             shown = (ID_COLUMN, *columns)
         else:
             head, shown = opened.rows(columns, at_once), columns
-        rows = tuple(tuple(_text(row[one]) for one in shown) for row in islice(head, limit))
+        rows = tuple(tuple(shown_value(row[one]) for one in shown) for row in islice(head, limit))
         return TablePreview(columns=shown, rows=rows, total=opened.total())
 
 
@@ -152,37 +152,19 @@ class _Local:
         return known if known is not None else sum(1 for _ in self.rows(self.columns[:1]))
 
 
-class _Remote:
-    """A table elsewhere, as far as delta-rs can read it."""
-
-    def __init__(self, uri: str) -> None:
-        from deltalake import DeltaTable
-
-        self._data = DeltaTable(uri).to_pyarrow_dataset()
-        self.columns = tuple(self._data.schema.names)
-
-    def rows(
-        self, columns: Sequence[str], at_once: int = _MOST_AT_ONCE
-    ) -> Iterator[Mapping[str, Any]]:
-        for batch in self._data.to_batches(columns=list(columns), batch_size=max(1, at_once)):
-            yield from batch.to_pylist()
-
-    def total(self) -> int:
-        return int(self._data.count_rows())
-
-
-def _text(value: object) -> str:
+def shown_value(value: object) -> str:
+    """A value as a cell of text."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ", ".join(_text(item) for item in value)
+        return ", ".join(shown_value(item) for item in value)
     return str(value)
 
 
 @contextmanager
-def _readable(settings: PipelineSettings, name: str) -> Iterator[_Local | _Remote]:
+def _readable(settings: PipelineSettings, name: str) -> Iterator[_Local]:
     """A table by its name; what goes wrong while it is read is told as a `SpecError`."""
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -192,13 +174,15 @@ def _readable(settings: PipelineSettings, name: str) -> Iterator[_Local | _Remot
         raise SpecError("INVALID_DATASET_NAME", str(error)) from None
     uri = StorageLayout(settings.storage).table_path(resolved)
     path = local_path(uri)
+    if path is None:
+        raise SpecError("STORAGE_NOT_LOCAL", f"{settings.storage} cannot be read without Spark")
     try:
-        yield _Local(path) if path is not None else _Remote(uri)
+        yield _Local(path)
     except TableNotFoundError:
-        raise _unknown(settings, name) from None
+        raise table_unknown(settings, name, _tables(settings)) from None
     except (SpecError, DeltaError) as error:
         if isinstance(error, SpecError) and error.condition == "TABLE_NOT_FOUND":
-            raise _unknown(settings, name) from None
+            raise table_unknown(settings, name, _tables(settings)) from None
         reason = error.message if isinstance(error, SpecError) else str(error)
         raise SpecError(
             "TABLE_NOT_READABLE",
@@ -207,8 +191,11 @@ def _readable(settings: PipelineSettings, name: str) -> Iterator[_Local | _Remot
         ) from error
 
 
-def _unknown(settings: PipelineSettings, name: str) -> SpecError:
-    known = sorted(_shown(settings, table) for table in _tables(settings))
+def table_unknown(
+    settings: PipelineSettings, name: str, tables: Iterable[DatasetName]
+) -> SpecError:
+    """The error about a table that is not among those of the storage."""
+    known = sorted(shown_name(settings, table) for table in tables)
     plain = [table for table in known if not table.endswith(QUARANTINE_SUFFIX)]
     near = difflib.get_close_matches(name.lower(), known, n=1)
     if near:
@@ -235,7 +222,8 @@ def _tables(settings: PipelineSettings) -> Iterator[DatasetName]:
         yield DatasetName(*(segment_name(part) for part in (catalog, schema, name)))
 
 
-def _shown(settings: PipelineSettings, name: DatasetName) -> str:
+def shown_name(settings: PipelineSettings, name: DatasetName) -> str:
+    """A table as its pipeline calls it: without its own catalog and schema."""
     if name.catalog.lower() != settings.catalog.lower():
         return str(name)
     if name.schema.lower() != settings.schema.lower():

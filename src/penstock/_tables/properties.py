@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._tables.delta_log import DeltaJvm, reason
+from penstock._tables.delta_log import DeltaJvm
 from penstock.errors import PlanError
 
 _FEATURE = "delta.feature."
@@ -47,6 +48,6 @@ def check_properties(
     except Exception as error:
         raise PlanError(
             "TABLE_PROPERTY_INVALID",
-            f"a table property of {name} is refused by Delta: {reason(error)}",
+            f"a table property of {name} is refused by Delta: {first_line(error)}",
             origin=origin,
         ) from error

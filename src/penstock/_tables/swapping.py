@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock._model.exception_text import first_line
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.fenced import FencedTable
@@ -83,10 +84,9 @@ def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
     try:
         spark.sql(f"RESTORE TABLE delta.`{table.path}` TO VERSION AS OF {version}").collect()
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["unknown"]
         raise PlanError(
             "MIGRATION_NOT_POSSIBLE",
-            f"{table.name} cannot go back to version {version}: {lines[0]}",
+            f"{table.name} cannot go back to version {version}: {first_line(error)}",
             hint="what VACUUM or the retention of the log removed is gone; --full-refresh "
             f"{table.name} computes it anew",
         ) from error

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._tables.commit_note import CommitNote
 from penstock._tables.commits import CommitResult
 from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.fenced import Begun
@@ -51,6 +52,7 @@ class UniqueWriter(FlowWriter):
         stateful: As for `FlowWriter`.
         judge: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
+        note: As for `FlowWriter`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class UniqueWriter(FlowWriter):
         stateful: bool = False,
         judge: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
+        note: CommitNote | None = None,
     ) -> None:
         super().__init__(
             spark,
@@ -81,6 +84,7 @@ class UniqueWriter(FlowWriter):
             stateful=stateful,
             judge=judge,
             decisions=decisions,
+            note=note,
         )
         self._coalesce = False
         self._keys = tuple(keys)

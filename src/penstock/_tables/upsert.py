@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._tables.commit_note import CommitNote
 from penstock._tables.commits import CommitResult
 from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import size_in_bytes
@@ -30,6 +31,7 @@ from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit
 # Rewriting costs as much as the table is large; MERGE has a high cost to begin with.
 REWRITE_BYTES = 8 * 1024 * 1024
 _WRITE_CONF = "spark.databricks.delta.write."
+_CONSTRAINTS = "spark.sql.constraintPropagation.enabled"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -50,6 +52,7 @@ class UpsertWriter(FlowWriter):
         rewrite: Force (or forbid) the rewrite of the table; by default its size decides.
         judge: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
+        note: As for `FlowWriter`.
     """
 
     kind = "upsert"
@@ -69,6 +72,7 @@ class UpsertWriter(FlowWriter):
         rewrite: bool | None = None,
         judge: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
+        note: CommitNote | None = None,
     ) -> None:
         if not keys:
             raise InternalError("WRITER_MISUSED", f"update mode of {flow!r} needs keys")
@@ -84,6 +88,7 @@ class UpsertWriter(FlowWriter):
             stateful=True,
             judge=judge,
             decisions=decisions,
+            note=note,
         )
         self._keys = tuple(keys)
         self._rewrite = rewrite
@@ -231,15 +236,22 @@ def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> 
 
     MERGE takes both only from the session's configuration, and any later statement of the session
     would inherit them and be skipped without a word.
+
+    The optimizer derives no constraints meanwhile: for a history of 20 columns it would need more
+    time than all else of the MERGE, and the time grows with the square of the columns.
     """
-    settings = {_USER_METADATA: result.to_metadata()}
+    settings = {_USER_METADATA: result.to_metadata(), _CONSTRAINTS: "false"}
     if result.batch_id is not None:
         settings[f"{_WRITE_CONF}txnAppId"] = app_id
         settings[f"{_WRITE_CONF}txnVersion"] = str(result.batch_id)
+    before = {key: session.conf.get(key, None) for key in settings}
     for key, value in settings.items():
         session.conf.set(key, value)
     try:
         yield
     finally:
-        for key in settings:
-            session.conf.unset(key)
+        for key, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, earlier)

@@ -26,8 +26,9 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
+from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._tables.delta_log import DeltaJvm, reason
+from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock.errors import PlanError
 
@@ -191,7 +192,7 @@ def alter_types(
         told = ", ".join(str(change) for change in changes)
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",
-            f"{table.name} cannot become wider in place ({told}): {reason(error)}",
+            f"{table.name} cannot become wider in place ({told}): {first_line(error)}",
             origin=origin,
             hint="drop what depends on the column, cast the column in the query, or rebuild the "
             f"table: --full-refresh {table.name}",

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from penstock._model.expectation import Expectation, OnViolation
+from penstock._tables.commit_note import QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.delta_log import DeltaJvm
@@ -97,6 +98,7 @@ class FlowWriter:
             the state of all partitions.
         judge: Adds the helper columns of the split to a batch that lacks them; see `write`.
         decisions: Where decisions about batches are recorded; `None` for `write_batch` only.
+        note: Where the commits of a batch are noted.
     """
 
     kind = "append"
@@ -120,6 +122,7 @@ class FlowWriter:
         stateful: bool = False,
         judge: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
+        note: CommitNote | None = None,
     ) -> None:
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
         if keeps and quarantine is None:
@@ -146,6 +149,7 @@ class FlowWriter:
         self._stateful = stateful
         self._judge = judge
         self._decisions = decisions
+        self._note = note
         # Only the first batch after a start or a failure can have been decided upon before.
         self._may_repeat = True
         self._last_rows: int | None = None
@@ -202,8 +206,16 @@ class FlowWriter:
                 self._evaluate(df)
                 batch = self._resume(decision)
             result = replace(self._commit(batch), duration_seconds=time.monotonic() - started)
+        if self._note is not None:
+            commits = {role: table.last_commit for role, table in self._fenced().items()}
+            self._note.update({role: last for role, last in commits.items() if last is not None})
         self._may_repeat = False
         return result
+
+    def _fenced(self) -> dict[str, FencedTable]:
+        """The tables that a batch commits to, by role."""
+        tables = {TARGET: self._target}
+        return tables if self._quarantine is None else {**tables, QUARANTINE: self._quarantine}
 
     def _decide(
         self, df: DataFrame, begun: Begun, batch_id: int | None, fingerprint: str | None

@@ -108,6 +108,11 @@ _KNOWN_LOGIN_MODULES = frozenset(
         "software.amazon.msk.auth.iam.IAMLoginModule",
     }
 )
+SERVERS = "kafka.bootstrap.servers"
+_MAX_BLOCK = "kafka.max.block.ms"
+KAFKA_SCHEME = "kafka://"
+"""Of brokers in `paths` of the settings."""
+
 _SHADED = re.compile(r"(?<![\w.])kafkashaded\.")
 _LOGIN_MODULE = re.compile(r"(?:^|;)\s*([\w.$]+)(?=\s)")
 # What Kafka's own tokenizer skips (comments) or takes as a whole (quoted text, up to a line's end).
@@ -173,11 +178,35 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
     return prepared
 
 
+def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]) -> dict[str, str]:
+    """The options with other brokers where `paths` of the settings maps `kafka://` and theirs.
+
+    What stands for them is dialled in plain text: the credentials in the source are not theirs.
+
+    Args:
+        options: Of a source or sink.
+        map_path: See `PathMap.map`.
+    """
+    name = next((name for name in options if name.lower() == SERVERS), None)
+    if name is None:
+        return dict(options)
+    uri = f"{KAFKA_SCHEME}{options[name].strip()}"
+    mapped = map_path(uri)
+    if mapped == uri:
+        return dict(options)
+    changed = {**options, name: mapped.removeprefix(KAFKA_SCHEME)}
+    return changed | {
+        name: "PLAINTEXT" for name in options if name.lower() == "kafka.security.protocol"
+    }
+
+
 def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     """Check the options of a Kafka sink, stream or batch.
 
     Args:
         options: As the user gave them, secrets already resolved.
+
+    The producer waits 20 s for a topic, unless `kafka.max.block.ms` says otherwise.
 
     Returns:
         Options for Spark's writer.
@@ -192,7 +221,8 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     _require_servers(given)
     if given.get("rowids", "true").strip().lower() not in ("true", "false"):
         raise ConnectorError("KAFKA_OPTION_INVALID", "option `rowIds` is true or false")
-    return _made_safe(options)
+    # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
+    return {_MAX_BLOCK: "20000", **_made_safe(options)}
 
 
 def _check_delay(value: str | None) -> None:

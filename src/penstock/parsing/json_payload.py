@@ -14,6 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
+from penstock.parsing.exponents import REASON, huge_number
 from penstock.parsing.outcome import quoted, require_column, spread
 from penstock.parsing.schema import to_struct
 
@@ -71,7 +72,9 @@ def parse_json(
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": _CORRUPT,
     }
-    prepared = df.withColumn(_PARSED, F.from_json(text, with_corrupt, settings))
+    huge = huge_number(text, struct)
+    safe = text if huge is None else F.when(~huge, text)
+    prepared = df.withColumn(_PARSED, F.from_json(safe, with_corrupt, settings))
     parsed = F.col(_PARSED)
     return spread(
         prepared,
@@ -80,7 +83,7 @@ def parse_json(
         parsed=F.struct(*[parsed.getField(f.name).alias(f.name) for f in struct])
         if into
         else parsed,
-        error=_error(text, parsed, struct, extra_fields),
+        error=_error(text, parsed, struct, extra_fields, huge),
         into=into,
         extra=_extra(text, struct) if extra_fields == "keep" else None,
     )
@@ -90,7 +93,9 @@ def _without_corrupt(parsed: Column, struct: StructType) -> Column:
     return F.struct(*[parsed.getField(f.name).alias(f.name) for f in struct])
 
 
-def _error(text: Column, parsed: Column, struct: StructType, extra_fields: str) -> Column:
+def _error(
+    text: Column, parsed: Column, struct: StructType, extra_fields: str, huge: Column | None
+) -> Column:
     whole = F.get_json_object(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')), "$[1]") == F.lit(
         _END
     )
@@ -100,6 +105,8 @@ def _error(text: Column, parsed: Column, struct: StructType, extra_fields: str) 
         F.when(text.isNull(), "the payload is NULL")
         .when(~F.is_valid_utf8(text), "the payload is not UTF-8")
         .when(bare == "", "the payload is empty")
+        # Looked at a second time only where nothing was parsed.
+        .when(F.lit(False) if huge is None else parsed.isNull() & huge, REASON)
         .when(~F.coalesce(whole, F.lit(False)), "the payload is not one JSON value")
         .when(first == "[", "the payload is a JSON array, not an object")
         .when(first != "{", "the payload is a JSON value, not an object")

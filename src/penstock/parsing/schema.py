@@ -8,6 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from penstock._model.exception_text import first_line
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
 
@@ -28,7 +29,7 @@ def to_struct(schema: StructType | str) -> StructType:
         try:
             struct = _from_ddl(schema)
         except PySparkException as error:
-            raise _invalid("the schema", str(error).strip().splitlines()[0]) from error
+            raise _invalid("the schema", first_line(error)) from error
     if not struct.fields:
         raise _invalid("the schema", "it has no fields")
     return struct

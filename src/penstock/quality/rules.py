@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, NullType, StructType
 
+from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation
 from penstock.errors import DefinitionError, DefinitionErrors
 
@@ -36,15 +37,15 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
         if rule.unique or rule.rows is not None:
             errors += _check_whole(df, rule)
     expectations = [rule for rule in expectations if not rule.unique and rule.rows is None]
+    parsed: list[Expectation] = []
     for rule in expectations:
         try:
             columns.append(condition_column(df.sparkSession, rule))
+            parsed.append(rule)
         except DefinitionError as error:
             errors.append(error)
-    if not errors and _sound(df, columns):
-        return
-    if not errors:
-        for rule, column in zip(expectations, columns, strict=True):
+    if not _sound(df, columns):
+        for rule, column in zip(parsed, columns, strict=True):
             try:
                 _check_one(df, rule, column)
             except DefinitionError as error:
@@ -205,11 +206,6 @@ def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | No
     lower = {column.lower(): column for column in columns}
     found = difflib.get_close_matches(name.rsplit(".", 1)[-1].lower(), lower, n=1, cutoff=0.5)
     return lower[found[0]] if found else None
-
-
-def first_line(error: Exception) -> str:
-    """What an error of Spark says, without the plan or the text that it shows below."""
-    return str(error).strip().splitlines()[0].removesuffix(";")
 
 
 def _invalid(rule: Expectation, reason: str, *, hint: str | None = None) -> DefinitionError:

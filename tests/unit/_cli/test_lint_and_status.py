@@ -18,6 +18,8 @@ from penstock._observe.events import (
     update_progress,
 )
 from penstock._observe.log import EventLog
+from penstock._runtime.lease import Lease
+from penstock._runtime.lease_paths import pipeline_lease_path
 
 SOURCE = """\
 import dlt
@@ -151,7 +153,8 @@ def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.Captur
     log = EventLog(project / "events")
     log(update_progress(EventOrigin(update_id="9f"), UpdateState.RUNNING, ""))
     log.close()
-    assert main(["history", "--output", "json"]) == 0
+    with Lease.acquire(pipeline_lease_path(str(project)), holder={"update": "9f"}):
+        assert main(["history", "--output", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["state"], row["error"]) for row in rows] == [
         ("RUNNING", None),

@@ -265,6 +265,10 @@ def test_signals_ask_to_stop_when_an_update_runs(number: signal.Signals) -> None
         now[0] += 0.2
         signal.raise_signal(number)
         assert (signals.received, update.requests) == (2, 2)
+        signals.bind(None)  # its JVM died, and the next update has not begun
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        assert update.requests == 2
     assert signal.getsignal(number) == before
 
 

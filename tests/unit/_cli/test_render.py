@@ -183,13 +183,16 @@ def test_late_and_doubled_rows_and_warnings_are_told_when_there_are_some(recorde
     recorder.status("silver", FlowStatus.STARTING)
     origin = recorder.origin("silver", batch=1)
     for late in (2, 1):
-        metrics = FlowMetrics(num_output_rows=5, late_records=late, duplicate_records=late - 1)
+        metrics = FlowMetrics(
+            num_output_rows=5, num_deleted_rows=2, late_records=late, duplicate_records=late - 1
+        )
         recorder.add(flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics), 0.1)
     recorder.status("silver", FlowStatus.COMPLETED)
     lines = printed(recorder.events)
     assert lines[0] == "WARN silver: the aggregation keeps every group"
-    assert lines[-1].endswith(", 3 late, 1 duplicate")
+    assert lines[-1].endswith("10 rows in 0.30s, 4 deleted, 3 late, 1 duplicate")
     assert summary_lines(view_of(recorder.events)) == [
+        "4 rows of silver deleted",
         "3 late rows of silver",
         "1 duplicate of silver left out",
     ]

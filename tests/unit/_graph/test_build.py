@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -315,3 +316,47 @@ def test_flows_have_the_types_of_the_event_log_when_they_are_of_every_kind(draft
         "o": "APPEND",
         "p": "APPEND",
     }
+
+
+# -- selection ----------------------------------------------------------------------------------
+
+
+def test_errors_of_what_is_not_selected_are_none(draft):
+    draft.table("a")
+    draft.table("bad", "a")
+    draft.table("below", "bad")
+    draft.materialized_view("kind")
+    draft.analyse("kind", streaming=True)
+    error = UserCodeError("QUERY_FUNCTION_RAISED", "no")
+    draft.errors["bad"] = draft.errors["below"] = error
+    del draft.analyses["bad"], draft.analyses["below"]
+    graph = draft.graph({key("a")})
+    assert set(graph.datasets) == {key("a"), key("kind")}
+    assert set(graph.flows) == {"a", "kind"}
+    with pytest.raises(DefinitionErrors) as caught:
+        draft.graph({key("a"), key("below")})
+    assert caught.value.errors == (error,)
+    with pytest.raises(DefinitionErrors) as caught:
+        draft.graph({key("kind")})
+    assert [e.condition for e in caught.value.errors] == ["MATERIALIZED_VIEW_READS_STREAM"]
+
+
+def test_a_refused_flow_is_no_error_unless_there_are_others(draft):
+    refusal = DefinitionError("OUTPUT_MODE_NOT_SUPPORTED", "no")
+    draft.table("a")
+    draft.analyses["a"] = replace(draft.analyses["a"], refusal=refusal)
+    assert draft.graph().flows["a"].analysis.refusal is refusal
+    draft.materialized_view("kind")
+    draft.analyse("kind", streaming=True)
+    assert refusal in errors_of(draft)
+    with pytest.raises(DefinitionErrors) as caught:
+        draft.graph({key("kind")})
+    assert refusal not in caught.value.errors
+
+
+def test_a_selection_is_resolved_to_keys(draft):
+    draft.table("a")
+    index = draft.index()
+    assert index.select(["LIVE.A"]) == {key("a")}
+    assert index.select([]) is None
+    assert index.select(["a", "nothing"]) is None

@@ -119,8 +119,8 @@ def test_path_is_refused_when_it_leaves_what_is_mapped(path):
     [
         {"": "/x"},
         {"  ": "/x"},
-        {"data": "/x"},
-        {"./data": "/x"},
+        {"../data": "/x"},
+        {"data": "/1", "./data/": "/2"},
         {"file:data": "/x"},
         {"/a/../b": "/x"},
         {"/mnt/x": "/1", "dbfs:/mnt/x/": "/2"},
@@ -128,9 +128,27 @@ def test_path_is_refused_when_it_leaves_what_is_mapped(path):
         {"/x": "/1", "file:/x": "/2"},
     ],
 )
-def test_prefix_is_refused_when_it_is_relative_or_stands_twice(paths):
+def test_prefix_is_refused_when_it_leads_up_or_stands_twice(paths):
     with pytest.raises(SpecError, match="PATHS_INVALID"):
         PathMap(paths)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("data/raw/a.json", "/x/a.json"),
+        ("./data/raw", "/x"),
+        ("data//raw/b/", "/x/b/"),
+        ("data/raw2", "data/raw2"),
+        ("/data/raw", "/data/raw"),
+        ("../data/raw", "../data/raw"),
+        ("kafka://prod:9092,b:9092", "kafka://localhost:1"),
+        ("kafka://prod:90921", "kafka://prod:90921"),
+    ],
+)
+def test_relative_prefixes_and_brokers_are_mapped(path, place):
+    paths = {"./data/raw": "/x", "kafka://prod:9092,b:9092": "kafka://localhost:1"}
+    assert PathMap(paths).map(path) == place
 
 
 def test_path_is_mapped_once_when_a_target_is_a_prefix_too():

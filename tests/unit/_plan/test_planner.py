@@ -8,7 +8,7 @@ from penstock._model.trigger import Trigger, TriggerKind, parse_trigger
 from penstock._plan.explain import explain_json, explain_text
 from penstock._plan.planner import Wishes, make_plan
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
-from penstock.errors import PlanError, SpecError
+from penstock.errors import DefinitionError, PlanError, SpecError
 
 NO_RESET = {"pipelines.reset.allowed": "false"}
 
@@ -500,3 +500,14 @@ def test_readers_are_warned_when_they_stream_rows_that_auto_cdc_changes(draft):
     draft.analyses["audit"] = replace(seen, changing_inputs=(key("people"),))
     (note,) = plan_of(draft).notes
     assert note.startswith("people is read as a stream, and auto CDC changes its rows in place")
+
+
+def test_a_refused_flow_is_in_the_plan_and_its_table_is_not_reset(draft):
+    refusal = DefinitionError("OUTPUT_MODE_NOT_SUPPORTED", "no")
+    draft.table("a")
+    draft.table("b", "a")
+    draft.analyses["a"] = replace(draft.analyses["a"], refusal=refusal)
+    plan = plan_of(draft, full_refresh_all=True)
+    assert plan.refused == {"a": refusal}
+    assert [step.dataset for step in plan.resets] == [key("b")]
+    assert plan_of(draft, refresh=("b",)).refused == {}

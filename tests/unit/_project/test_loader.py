@@ -141,6 +141,25 @@ def test_nothing_stays_behind_when_loaded(project):
     assert after[1:] == before[1:]
 
 
+@pytest.mark.parametrize(
+    "folder", ["'../../common/lib'", "os.path.abspath('../../common/lib')", "'../../common/./lib'"]
+)
+def test_folder_on_the_path_is_relative_to_the_file_when_it_is_not_below_the_root(
+    project, folder, monkeypatch
+):
+    monkeypatch.chdir(project.root)
+    project.write("common/lib/shared_rules.py", "LIMIT = 7\n")
+    project.write(
+        "etl/bronze/a.py",
+        f"import os, sys\nsys.path.append({folder})\nfrom shared_rules import LIMIT\n"
+        + TABLE.format("a", "LIMIT"),
+    )
+    before = list(sys.path)
+    for _ in range(2):  # the second load of a process as the first
+        assert _load(project, "etl/**").flows[0].function() == 7
+    assert sys.path == before
+
+
 def test_project_module_does_not_hide_the_standard_library_when_named_like_it(project):
     project.write("colorsys.py", "raise RuntimeError('must not be imported')\n")
     project.write("a.py", "import colorsys\n" + TABLE.format("a", "callable(colorsys.rgb_to_hls)"))

@@ -154,6 +154,16 @@ def test_imports_are_listed_when_they_are_neither_installed_nor_in_the_project(p
     ]
 
 
+def test_modules_are_known_when_a_source_adds_their_folder_to_the_path(project):
+    project.write("common/lib/shared_rules.py", "import no_such_in_shared\n")
+    project.write(
+        "etl/bronze/a.py",
+        "import os, sys\nsys.path.insert(0, os.path.abspath(os.path.join('..', '../common/lib')))\n"
+        "sys.path.append('../nowhere')\nimport shared_rules\n",
+    )
+    assert [need.module for need in _needs(project, "etl/**").imports] == ["no_such_in_shared"]
+
+
 def test_notebooks_are_read_when_another_runs_them(project):
     project.write("lib/setup.py", f"{HEADER}# MAGIC %pip install no-such-one pandas\n")
     path = project.write(

@@ -165,12 +165,32 @@ def test_cells_are_numbered_when_the_file_is_a_jupyter_notebook(project):
         ("%%unknown\nx", ["lost"], None),
         ("%python\nx = 1", ["python"], "\nx = 1"),
         ("%restart_python", ["python"], "pass"),
+        ("%environment\n\"client\": \"1\"\n- a b", [], None),
+        ("%my_table\nname: x\n- y z", ["lost"], None),
+        ("%my_magic\nx = 1", ["python"], "pass\nx = 1"),
     ],
 )  # fmt: skip
 def test_magics_have_no_effect_when_they_are_in_code(project, source, kinds, code):
     cells = read_cells(project.write("a.ipynb", _notebook(source)))
     assert [str(cell.kind) for cell in cells] == kinds
     assert next((cell.text for cell in cells if cell.kind == "python"), None) == code
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds"),
+    [
+        ('%environment\n{"client": "1"}', []),
+        ("%configure -f\n{}", []),
+        ("%whatever\nSELECT 1", ["lost"]),
+        ("%whatever", []),
+        ("%time\nSELECT 1", ["sql"]),
+    ],
+)
+def test_text_below_an_unknown_magic_is_no_sql_when_the_notebook_is_sql(project, source, kinds):
+    content = json.loads(_notebook(source))
+    content["metadata"] = {"language_info": {"name": "sql"}}
+    cells = read_cells(project.write("a.ipynb", json.dumps(content)))
+    assert [str(cell.kind) for cell in cells] == kinds
 
 
 def test_code_is_parted_when_a_notebook_runs_another_in_between(project):

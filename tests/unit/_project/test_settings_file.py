@@ -295,7 +295,8 @@ def test_arguments_win_key_by_key_when_parameters_and_paths_are_given(project):
 
 
 @pytest.mark.parametrize(
-    "paths", [{"rel": "x"}, {"/a": ""}, {"/a": "s3://"}, {"/a": "file:x"}, {"/a": "x", "//a": "y"}]
+    "paths",
+    [{"../rel": "x"}, {"/a": ""}, {"/a": "s3://"}, {"/a": "file:x"}, {"/a": "x", "//a": "y"}],
 )
 def test_paths_are_refused_when_an_argument_is_wrong(project, paths):
     assert _error(project.root, paths=paths).condition == "PATHS_INVALID"
@@ -313,7 +314,7 @@ def test_overlay_table_replaces_that_below_when_only_the_case_differs(project):
 
 
 WRONG = [
-    ("paths: {raw: x}", 1, "`paths` cannot be used: the prefix `raw`"),
+    ("paths: {../raw: x}", 1, "`paths` cannot be used: the prefix `../raw`"),
     ("paths: {/mnt/a: x, 'dbfs:/mnt/a': y}", 1, "the same place"),
     ("paths:\n  /a: ''", 2, "is blank"),
     ("paths:\n  /a: s3://", 2, "names no place"),

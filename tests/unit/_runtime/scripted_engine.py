@@ -21,7 +21,7 @@ from penstock._plan.steps import (
 )
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._runtime.update import Update, UpdateResult
-from penstock.errors import FlowError
+from penstock.errors import FlowError, PenstockError
 
 
 def transient(flow: str = "f") -> FlowError:
@@ -224,6 +224,7 @@ class Harness:
         continuous: bool = False,
         stops: Sequence[float] = (),
         setup_retries: int | None = None,
+        refused: Mapping[str, PenstockError] | None = None,
         **options: object,
     ) -> None:
         self.time = VirtualTime()
@@ -238,6 +239,7 @@ class Harness:
             excluded=excluded,
             continuous=continuous,
             setup_retries=setup_retries,
+            refused=refused or {},
         )
         self.update = Update(
             self.plan,

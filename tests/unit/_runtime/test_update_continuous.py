@@ -5,6 +5,7 @@ from scripted_engine import FOREVER, Harness, Run, fatal, once, transient
 
 from penstock._observe.events import UpdateState
 from penstock._plan.steps import StartFlow
+from penstock.errors import DefinitionError, FlowError
 
 stream = partial(steps.stream, interval=5.0)
 view = partial(steps.view, interval=60.0)
@@ -155,3 +156,39 @@ def test_deterministic_failure_counts_when_a_dependent_fails_while_being_stopped
     }
     result = continuous(runs, scripts).run()
     assert len(result.failures) == 2
+
+
+def test_waiting_flows_fail_at_once_when_the_engine_died():
+    died = [Run(), Run(error=FlowError("JVM_DIED", "signal 9", flow="v"))]
+    retried = [Run(error=transient("s")), Run(start_error=FlowError("JVM_DIED", "9", flow="s"))]
+    runs = [stream("s"), view("v", interval=3600.0)]
+    harness = continuous(runs, {"s": retried, "v": died})
+    harness.time.at(3.0, harness.update.engine_died)
+    result = harness.run()
+    assert [error.condition for error in result.failures] == ["JVM_DIED", "JVM_DIED"]
+    assert harness.time.monotonic() < 10.0
+
+
+def test_set_up_is_tried_again_at_once_when_the_engine_died():
+    died = FlowError("JVM_DIED", "signal 9", flow="a")
+    harness = continuous([stream("a")], {}, tables=["a"], setups={"a": [transient("a"), died]})
+    harness.time.at(1.0, harness.update.engine_died)
+    result = harness.run()
+    assert result.failures == (died,)
+    assert result.setup_was_cut
+    assert harness.time.monotonic() < 2.0
+
+
+def test_refused_flow_fails_before_anything_is_set_up():
+    refusal = DefinitionError("OUTPUT_MODE_NOT_SUPPORTED", "flow 'b' cannot run")
+    runs = [stream("a"), stream("b"), stream("c", "b"), view("v", "c"), view("w", "a")]
+    tables = ["a", "b", "c", "v", "w"]
+    harness = continuous(runs, {}, tables=tables, refused={"b": refusal}, stops=[9.0])
+    result = harness.run()
+    assert result.failures == (refusal,)
+    assert result.skipped == ("c", "v")
+    assert [name for _, what, name in harness.engine.log if what == "prepare"] == ["a", "w"]
+    assert result.state is UpdateState.FAILED
+    alone = continuous([stream("b")], {}, tables=["b"], resets=["b"], refused={"b": refusal})
+    assert alone.run().failures == (refusal,)
+    assert alone.engine.log == []

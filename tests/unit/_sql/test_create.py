@@ -156,6 +156,17 @@ AS SELECT * FROM STREAM(LIVE.raw)"""
     assert [rule.origin.line for rule in dataset.expectations] == [2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("clause", "action"),
+    [("FAIL", OnViolation.FAIL), ("fail", OnViolation.FAIL), ("DROP", OnViolation.DROP),
+     ("WARN", OnViolation.WARN), ("WARN ROW", OnViolation.WARN)],
+)  # fmt: skip
+def test_action_is_known_when_its_second_word_is_left_out(sql, clause, action):
+    text = f"CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATION {clause}, b INT)"
+    (rule,) = sql(text).dataset.expectations
+    assert rule.on_violation == action
+
+
 def test_ddl_comes_out_when_columns_have_types(sql):
     dataset = sql(
         """CREATE STREAMING TABLE t (
@@ -299,8 +310,10 @@ def test_a_table_waits_for_flows_when_it_has_no_query(sql):
         ("CREATE STREAMING TABLE t (a INT", 1, "the statement ends", None),
         ("CREATE STREAMING TABLE t (CONSTRAINT x EXPECTS (a))", 1, "constraint `x`", "`EXPECT`"),
         ("CREATE STREAMING TABLE t (CONSTRAINT x EXPECT a > 1)", 1, "expected `(`", None),
-        ("CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATION DROP)", 1,
+        ("CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATION SKIP)", 1,
          "`DROP ROW` or `FAIL UPDATE`", None),
+        ("CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATION DROP UPDATE)", 1,
+         "expected `,` or `)`", None),
         ("CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATON DROP ROW)", 1,
          "`VIOLATION`", "`VIOLATION`"),
         ("CREATE STREAMING TABLE t (CONSTRAIT x EXPECT (a))", 1, "`CONSTRAINT name`", None),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def _remove(*names: str) -> Callable[[Store], None]:
         (_cut("offsets/4", ""), "file-damaged", Weight.ERROR),
         (_cut("offsets/4", "v1\n{"), "file-damaged", Weight.ERROR),
         (_cut("offsets/4", "garbage"), "file-damaged", Weight.ERROR),
+        (_cut("offsets/4", 'v1\n{"conf":{}}'), "file-damaged", Weight.ERROR),
         (_cut("offsets/1", ""), "file-damaged", Weight.WARNING),
         (_cut("commits/3", ""), "file-damaged", Weight.WARNING),
         (_cut("metadata", "{"), "file-damaged", Weight.ERROR),
@@ -165,6 +167,75 @@ def _remove(*names: str) -> Callable[[Store], None]:
 def test_damage_is_told(store: Store, damage: Callable[[Store], Any], kind: str, weight: Weight):
     damage(store)
     assert store.kinds()[kind] is weight
+
+
+def _noted(store: Store) -> None:
+    """The note that the flow leaves with batch 3, in the version that the table has."""
+    table = DeltaTable(str(store.table))
+    commit = {
+        "table_id": str(table.metadata().id),
+        "version": table.version(),
+        "batch_id": 3,
+        "app_id": store.app_id,
+    }
+    _write(store.folder / "committed.json", json.dumps({"format": 1, "tables": {"target": commit}}))
+
+
+def _log_file(store: Store) -> Path:
+    return max((store.table / "_delta_log").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (lambda store: None, None),
+        (lambda store: _log_file(store).unlink(), "table-behind"),
+        # As Spark leaves it: delta-rs refuses the table.
+        (
+            lambda store: _log_file(store).rename(_log_file(store).with_suffix(".crc")),
+            "table-behind",
+        ),
+        # A batch that is not finished runs again.
+        (lambda store: (_log_file(store).unlink(), _unfinish(store)), None),
+        (
+            lambda store: (_log_file(store).unlink(), store.write(pa.table({"id": [1]}), batch=2)),
+            "table-behind",
+        ),
+        (lambda store: _write(_log_file(store), ""), "table-log-damaged"),
+        (lambda store: _write(_log_file(store), '{"commitInfo":{}}\n{"ad'), "table-log-damaged"),
+        (
+            lambda store: (store.table / "_delta_log" / f"{0:020d}.json").unlink(),
+            "table-log-damaged",
+        ),
+        (lambda store: shutil.rmtree(store.root / "state"), "state-missing"),
+        (
+            lambda store: _write(store.root / "state" / "flows" / "silver.json", "{"),
+            "state-missing",
+        ),
+        (lambda store: _write(store.folder / "committed.json", "{"), None),
+        # Tables know batches under the name that the pipeline had.
+        (lambda store: _rename(store), None),
+        (lambda store: (_log_file(store).unlink(), _rename(store)), "table-behind"),
+    ],
+)
+def test_what_storage_lost_is_told_as_at_the_start(
+    store: Store, damage: Callable[[Store], Any], kind: str | None
+):
+    store.write(pa.table({"id": [2]}), batch=3)
+    _noted(store)
+    damage(store)
+    found = {one.kind: one for one in examine(store.settings) if one.weight is Weight.ERROR}
+    assert set(found) == ({kind} if kind else set())
+    assert all(one.hint for one in found.values())
+
+
+def _rename(store: Store) -> None:
+    store.settings = replace(store.settings, name="renamed")
+
+
+def _unfinish(store: Store) -> None:
+    for name in ("commits/3", "offsets/4"):
+        (store.folder / name).unlink()
 
 
 def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store):

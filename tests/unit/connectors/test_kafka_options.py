@@ -249,7 +249,9 @@ def test_a_sink_option_is_refused_when_it_is_not_the_users_to_set(name: str) -> 
 
 def test_sink_options_pass_unchanged_when_they_are_sound() -> None:
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.acks": "all"}
-    assert prepare_sink_options(options) == options
+    given = {**options, "kafka.max.block.ms": "1000"}
+    assert prepare_sink_options(given) == given
+    assert prepare_sink_options(options) == {**options, "kafka.max.block.ms": "20000"}
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-5s", "5 weeks"])

@@ -21,9 +21,11 @@ from penstock._engine.autoloader.sqltext import (
     with_value,
 )
 from penstock.connectors.autoloader import Evolution, FileOptions
+from penstock.parsing.exponents import huge_number
 
 _TEXT = "__files_text"
 _RANK = "__files_rank"
+_HUGE = 3
 # What only the reader of files understands.
 _READER_ONLY = frozenset(
     {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep"}
@@ -62,6 +64,11 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
             source = f"CASE WHEN {_RANK} = 1 THEN {quoted} ELSE {_TEXT} END"
         rank = case_chain(cases, "2")
     df = df.selectExpr(_TEXT, f"{rank} AS {_RANK}")
+    huge = huge_number(F.col(_TEXT), schema)
+    if huge is not None:
+        # Neither complete nor compared: it is left as a broken record.
+        df = df.withColumn(_RANK, F.when(huge, _HUGE).otherwise(F.col(_RANK)))
+        source = f"CASE WHEN {_RANK} <> {_HUGE} THEN {source} END"
     parsed = f"from_json({source}, {typed_columns(schema)}, {options_map(given)})"
     df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}", _RANK)
     slow = _slow(schema, options, Comparison(parse, reserved=options.reserved), given)
@@ -114,6 +121,7 @@ def _slow(
     alone = (
         "size(try_variant_get(w, '$', 'array<variant>')) = 1 AND "
         "size(try_variant_get(w, '$[0]', 'map<string,variant>')) = 1"
+        f" AND {_RANK} <> {_HUGE}"
     )
     record = with_value(
         "w",

@@ -35,6 +35,7 @@ from penstock._engine.autoloader.sqltext import literal, name
 from penstock._engine.autoloader.store import SchemaStore
 from penstock._engine.autoloader.widening import keep_wider
 from penstock._engine.autoloader.xml_rows import xml_rows
+from penstock._model.exception_text import first_line
 from penstock.connectors.autoloader import COLUMNAR, Evolution, FileOptions, file_options
 from penstock.errors import DefinitionError
 
@@ -250,7 +251,7 @@ def _parsed(schema: StructType | str | None) -> StructType | None:
     except Exception as error:
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"the schema is not valid DDL: {str(error).strip().splitlines()[0]}",
+            f"the schema is not valid DDL: {first_line(error)}",
             hint="write `name TYPE`, separated by commas",
         ) from error
 

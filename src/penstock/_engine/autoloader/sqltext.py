@@ -78,7 +78,9 @@ def text_fragment(key: str, text: str) -> str:
 
 def rescued_json(fragments: str) -> str:
     """SQL of the rescued data: a JSON object of fragments and the file, NULL without fragments."""
-    path = f"array({text_fragment('_file_path', PATH)})"
+    # As `input_file_name()` spells local files.
+    spelled = f"regexp_replace({PATH}, '^file:/+', 'file:///')"
+    path = f"array({text_fragment('_file_path', spelled)})"
     joined = f"concat('{{', array_join(concat({fragments}, {path}), ','), '}}')"
     return f"CASE WHEN size({fragments}) > 0 THEN {joined} END"
 

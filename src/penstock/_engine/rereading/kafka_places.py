@@ -6,6 +6,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock._engine.kafka_source import KafkaRead, admin_of, topics_of
+from penstock._model.exception_text import first_line
 from penstock.errors import ConnectorError
 
 
@@ -50,11 +51,10 @@ class TopicOffsets:
             except Exception as error:
                 if "Py4J" not in type(error).__name__:
                     raise
-                text = str(error).strip().splitlines()
                 raise ConnectorError(
                     "KAFKA_NOT_ANSWERING",
                     "Kafka did not say which offsets the topics of the flow have: "
-                    + next((line for line in text if "kafka" in line.lower()), text[-1]).strip(),
+                    + first_line(error),
                     hint="look whether the brokers run and the user may describe the topics",
                 ) from error
         return found

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from penstock._engine.evaluation import Evaluator
+from penstock._engine.listener import WRITTEN
 from penstock._engine.redirection import real_path
 from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.function import FunctionSinkWriter
@@ -18,6 +20,7 @@ from penstock._model.flow import OutputMode
 from penstock._model.name import resolve_name
 from penstock._tables.layout import StorageLayout, path_segment
 from penstock.connectors.jdbc import jdbc_sink_options
+from penstock.connectors.kafka import at_mapped_servers
 from penstock.connectors.options import prepare_writer_options
 from penstock.errors import ConnectorError
 
@@ -117,6 +120,8 @@ class SinkWriters:
     ) -> Any:
         kind = sink.format.lower()
         given = resolved_options(sink.options, self._resolve_secrets)
+        if kind == "kafka":
+            given = at_mapped_servers(given, self._evaluator.map_path)
         if kind == "jdbc":
             options = jdbc_sink_options(given)
             writer = JdbcSinkWriter(
@@ -132,6 +137,11 @@ class SinkWriters:
                 sender = KafkaSinkWriter(prepared, flow=node.flow.name, epoch=epoch)
                 running.writes_batches(sender.write, sink.name)
                 return stream.foreachBatch(running.on_batch)
+        if in_batches:
+            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
+            stream = observed.writeStream.outputMode(
+                (node.analysis.output_mode or OutputMode.APPEND).value
+            )
         table = prepared.pop("tableName", None) if kind == "delta" else None
         if "path" in prepared:
             prepared["path"] = real_path(prepared["path"], self._evaluator.map_path)

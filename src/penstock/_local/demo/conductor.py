@@ -58,14 +58,17 @@ class Conductor:
         return self._requests > 1
 
     def begin(self, update: Stoppable) -> Stoppable:
-        """The update runs: send orders, and watch.
+        """The update runs: send orders, and watch. Called again for an update that follows it.
 
         Returns:
             What signals must be sent to instead of the update.
         """
         self._update = update
-        self._producer.start()
-        self._thread.start()
+        if self._thread.ident is None:
+            self._producer.start()
+            self._thread.start()
+        elif not self._thread.is_alive():  # it asked the update before to stop, whose JVM died
+            update.request_stop()
         return self
 
     def request_stop(self) -> None:

@@ -1,0 +1,89 @@
+"""Sources that are not on this machine: their names, why they cannot be read, and what helps."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql.types import StructType
+
+from penstock._engine.autoloader.merging import apply_hints
+from penstock._model.exception_text import first_line
+from penstock._tables.files import local_path
+from penstock.errors import DefinitionError, PenstockError
+
+MAP_PATH = "map its beginning below `paths` in the settings"
+NOTHING_THERE = f"nothing is there; {MAP_PATH}"
+_NO_TABLE = "neither in the pipeline nor in the catalog; map it below `tables` in the settings"
+_CONDITIONS = {
+    **dict.fromkeys(
+        ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND"), _NO_TABLE
+    ),
+    "PATH_NOT_FOUND": NOTHING_THERE,
+}
+_HINTS = "schemahints"
+_NO_FILE_SYSTEM = re.compile(
+    r'No FileSystem for scheme "?(?P<scheme>[\w+.-]+)|Class [\w.$]*FileSystem[\w$]* not found'
+)
+
+
+def files_name(paths: Sequence[str], source_format: str) -> str:
+    """A source of files in words, as for a plain reader: `json /Volumes/main/raw`."""
+    return f"{source_format.lower() or 'files'} {','.join(paths)}"
+
+
+def lacks_file_system(error: BaseException) -> bool:
+    """Whether no class of this installation opens paths of the scheme."""
+    return _NO_FILE_SYSTEM.search(str(error)) is not None
+
+
+def missing_reason(error: Exception, paths: Sequence[str]) -> str:
+    """Why a source cannot be read, with the entry of the settings that helps.
+
+    Args:
+        error: What reading it raised.
+        paths: Of a source of files, mapped; empty for any other.
+    """
+    if match := _NO_FILE_SYSTEM.search(str(error)):
+        scheme = match["scheme"] or next((path.split(":")[0] for path in paths if ":" in path), "")
+        return f"no file system for {scheme}: is installed here; {MAP_PATH}"
+    if paths and not any(_may_exist(path) for path in paths):
+        return NOTHING_THERE
+    if isinstance(error, PenstockError):
+        return error.message
+    condition = getattr(error, "getCondition", lambda: None)() or ""
+    if condition in _CONDITIONS:
+        return _CONDITIONS[condition]
+    return f"{first_line(error)}; {MAP_PATH}" if paths else first_line(error)
+
+
+def hinted_columns(options: Mapping[str, str]) -> StructType:
+    """The columns that schema hints of Auto Loader name."""
+    hints = _option(options, _HINTS)
+    return apply_hints(StructType(), hints) if hints else StructType()
+
+
+def require_files_beside_hints(options: Mapping[str, str], paths: Sequence[str]) -> None:
+    """Refuse schema hints where there are no files: they would be taken for the whole schema.
+
+    Raises:
+        DefinitionError: `PATH_NOT_FOUND`.
+    """
+    if _option(options, _HINTS) and not any(_may_exist(path) for path in paths):
+        raise DefinitionError("PATH_NOT_FOUND", NOTHING_THERE)
+
+
+def format_option(options: Mapping[str, str]) -> str:
+    """The format that options of Auto Loader name; empty if none."""
+    return _option(options, "format")
+
+
+def _option(options: Mapping[str, str], name: str) -> str:
+    named = {key.lower().removeprefix("cloudfiles."): value for key, value in options.items()}
+    return named.get(name, "")
+
+
+def _may_exist(path: str) -> bool:
+    """Whether something may be at a path; only of local ones without wildcards it is known."""
+    local = local_path(path)
+    if local is None or any(sign in path for sign in "*?[{"):
+        return True
+    return local.exists()

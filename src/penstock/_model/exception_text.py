@@ -1,0 +1,33 @@
+"""Exceptions as one line of text, the same for Python's, Spark's and Py4J's."""
+
+import re
+
+from penstock._model.redaction import redact
+
+# Py4J reports which of its objects was called; what the JVM reports about it follows.
+_CALL = re.compile(
+    r"(?:Py4J\w*Error: )?An error occurred while calling [^\n]*(?:\n: ?|\n)"
+    r"(?:[\w.$]+(?:Exception|Error): )*([^\n]+)"
+)
+_CALL_ALONE = re.compile(r"(?:Py4J\w*Error: )?An error occurred while calling [^\n]*\.?")
+_NO_ANSWER = "the JVM of Spark did not answer"
+
+
+def first_line(error: BaseException | str) -> str:
+    """An exception's message without stack, plan, secrets and the call that Py4J made.
+
+    Every message that quotes an exception of the JVM is made here.
+
+    Args:
+        error: The exception, or its text.
+    """
+    text = str(error).strip()
+    if not text:
+        return "unknown" if isinstance(error, str) else type(error).__name__
+    if call := _CALL.match(text):
+        line = call[1]
+    elif _CALL_ALONE.fullmatch(text):
+        line = _NO_ANSWER
+    else:
+        line = text.split("\n", 1)[0]
+    return redact(line.strip().removesuffix(";"))

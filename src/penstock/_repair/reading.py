@@ -1,0 +1,129 @@
+"""Commands that only look: without Spark where the storage is on this machine, else through it."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock._launch import open_session
+from penstock._model.exception_text import first_line
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables import preview
+from penstock._tables.files import local_path
+from penstock.errors import PenstockError, SpecError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock._tables.preview import QuarantineSummary, TablePreview
+
+
+@dataclass(frozen=True)
+class ReadableStorage:
+    """A storage whose checkpoints can be read as files.
+
+    Attributes:
+        settings: With that storage.
+        shown: Turns its paths, in any text, into those of the pipeline's storage.
+    """
+
+    settings: PipelineSettings
+    shown: Callable[[str], str] = str
+
+
+def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
+    """Some rows of a table, those of its newest file first.
+
+    Raises:
+        SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `STORAGE_NOT_READABLE`.
+    """
+    if _is_local(settings):
+        return preview.read_table(settings, name, limit)
+    with _session(settings) as spark:
+        from penstock._tables.remote_storage import RemoteTables
+
+        return RemoteTables(spark, settings).read_table(name, limit)
+
+
+def read_quarantine(
+    settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
+) -> "TablePreview":
+    """The newest rows of a table's quarantine.
+
+    Raises:
+        SpecError: As `read_table`; `QUARANTINE_NOT_FOUND`.
+    """
+    if _is_local(settings):
+        return preview.read_quarantine(settings, name, limit, ids=ids)
+    with _session(settings) as spark:
+        from penstock._tables.remote_storage import RemoteTables
+
+        return RemoteTables(spark, settings).read_quarantine(name, limit)
+
+
+def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
+    """Every table that has a quarantine, with rows per rule; ordered by name.
+
+    Raises:
+        SpecError: As `read_table`.
+    """
+    if _is_local(settings):
+        return preview.list_quarantines(settings)
+    with _session(settings) as spark:
+        from penstock._tables.remote_storage import RemoteTables
+
+        return RemoteTables(spark, settings).list_quarantines()
+
+
+@contextmanager
+def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
+    """The storage of a pipeline, or a copy of its small files until the end of the block.
+
+    Raises:
+        SpecError: `STORAGE_NOT_READABLE`.
+    """
+    if _is_local(settings):
+        yield ReadableStorage(settings)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
+        with _session(settings) as spark:
+            from penstock._tables.remote_storage import copy_small_files
+
+            copy_small_files(spark, settings.storage, Path(folder))
+        copied = replace(settings, storage=folder)
+
+        def shown(text: str) -> str:
+            return text.replace(folder, settings.storage.rstrip("/"))
+
+        try:
+            yield ReadableStorage(copied, shown)
+        except PenstockError as error:
+            error.message = shown(error.message)
+            raise
+
+
+def _is_local(settings: PipelineSettings) -> bool:
+    return local_path(settings.storage) is not None
+
+
+@contextmanager
+def _session(settings: PipelineSettings) -> "Iterator[SparkSession]":
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-reading-") as scratch,
+        open_session(
+            settings, log_file=Path(scratch) / "spark.log", warehouse=scratch, analysis_only=True
+        ) as spark,
+    ):
+        try:
+            yield spark
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise SpecError(
+                "STORAGE_NOT_READABLE",
+                f"the storage {settings.storage} cannot be read: {first_line(error)}",
+                hint="Spark needs the jars of that file system (setting spark.jars) and its "
+                "credentials (spark.hadoop.*), as for a run",
+            ) from error

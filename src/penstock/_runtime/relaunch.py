@@ -1,0 +1,55 @@
+"""A continuous update whose JVM died goes on as a new update with a new Spark session."""
+
+import random
+import time
+from collections.abc import Callable
+
+from penstock._runtime.restart import JVM_DIED, RestartAfter, RestartPolicy, RunHistory
+from penstock._runtime.update import UpdateResult
+from penstock.errors import PenstockError
+
+_NO_SESSION = frozenset({JVM_DIED, "JVM_START_FAILED", "SPARK_START_FAILED"})
+"""Conditions after which a retry is tried again: memory that is missing now may be free later."""
+
+
+def run_with_relaunches(
+    run: Callable[[int, bool], UpdateResult],
+    policy: RestartPolicy,
+    *,
+    on_relaunch: Callable[[PenstockError, RestartAfter], bool],
+    monotonic: Callable[[], float] = time.monotonic,
+    jitter: Callable[[], float] = random.random,
+) -> UpdateResult:
+    """Run updates until one ends by something else than the death of Spark's JVM.
+
+    Args:
+        run: Runs an update in a session of its own. Gets the number of the retry, 0 for the first
+            run, and whether the set-up of tables is done, so that nothing is reset again.
+        policy: How often and when.
+        on_relaunch: Waits, as the decision says; `False` = a stop was requested, so no retry.
+        monotonic: Clock of the policy.
+        jitter: Gives numbers from 0 to 1 for the policy.
+
+    Raises:
+        PenstockError: As `run` does; of the last run.
+    """
+    history, is_set_up = RunHistory(started_at=monotonic()), False
+    while True:
+        try:
+            result = run(history.retries, is_set_up)
+        except PenstockError as error:
+            retries = _NO_SESSION if history.retries else {JVM_DIED}
+            decision = policy.retry(history, monotonic(), jitter)
+            if error.condition not in retries or not isinstance(decision, RestartAfter):
+                raise
+            if not on_relaunch(error, decision):
+                raise
+        else:
+            is_set_up = is_set_up or not result.setup_was_cut
+            died = next((e for e in result.failures if e.condition == JVM_DIED), None)
+            decision = policy.retry(history, monotonic(), jitter)
+            if died is None or not isinstance(decision, RestartAfter):
+                return result
+            if not on_relaunch(died, decision):
+                return result
+        history = RunHistory(started_at=monotonic(), retries=decision.retry)

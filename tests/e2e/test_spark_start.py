@@ -1,0 +1,60 @@
+"""Spark does not start: the error says why."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+
+# Each session fails, so that one process can try them all.
+SCRIPT = """
+import json, sys
+from penstock._engine.session import SessionOptions, build_session
+from penstock.errors import SetupError
+
+for number, conf in enumerate(json.loads(sys.argv[1])):
+    log = f"{sys.argv[2]}/{number}.log"
+    try:
+        build_session(SessionOptions(app_name="p", configuration=conf, log_file=log))
+    except SetupError as error:
+        print(json.dumps([error.condition, error.message, error.hint]), flush=True)
+"""
+
+
+def test_the_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = {"spark.driver.port": str(taken.getsockname()[1]), "spark.port.maxRetries": "0"}
+        cases = [
+            ({"spark.driver.extraJavaOptions": "-Xbad"}, "JVM_START_FAILED", "option: -Xbad"),
+            ({"spark.driver.memory": "2x"}, "JVM_START_FAILED", "maximum heap size: -Xmx2x"),
+            ({"spark.driver.memory": "1m"}, "JVM_START_FAILED", "Too small maximum heap"),
+            ({"spark.driver.memory": "64m"}, "SPARK_START_FAILED", "INVALID_DRIVER_MEMORY"),
+            (port, "SPARK_START_FAILED", "BindException: "),
+            ({"spark.master": "lokal"}, "SPARK_START_FAILED", "Could not parse Master URL"),
+            (
+                {"spark.serializer": "no.Such"},
+                "SPARK_START_FAILED",
+                "ClassNotFoundException: no.Such",
+            ),
+        ]
+        answer = subprocess.run(
+            [sys.executable, "-c", SCRIPT, json.dumps([conf for conf, _, _ in cases]), tmp_path],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert answer.returncode == 0, answer.stderr
+    errors = [json.loads(line) for line in answer.stdout.splitlines()]
+    print("\n".join(f"{condition}: {message}\n  {hint}" for condition, message, hint in errors))
+    assert [error[0] for error in errors] == [condition for _, condition, _ in cases]
+    for (_, condition, words), (_, message, _) in zip(cases, errors, strict=True):
+        # Where the JVM ran, the reason is in the first line, not only in the log.
+        assert words in (message.partition("\n")[0] if condition.startswith("SPARK") else message)
+        assert "last lines of" in message

@@ -1,0 +1,96 @@
+"""Exceptions of the JVM become text in one place: no message quotes Py4J's own words."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock._model.exception_text import first_line
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "penstock"
+# Rooms that call the JVM, and those that show what it raised.
+ROOMS = ("_engine", "_tables", "_repair", "_lint", "connectors", "parsing", "quality", "_check.py")
+JVM_ERRORS = {"Exception", "BaseException", "Py4JError", "Py4JJavaError", "_SPARK_ERRORS"}
+# `full_text` collects all texts of an exception to search them; `_reason` takes the line to show.
+# Exceptions of the Protobuf library are not of the JVM.
+SEARCHED = {"failures.py", "protobuf.py"}
+
+
+def quoted_exceptions(tree: ast.AST) -> Iterator[int]:
+    """Lines that put an exception, which may be one of Py4J, into a string of their own."""
+    for handler in ast.walk(tree):
+        if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
+            continue
+        kinds = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(handler.type)}
+        if not kinds & JVM_ERRORS:
+            continue
+        compared = {
+            id(part)
+            for node in ast.walk(handler)
+            if isinstance(node, ast.Compare)
+            for part in ast.walk(node)
+        }
+        for node in ast.walk(handler):
+            if id(node) in compared:
+                continue
+            is_str = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str"
+            values = node.args if is_str else [node.value] if isinstance(
+                node, ast.FormattedValue
+            ) else []  # fmt: skip
+            if any(getattr(value, "id", "") == handler.name for value in values):
+                yield node.lineno
+
+
+def test_exceptions_of_the_jvm_become_text_in_one_function():
+    paths = [path for room in ROOMS for path in [SOURCE / room, *(SOURCE / room).rglob("*.py")]]
+    guilty = {
+        f"{path.relative_to(SOURCE)}:{line}"
+        for path in paths
+        if path.is_file() and path.name not in SEARCHED
+        for line in quoted_exceptions(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert guilty == set()
+
+
+def test_guard_sees_an_exception_that_is_quoted():
+    code = "try:\n    f()\nexcept (Py4JJavaError, ValueError) as e:\n    raise X(f'{e}') from e\n"
+    assert list(quoted_exceptions(ast.parse(code))) == [4]
+    assert list(quoted_exceptions(ast.parse(code.replace("Py4JJavaError, ", "")))) == []
+
+
+CALL = "An error occurred while calling o213.getFileSystem."
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            f'{CALL}\n: org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for "s3"'
+            "\n\tat org.apache.hadoop.fs.FileSystem.get(FileSystem.java:1)",
+            'No FileSystem for "s3"',
+        ),
+        (
+            f"{CALL}\n: java.lang.RuntimeException: java.lang.ClassNotFoundException: "
+            "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found\n\tat a.B.c(D.java:1)",
+            "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+        ),
+        (f"{CALL}\n: java.lang.NullPointerException\n\tat a.B.c(D.java:1)",
+         "java.lang.NullPointerException"),
+        ("An error occurred while calling o37.openFolder. Trace:\npy4j.Py4JException: "
+         "Method openFolder([]) does not exist\n\tat py4j.A",
+         "Method openFolder([]) does not exist"),
+        (f"Py4JJavaError: {CALL}\n: a.b.CException: why", "why"),
+        (CALL, "the JVM of Spark did not answer"),
+        ("An error occurred while calling o213.load", "the JVM of Spark did not answer"),
+        ("[X] what happened;\n'Project [a]", "[X] what happened"),
+        ("", "unknown"),
+        ("  \n", "unknown"),
+    ],
+)  # fmt: skip
+def test_no_text_of_py4j_stays_in_a_message(text: str, line: str):
+    assert first_line(text) == line
+
+
+def test_an_exception_without_a_text_is_named():
+    assert first_line(ValueError()) == "ValueError"

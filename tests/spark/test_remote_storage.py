@@ -1,0 +1,118 @@
+"""Commands that look at a storage which is not local: a mount of `viewfs://` on a folder."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import HEADER
+
+from penstock._cli.main import main
+from penstock._launch import UpdateOptions, run_update
+from penstock._observe.bus import EventBus
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+
+pytestmark = pytest.mark.spark
+
+SOURCE = """
+@dp.table
+@dp.expect_or_drop("small", "amount < 10")
+@dp.expect("has_id", "id IS NOT NULL")
+def silver():
+    return rows()
+
+@dp.materialized_view
+def total():
+    return spark.read.table("silver").agg(F.sum("amount").alias("total"))
+"""
+
+
+@pytest.fixture
+def storage(spark, tmp_path: Path) -> str:
+    """A URI that is no local path, on a folder below the test's own."""
+    name = f"t{uuid.uuid4().hex}"
+    (tmp_path / "mounted").mkdir()
+    conf = spark._jsc.hadoopConfiguration()
+    conf.set(f"fs.viewfs.mounttable.{name}.link./data", (tmp_path / "mounted").as_uri())
+    return f"viewfs://{name}/data/shop"
+
+
+@pytest.fixture
+def command(storage: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def call(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main([*arguments, "--storage", storage])
+        return code, "".join(capsys.readouterr())
+
+    return call
+
+
+def test_commands_give_right_answers_when_the_storage_is_not_local(
+    storage: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.py").write_text(HEADER + SOURCE, encoding="utf-8")
+    code, text = command("quarantine", "list")
+    assert (code, text.strip()) == (0, "no table has a quarantine yet")
+    code, text = command("checkpoint", "list")
+    assert (code, text.strip()) == (0, "no flow has a checkpoint yet")
+    code, text = command("preview", "silver")
+    assert code == 2
+    assert "TABLE_NOT_FOUND" in text
+    rows = [{"id": 1, "amount": 5}, {"id": 2, "amount": 50}, {"id": 3, "amount": 60}]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.json").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    result = run_update(load_settings(tmp_path, storage=storage), UpdateOptions(), bus=EventBus())
+    assert result.state is UpdateState.COMPLETED
+
+    code, text = command("quarantine", "list", "--output", "json")
+    assert (code, json.loads(text)) == (
+        0,
+        [{"table": "silver", "rows": 2, "by_rule": {"small": 2}}],
+    )
+    code, text = command("quarantine", "show", "silver", "--output", "json")
+    assert [row["_failed_rules"] for row in json.loads(text)] == ["small", "small"]
+    code, text = command("preview", "silver", "--output", "json")
+    assert (code, [row["id"] for row in json.loads(text)]) == (0, ["1"])
+    code, text = command("preview", "sliver")
+    assert "did you mean 'silver'?" in text
+    code, text = command("checkpoint", "list", "--output", "json")
+    (checkpoint,) = json.loads(text)
+    assert checkpoint["flow"] == "silver"
+    assert checkpoint["finished_batch"] == 0
+    assert checkpoint["path"].startswith(f"{storage}/checkpoints/silver/")
+    assert checkpoint["damaged"] == {}
+    code, text = command("checkpoint", "inspect", "silver", "--output", "json")
+    assert (code, json.loads(text)["path"]) == (0, checkpoint["path"])
+    code, text = command("checkpoint", "inspect", "sliver")
+    assert code == 2
+    assert f"no checkpoint below {storage}/checkpoints" in text
+    code, text = command("checkpoint", "doctor")
+    assert (code, text.strip()) == (0, "nothing is wrong")
+    folder = tmp_path / "mounted/shop/checkpoints/silver"
+    (offsets,) = folder.glob("*/offsets/0")
+    offsets.write_text("", encoding="utf-8")
+    code, text = command("checkpoint", "doctor")
+    assert code == 1
+    assert "offsets/0 is empty" in text
+    assert f"restore {storage}/checkpoints/silver/" in text
+    code, text = command("checkpoint", "reset", "silver", "--from", "earliest")
+    assert code == 2
+    assert "STORAGE_NOT_LOCAL" in text
+    assert "--full-refresh" in text
+
+
+def test_a_storage_that_spark_cannot_open_is_an_error_of_its_own(
+    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.py").write_text(HEADER + SOURCE, encoding="utf-8")
+    for words in (["preview", "silver"], ["quarantine", "list"], ["checkpoint", "list"]):
+        assert main([*words, "--storage", "abfss://a@b.invalid/x"]) == 2
+        text = "".join(capsys.readouterr())
+        assert "STORAGE_NOT_READABLE" in text
+        assert "calling o" not in text
+        assert "spark.jars" in text

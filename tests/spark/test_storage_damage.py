@@ -1,0 +1,232 @@
+"""Tables, checkpoints and states that lost something between two updates: one damage per flow."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from update_project import Project, shared_project
+
+from penstock._engine.rereading.sources import parse_place
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._repair.backfill import BackfillOptions, backfill_flow
+from penstock._repair.reset import reset_flow
+from penstock._runtime.update import UpdateResult
+from penstock._tables.checkpoint_doctor import examine
+from penstock.errors import PenstockError
+
+FLOWS = ("behind", "torn", "emptied", "planned", "unstated", "restored", "filtered")
+SOURCE = """
+def batches():
+    return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
+
+def table(name, condition="true"):
+    @dp.table(name=name)
+    def query():
+        return batches().where(condition)
+
+for name in {flows}:
+    # Batches without rows leave no commit.
+    table(name, "id < 2" if name == "filtered" else "true")
+
+@dp.table
+@dp.expect_or_drop("positive", "amount > 0")
+def kept():
+    return batches()
+
+@dp.table
+def below():
+    return spark.readStream.table("torn")
+
+dp.create_streaming_table("keyed")
+dp.create_auto_cdc_flow(target="keyed", source="events", keys=["id"], sequence_by="ts")
+
+@dp.temporary_view
+def events():
+    return batches()
+"""
+
+
+def row(number: int, amount: int) -> dict[str, Any]:
+    return {"id": number, "amount": amount, "ts": f"2026-01-01T00:00:{number:02}Z"}
+
+
+def newest(folder: Path) -> Path:
+    """The newest numbered file of a log, of Delta or of Spark."""
+    return max(
+        (file for file in folder.iterdir() if file.name.removesuffix(".json").isdigit()),
+        key=lambda file: int(file.name.removesuffix(".json")),
+    )
+
+
+@dataclass
+class Damaged:
+    """The project, its storage before the damage, and the updates around it."""
+
+    project: Project
+    saved: Path
+    first: UpdateResult
+    kinds: dict[str, str]
+    second: UpdateResult
+    warnings: list[str]
+
+    def failure(self, flow: str) -> PenstockError:
+        (error,) = (each for each in self.second.failures if getattr(each, "flow", "torn") == flow)
+        return error
+
+
+@pytest.fixture(scope="module")
+def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
+    with shared_project(tmp_path_factory.mktemp("damaged"), spark) as project:
+        project.source(SOURCE.format(flows=FLOWS))
+        project.add("a.json", [row(0, 1), row(1, 2)]).add("b.json", [row(2, 0), row(3, -1)])
+        first = project.run()
+        storage, saved = project.root / ".penstock", project.root / "saved"
+        shutil.copytree(storage, saved, symlinks=True)
+        for flow, break_it in _damages(project, storage).items():
+            break_it(flow)
+        _forget_snapshots(project)
+        kinds = {trouble.flow: trouble.kind for trouble in _troubles(project)}
+        before = _log(project, "torn")
+        project.add("c.json", [row(4, 5)])
+        second = project.run()
+        assert _log(project, "torn") == before, "something was written to a torn log"
+        warnings = [event.message for event in project.events if event.level.value == "WARN"]
+        return Damaged(project, saved, first, kinds, second, warnings)
+
+
+def _forget_snapshots(project: Project) -> None:
+    """As a new process would have it."""
+    project.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def _log(project: Project, table: str) -> list[bytes]:
+    folder = project.path(table) / "_delta_log"
+    return [file.read_bytes() for file in sorted(folder.glob("*.json"))]
+
+
+def _troubles(project: Project) -> list[Any]:
+    return [one for one in examine(load_settings(project.root)) if one.weight.value == "error"]
+
+
+def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]:
+    def forget_newest(table: Path) -> None:
+        file = newest(table / "_delta_log")
+        file.unlink()
+        file.with_suffix(".crc").unlink(missing_ok=True)
+
+    def checkpoint(flow: str) -> Path:
+        (place,) = (storage / "checkpoints" / flow).iterdir()
+        return place
+
+    def plan_torn(flow: str) -> None:
+        # As after a loss of power that took the newest files of the table, of Spark and the note:
+        # the batch runs again.
+        place = checkpoint(flow)
+        (place / "committed.json").unlink()
+        (place / "commits" / "1").unlink()
+        forget_newest(project.path(flow))
+        os.truncate(place / "offsets" / "1", 5)
+
+    return {
+        "behind": lambda flow: forget_newest(project.path(flow)),
+        "torn": lambda flow: os.truncate(newest(project.path(flow) / "_delta_log"), 60),
+        "kept": lambda flow: forget_newest(project.path(f"{flow}_quarantine")),
+        "emptied": lambda flow: os.truncate(newest(checkpoint(flow) / "offsets"), 0),
+        "planned": plan_torn,
+        "unstated": lambda flow: (storage / "state" / "flows" / f"{flow}.json").write_text("{"),
+        "restored": lambda flow: DeltaTable(str(project.path(flow))).restore(1),
+        "keyed": lambda _: forget_newest(
+            storage / "state" / "cdc" / "spark_catalog" / "default" / "keyed"
+        ),
+    }
+
+
+def test_every_flow_with_a_damage_fails_by_itself(damaged: Damaged):
+    assert damaged.first.state is UpdateState.COMPLETED, damaged.first.failures
+    assert damaged.second.state is UpdateState.FAILED
+    assert {
+        flow: damaged.failure(flow).condition
+        for flow in ("behind", "torn", "kept", "emptied", "planned", "unstated", "keyed")
+    } == {
+        "behind": "TABLE_BEHIND_CHECKPOINT",
+        "torn": "TABLE_LOG_DAMAGED",
+        "kept": "TABLE_BEHIND_CHECKPOINT",
+        "emptied": "CHECKPOINT_DAMAGED",
+        "planned": "CHECKPOINT_DAMAGED",
+        "unstated": "FLOW_STATE_MISSING",
+        "keyed": "TABLE_BEHIND_CHECKPOINT",
+    }
+    assert len(damaged.second.failures) == 7
+    assert damaged.second.skipped == ("below",)
+
+
+def test_batches_without_rows_and_a_restore_are_no_damage(damaged: Damaged):
+    assert set(damaged.second.completed) == {"restored", "filtered"}
+    assert damaged.project.rows("filtered", "id") == [(0,), (1,)]
+    (warning,) = (text for text in damaged.warnings if "restored" in text)
+    assert "was restored to version 1 after flow restored had committed batch 1" in warning
+    assert "penstock backfill restored" in warning
+
+
+def test_each_failure_names_batches_and_commands(damaged: Damaged):
+    behind = damaged.failure("behind")
+    assert (
+        'The rows of batch 1 are missing: from {"logOffset":0} to {"logOffset":1}' in behind.message
+    )
+    assert "restore version 2" in (behind.hint or "")
+    assert "the quarantine of" in damaged.failure("kept").message
+    assert "the CDC state of" in damaged.failure("keyed").message
+    assert "offsets/1 is empty" in damaged.failure("emptied").message
+    assert "offsets/1: nothing of the batch is in the table" in (
+        damaged.failure("planned").hint or ""
+    )
+    assert "--full-refresh" in (damaged.failure("unstated").hint or "")
+
+
+def test_the_doctor_finds_the_same(damaged: Damaged):
+    assert damaged.kinds == {
+        "": "table-log-damaged",
+        "behind": "table-behind",
+        "kept": "table-behind",
+        "keyed": "table-behind",
+        "emptied": "file-damaged",
+        "planned": "file-damaged",
+        "unstated": "state-missing",
+    }
+
+
+@pytest.mark.long
+def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
+    project, storage = damaged.project, damaged.project.root / ".penstock"
+    torn = newest(project.path("torn") / "_delta_log")
+    torn.unlink()
+    torn.with_suffix(".crc").unlink(missing_ok=True)
+    place = project.path("behind")
+    shutil.copytree(damaged.saved / place.relative_to(storage), place, dirs_exist_ok=True)
+    (cut,) = (storage / "checkpoints" / "planned").glob("*/offsets/1")
+    cut.unlink()
+    _forget_snapshots(project)
+    settings = load_settings(project.root)
+    with contextlib.chdir(project.root):
+        reset_flow(settings, "unstated", parse_place("earliest"), truncate=True, act=True)
+        done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), act=True))
+        assert done.counts["quarantined"] == 2
+        result = project.run(
+            full_refresh=("emptied",), refresh=("behind", "kept", "planned", "torn", "unstated")
+        )
+    everything = [(number,) for number in range(5)]
+    for table in ("behind", "planned", "unstated", "emptied"):
+        assert project.rows(table, "id") == everything, table
+    assert project.rows("kept", "id") == [(0,), (1,), (4,)]
+    assert project.rows("kept_quarantine", "id") == [(2,), (3,)]
+    # The torn commit was removed: now it is known what it held.
+    (error,) = result.failures
+    assert error.condition == "TABLE_BEHIND_CHECKPOINT"
+    assert "torn is behind" in error.message

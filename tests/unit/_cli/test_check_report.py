@@ -1,0 +1,129 @@
+"""What `check` prints: counts that add up, each need once, certain and uncertain kept apart."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from penstock._check import OpenedProject, ProjectCheck
+from penstock._cli.check import _as_text, _needs
+from penstock._model.origin import SourceLocation
+from penstock._model.pipeline import PipelineSettings
+from penstock._project.needs import (
+    ConfigurationNeed,
+    ImportNeed,
+    PackageNeed,
+    ProjectNeeds,
+    SecretNeed,
+)
+from penstock.errors import DefinitionError, DefinitionErrors, PenstockError, UserCodeError
+
+AT = SourceLocation("a.py", 3)
+
+
+def _check(**changes) -> ProjectCheck:
+    empty = ProjectCheck(
+        settings=PipelineSettings(name="p", storage="file:///s", root="/r"),
+        sources=(Path("/r/a.py"),),
+        datasets={"bronze": "streaming table"},
+        flows=("bronze",),
+        planned=("bronze",),
+        refused=(),
+        unsure={},
+        missing=(),
+        assumed_settings={},
+        servers=(),
+        needs=ProjectNeeds(),
+        notes=(),
+    )
+    return replace(empty, **changes)
+
+
+def test_counts_of_flows_add_up_when_a_file_is_not_certain_too():
+    wrong = DefinitionError("QUERY_INVALID", "no", origin=AT)
+    assert next(line for line in _as_text(_check()) if "flow" in line) == (
+        "1 dataset, 1 flow: 1 planned, 0 not certain, 0 refused"
+    )
+    found = _check(
+        datasets={"a": "table", "b": "table", "c": "table"},
+        flows=("a", "b", "c", "d"),
+        planned=("a",),
+        unsure={"b": wrong, "late.py:3": wrong},
+        refused=(wrong, wrong, wrong),
+    )
+    assert list(_as_text(found))[:2] == [
+        "pipeline p: 1 source file",
+        "3 datasets, 4 flows: 1 planned, 1 not certain, 2 refused",
+    ]
+
+
+def test_each_need_is_listed_once():
+    absent = ModuleNotFoundError("no", name="scikit_learn")
+    error = UserCodeError("USER_CODE_RAISED", "no", origin=AT)
+    error.__cause__ = absent
+    key = {"has_default": False, "is_set": False, "origin": AT}
+    needs = ProjectNeeds(
+        configuration=(ConfigurationNeed(key="k", **key), ConfigurationNeed(key="k", **key)),
+        widgets=(ConfigurationNeed(key="k", **key),),
+        secrets=(SecretNeed(name="a/b", is_found=False, origin=AT),) * 2,
+        imports=(ImportNeed(module="scikit_learn", is_optional=False, origin=AT),),
+        packages=(PackageNeed(name="scikit-learn", is_installed=False, origin=AT),),
+    )
+    found = _check(needs=needs, assumed_settings={"k": "v"}, unsure={"x": error})
+    assert [(kind, name) for kind, name, _ in _needs(found)] == [
+        ("setting", "k"),
+        ("secret", "a/b"),
+        ("package", "scikit_learn"),
+    ]
+
+
+def _opened(*errors: PenstockError, failed=None, **changes) -> OpenedProject:
+    survey = SimpleNamespace(unsure={}, errors=errors, failed=failed or {}, missing=())
+    return OpenedProject(
+        loaded=SimpleNamespace(errors=()),  # type: ignore[arg-type]
+        index=SimpleNamespace(),  # type: ignore[arg-type]
+        survey=survey,  # type: ignore[arg-type]
+        notes=(),
+        assumed_settings={},
+        servers=(),
+        guessing=changes.get("guessing", frozenset()),
+        assuming=changes.get("assuming", frozenset()),
+    )
+
+
+def _raised(cause: Exception) -> UserCodeError:
+    error = UserCodeError("QUERY_FUNCTION_RAISED", "it raised", origin=AT)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_certain"), [(ValueError("not JSON"), False), (NameError("x"), True)]
+)
+def test_what_an_assumed_secret_breaks_is_not_certain(cause, is_certain):
+    error = _raised(cause)
+    opened = _opened(error, failed={"bronze": error, "gold": error}, assuming={"a.py"})
+    refused, unsure = opened.problems()
+    assert list(refused) == ([error] if is_certain else [])
+    assert sorted(unsure) == ([] if is_certain else ["bronze", "gold"])
+    refused, unsure = _opened(error, failed={"bronze": error}, assuming={"b.py"}).problems()
+    assert (list(refused), unsure) == ([error], {})
+
+
+def test_errors_of_several_rules_are_refused_one_by_one():
+    rules = [DefinitionError("EXPECTATION_INVALID", f"rule {n}", origin=AT) for n in (1, 2)]
+    refused, _ = _opened(DefinitionErrors(rules)).problems()
+    assert list(refused) == rules
+
+
+def test_files_assume_a_value_when_a_secret_or_a_setting_is_not_known():
+    key = {"has_default": False, "is_set": False}
+    needs = ProjectNeeds(
+        configuration=(ConfigurationNeed(key="k", origin=SourceLocation("k.py", 1), **key),),
+        secrets=(
+            SecretNeed(name="a/{x}", is_found=None, origin=SourceLocation("computed.py", 1)),
+            SecretNeed(name="a/b", is_found=True, origin=SourceLocation("known.py", 1)),
+        ),
+    )
+    assert needs.files_that_assume() == {"k.py", "computed.py"}

@@ -1,0 +1,232 @@
+"""What the files of a table's log and a checkpoint say about damage, over literal texts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock._tables.checkpoint_files import newest_of_checkpoint, read_checkpoint
+from penstock._tables.commit_note import CommitNote, NotedCommit, commits_of
+from penstock._tables.damage import (
+    commit_file,
+    is_lost,
+    local_log,
+    log_of,
+    restored_to,
+    torn,
+)
+from penstock._tables.files import StorageFiles
+from penstock._tables.lost_batches import behind, restored, unreadable
+
+APP = "shop/silver/writer/e1"
+COMMIT = NotedCommit(table_id="t", version=7, batch_id=3, app_id=APP)
+
+
+def line(**action: object) -> str:
+    return json.dumps(action, separators=(",", ":"))
+
+
+def commit(batch: int, app: str = APP) -> list[str]:
+    return [line(commitInfo={"operation": "WRITE"}), line(txn={"appId": app, "version": batch})]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ('{"add":{}}', ""),  # delta-rs ends no line
+        ('{"add":{}}\n{"add":{}}\n', ""),
+        ('{"add":{}}\n{"add":{"pa', "line 2 of 2"),
+        ('{"ad\n{"add":{}}\n', "line 1 of 2"),
+        ("[1]\n", "line 1 of 1"),
+        ('{"add":{}}\n\0\0\0\0', "line 2 of 2"),
+    ],
+)
+def test_a_commit_is_torn_unless_every_line_is_an_action(text: str, problem: str):
+    found = torn(text)
+    assert problem in found and bool(problem) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "newest", "file"),
+    [
+        ([0, 1, 2], 2, ""),
+        ([0, 2], 2, commit_file(1)),
+        ([1, 2], 2, commit_file(0)),
+        ([11, 12, f"{10:020d}.checkpoint.parquet"], 12, ""),
+        ([3, 9, 10, 11, f"{10:020d}.checkpoint.0000000001.0000000002.parquet"], 11, ""),
+        ([12, f"{10:020d}.checkpoint.6f-1.json"], 12, commit_file(11)),
+        ([9, f"{10:020d}.checkpoint.parquet"], 10, ""),
+        ([f"{10:020d}.checkpoint.parquet"], 10, ""),
+        ([0, 1, f"{1:020d}.crc", "_last_checkpoint", f".{2:020d}.json.x", "_commits"], 1, ""),
+        ([0, 1, f"{2:020d}.{3:020d}.compacted.json"], 1, ""),
+        ([], None, ""),
+    ],
+)
+def test_versions_are_contiguous_behind_the_newest_checkpoint(
+    names: list[int | str], newest: int | None, file: str
+):
+    listed = [commit_file(name) if isinstance(name, int) else name for name in names]
+    log = log_of(listed, lambda _: '{"add":{}}')
+    assert (log.newest, log.file) == (newest, file)
+
+
+def test_a_version_that_is_published_during_the_listing_is_not_missing():
+    names = [commit_file(0), commit_file(2)]
+    assert log_of(names, lambda _: "{}", {commit_file(1)}.__contains__).problem == ""
+    assert log_of(names, lambda _: "{}").file == commit_file(1)
+
+
+def test_the_newest_commit_alone_is_read(tmp_path: Path):
+    folder = tmp_path / "_delta_log"
+    assert local_log(str(tmp_path)) is None
+    folder.mkdir()
+    (folder / commit_file(0)).write_text("{")
+    (folder / commit_file(1)).write_text("{}\n")
+    assert local_log(str(tmp_path)) == log_of([commit_file(0), commit_file(1)], lambda _: "{}")
+    (folder / commit_file(1)).write_bytes(b'{"a":\xff')
+    log = local_log(tmp_path.as_uri())
+    assert log is not None
+    assert log.file == commit_file(1)
+    assert local_log("s3a://bucket/table") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "newest", "lost"),
+    [
+        (commit(3), 7, False),
+        (commit(3), 12, False),
+        (None, 6, True),
+        (None, 12, False),  # Delta has cleaned it up
+        (commit(3, "shop/gold/writer/e1"), 9, True),  # another commit took its version
+        (commit(2), 9, True),
+        ([line(commitInfo={}), '{"txn":{"appId'], 9, True),
+        ([], 9, True),
+    ],
+)
+def test_a_commit_is_lost_unless_its_version_holds_the_batch(
+    lines: list[str] | None, newest: int, lost: bool
+):
+    assert is_lost(COMMIT, {7: lines}.__getitem__, newest) is lost
+
+
+def test_a_restore_says_where_it_went_back_to():
+    info = {"operation": "RESTORE", "operationParameters": {"version": 5, "timestamp": None}}
+    assert restored_to([line(commitInfo=info)]) == 5
+    info["operationParameters"] = {"version": None, "timestamp": "2026-01-01"}
+    assert restored_to([line(commitInfo=info)]) is None
+    assert restored_to(commit(1)) is None
+
+
+def test_a_note_keeps_what_it_knows_of_other_tables(tmp_path: Path):
+    path = str(tmp_path / "e1" / "committed.json")
+    note = CommitNote(StorageFiles(None), path)
+    note.update({"target": COMMIT, "quarantine": COMMIT})
+    newer = replace(COMMIT, version=8, batch_id=4)
+    again = CommitNote(StorageFiles(None), path)
+    again.update({"target": newer})
+    assert again.load() == {"target": newer, "quarantine": COMMIT}
+    again.replace({})
+    assert again.load() == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"format":2,"tables":{}}',
+        '{"format":1}',
+        '{"format":1,"tables":{"target":{"version":1}}}',
+        '{"format":1,"tables":{"target":{"table_id":"t","version":"x","batch_id":1,"app_id":"a"}}}',
+    ],
+)
+def test_what_cannot_be_read_as_a_note_is_none(text: str | None):
+    assert commits_of(text) == {}
+
+
+def planned(root: Path, *batches: tuple[object, ...], finished: int) -> Path:
+    for folder in ("offsets", "commits"):
+        (root / folder).mkdir(exist_ok=True)
+    (root / "metadata").write_text('{"id":"q"}')
+    for number, offsets in enumerate(batches):
+        lines = [json.dumps(offset) for offset in offsets]
+        (root / "offsets" / str(number)).write_text("\n".join(["v1", "{}", *lines]))
+    for number in range(finished + 1):
+        (root / "commits" / str(number)).write_text("v1\n{}")
+    return root
+
+
+def test_a_table_behind_names_batches_offsets_and_an_exact_start(tmp_path: Path):
+    offsets = [({"orders": {"0": n * 10}},) for n in range(4)]
+    one = read_checkpoint("silver", "e1", planned(tmp_path, *offsets, finished=3))
+    damage = behind(one, "silver", "target", COMMIT, 1, 5)
+    assert "batches 2 to 3 are missing" in damage.message
+    assert 'from {"orders":{"0":10}} to {"orders":{"0":30}}' in damage.message
+    assert """--from '{"orders":{"0":10}}' --accept-duplicates""" in damage.hint
+    assert "penstock backfill silver" in damage.hint
+    quarantine = behind(one, "silver", "quarantine", COMMIT, 2, 5)
+    assert "quarantine of silver" in quarantine.message
+    assert "--accept-duplicates" not in quarantine.hint  # the table has its part of these batches
+    whole = behind(one, "silver", "target", COMMIT, -1, 0)
+    assert "from the beginning to" in whole.message
+    assert "--from earliest --accept-duplicates" in whole.hint
+
+
+def test_a_thousand_partitions_are_shown_in_part_and_named_in_whole(tmp_path: Path):
+    offsets = {"orders": {str(number): number for number in range(1000)}}
+    one = read_checkpoint("silver", "e1", planned(tmp_path, (offsets,), (offsets,), finished=1))
+    damage = behind(one, "silver", "target", replace(COMMIT, batch_id=1), 0, 1)
+    assert len(damage.message) < 1200
+    assert json.dumps(offsets, separators=(",", ":")) in damage.hint
+
+
+@pytest.mark.parametrize(
+    ("offsets", "start"),
+    [
+        (({"reservoirId": "r", "reservoirVersion": 9, "index": -1},), "--from version=9"),
+        (({"reservoirId": "r", "reservoirVersion": 9, "index": 4},), "--from earliest`"),
+        (({"logOffset": 3},), "--from earliest`"),
+        (({"orders": {"0": 1}}, {"logOffset": 3}), "--from earliest`"),
+        (({"a": {"0": 1}}, {"b": {"0": 2}}), """--from '{"a":{"0":1},"b":{"0":2}}' """),
+        ((None,), "--from earliest`"),
+    ],
+)
+def test_a_start_is_named_where_it_is_exact(
+    tmp_path: Path, offsets: tuple[object, ...], start: str
+):
+    one = read_checkpoint("silver", "e1", planned(tmp_path, offsets, offsets, finished=1))
+    commit_1 = replace(COMMIT, version=2, batch_id=1)
+    assert start in behind(one, "silver", "target", commit_1, 0, 1).hint
+
+
+def test_state_forbids_what_reads_a_part_again(tmp_path: Path):
+    root = planned(tmp_path, ({"orders": {"0": 1}},), finished=0)
+    (root / "state" / "0" / "0").mkdir(parents=True)
+    one = read_checkpoint("silver", "e1", root)
+    hint = behind(one, "silver", "target", COMMIT, 0, 5).hint
+    assert "backfill" not in hint and "--accept-duplicates" not in hint
+    assert "backfill" not in restored("silver", "silver", COMMIT, 5, one)
+
+
+def test_a_cut_file_of_an_unwritten_batch_can_be_removed(tmp_path: Path):
+    root = planned(tmp_path, *[({"logOffset": n},) for n in range(3)], finished=1)
+    (root / "offsets" / "2").write_text("v1\n{")
+    one = newest_of_checkpoint("silver", "e1", root)
+    assert list(one.damaged) == ["offsets/2"]
+    damage = unreadable(one, "silver", ["offsets/2 is cut"], is_unwritten=True)
+    assert "The newest batch with readable offsets is 1" in damage.message
+    assert "offsets/2: nothing of the batch is in the table" in damage.hint
+    assert "remove" not in unreadable(one, "silver", ["x"], is_unwritten=False).hint
+    (root / "offsets" / "2").write_text('v1\n{}\n{"logOffset":2}')
+    (root / "commits" / "2").write_text("")
+    one = newest_of_checkpoint("silver", "e1", root)
+    assert (
+        "commits/2: the batch is run again"
+        in unreadable(one, "silver", ["x"], is_unwritten=False).hint
+    )
