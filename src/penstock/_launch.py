@@ -25,7 +25,6 @@ from penstock._local.java import require_java
 from penstock._model.alert import AlertKind
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import EventHook, PipelineSettings
-from penstock._model.redaction import remember_named
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
@@ -47,7 +46,7 @@ from penstock._plan.steps import Plan
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
 from penstock._project.notebook_globals import notebook_globals
-from penstock._project.secrets import resolve_secrets
+from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.definitions import definitions
@@ -166,7 +165,7 @@ def run_update(
     Raises:
         PenstockError: The update could not start. Failures of flows are in the result.
     """
-    remember_named({**os.environ, **settings.configuration, **settings.parameters})
+    remember_settings(settings)
     update_id = str(uuid.uuid4())
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     log_file = spark_log(settings, update_id)
@@ -475,6 +474,7 @@ def open_session(
         pass_fds: Open files that the JVM inherits.
         analysis_only: No queries will run.
     """
+    remember_settings(settings)
     os.chdir(settings.root)
     borrowed = _active_session()
     if borrowed is not None:
@@ -492,7 +492,6 @@ def open_session(
         stop_session,
     )
 
-    log_file.parent.mkdir(parents=True, exist_ok=True)
     spark = build_session(
         SessionOptions(
             app_name=settings.name,
@@ -513,7 +512,7 @@ def open_session(
         exit_code = jvm_exit_code(spark, error)
         if exit_code is None:
             raise
-        raise jvm_died(exit_code, log=log_tail(str(log_file))) from None
+        raise jvm_died(exit_code, log=log_tail(spark)) from None
     finally:
         # Writing a class archive at the end of a training run takes longer than any stop.
         stop_session(spark, timeout_seconds=300.0 if is_training() else 30.0)

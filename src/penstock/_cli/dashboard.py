@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._cli import options
+from penstock._cli.masked_output import print_as_is
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
@@ -110,7 +111,7 @@ def ui(
         def ready() -> None:
             for log in logs:
                 print(f"{log.label}: events of {log.directory}")
-            print(f"dashboard at {address} (Ctrl-C ends it)", flush=True)
+            print_as_is(f"dashboard at {address} (Ctrl-C ends it)")  # with its token
 
         with suppress(KeyboardInterrupt):
             serving.serve(logs, found, host=host, token=token, acts=control, ready=ready)

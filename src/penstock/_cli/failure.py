@@ -80,8 +80,9 @@ def _ask_for_report(error: BaseException, output: Output) -> None:
 def _write_crash(error: BaseException) -> Path | None:
     """The traceback in a new file that only the user may read."""
     from penstock import __version__
+    from penstock._observe.masking import shown
 
-    text = "".join(traceback.format_exception(error))
+    text = shown("".join(traceback.format_exception(error)))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         with tempfile.NamedTemporaryFile(

@@ -1,6 +1,5 @@
 """`preview`, `quarantine` and `events`: what is in the tables and in the event log."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
@@ -225,7 +224,7 @@ def events(
     is_empty = True
     for event in found:
         if output is OutputFormat.JSON:
-            print(json.dumps(event, ensure_ascii=False), flush=follow)
+            options.print_json(event, indent=None)
         elif event["level"] != Level.METRICS or level is not None or event_type is not None:
             for line in _event_lines(event):
                 print(line, flush=follow)
@@ -261,7 +260,7 @@ def quality(
     counts = [one for event in found for one in _counts(event) if rule in (None, one["rule"])]
     if output is OutputFormat.JSON:
         for one in counts:
-            print(json.dumps(one, ensure_ascii=False))
+            options.print_json(one, indent=None)
         return
     if not counts:
         print(f"no batch has counts of rules in {directory}", file=sys.stderr)
@@ -406,7 +405,7 @@ def print_table(
 
 
 def _print_json(body: Any) -> None:
-    print(json.dumps(body, indent=2, ensure_ascii=False))
+    options.print_json(body)
 
 
 def _with_first(items: list[tuple[str, str]]) -> Iterable[tuple[bool, tuple[str, str]]]:

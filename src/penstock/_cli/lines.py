@@ -210,4 +210,4 @@ class JsonPrinter:
         if self._quiet and event.level is not Level.ERROR and event.event_type != "update_progress":
             return
         body = event_json(event, instance=self._instance, seq_no=seq_no)
-        self._output.line(encode(body).decode("utf-8"))
+        self._output.line(encode(body).decode("utf-8"), is_masked=True)

@@ -26,6 +26,7 @@ from penstock._cli import (
     update,
 )
 from penstock._cli.failure import report
+from penstock._cli.masked_output import masked_output
 
 app = typer.Typer(
     name="penstock",
@@ -96,10 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own, rest = own[:at], own[at:]
     debug = "--debug" in own or os.environ.get("PENSTOCK_DEBUG", "") not in ("", "0")
     own = [argument for argument in own if argument != "--debug"]
+    with masked_output():
+        return _run([*own, *rest], debug=debug)
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
     _quieten_logging(debug=debug)
     command = typer.main.get_command(app)
     try:
-        code = command.main([*own, *rest], prog_name="penstock", standalone_mode=False)
+        code = command.main(arguments, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as error:
         # Typer ends with 1 when the reader of a pipe is gone; a reader may go when it likes.

@@ -1,6 +1,5 @@
 """`metrics`: the figures of an update, from its event log."""
 
-import json
 import sys
 from typing import Annotated, Any
 
@@ -50,7 +49,7 @@ def metrics(
     for event in log.read_events(directory, update=chosen):
         fold(event_of_json(event))
     if output is OutputFormat.JSON:
-        print(json.dumps(_as_json(fold), indent=2, ensure_ascii=False))
+        options.print_json(_as_json(fold))
         return
     print(exposition(fold)[0].decode(), end="")
     if not log.updates(directory):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock._cli.masked_output import print_as_is
+
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
 
@@ -132,9 +134,16 @@ def check_ways(ways: dict[str, bool], others: dict[str, object]) -> None:
         )
 
 
-def print_json(body: Any) -> None:
-    """The answer of a command with `--output json`."""
-    print(json.dumps(body, indent=2, ensure_ascii=False))
+def print_json(body: Any, *, indent: int | None = 2) -> None:
+    """The answer of a command with `--output json`: texts are masked, and it stays JSON."""
+    print_as_is(json.dumps(masked_json(body), indent=indent, ensure_ascii=False))
+
+
+def masked_json(body: Any) -> Any:
+    """A body of JSON whose texts are masked."""
+    from penstock._observe.masking import masked_values
+
+    return masked_values({"body": body})["body"]
 
 
 def names(values: list[str] | None) -> tuple[str, ...]:

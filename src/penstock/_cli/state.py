@@ -58,7 +58,7 @@ def show(
             }
             for one in sections
         ]
-        print(json.dumps(body, indent=2, ensure_ascii=False))
+        options.print_json(body)
         return
     for one in sections:
         print(f"operator {one.operator} ({one.operator_name}), {one.name}, batch {one.batch_id}")

@@ -13,6 +13,7 @@ import typer
 
 from penstock._cli import exit_codes, options
 from penstock._cli.inspection import print_table
+from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
 from penstock._cli.text import plural, seconds, size
 
@@ -67,12 +68,14 @@ def status(
             raise _nothing(settings.name, update)
         _check_flow(found, flow)
         text = _rendered(found, flow, output, one_line=watch)
+        show = print_as_is if output is OutputFormat.JSON else print
         if not watch:
-            print(text)
+            show(text)
         elif sys.stdout.isatty() and output is OutputFormat.TEXT:
             print(f"{_CLEAR}{text}", flush=True)
         elif text != last:
-            print(text, flush=True)
+            show(text)
+            sys.stdout.flush()
             last = text
         if not (watch and found["is_alive"]):
             return exit_codes.UPDATE_FAILED if _is_bad(found) else exit_codes.OK
@@ -118,7 +121,7 @@ def history(
             }
         )
     if output is OutputFormat.JSON:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        options.print_json(rows)
         return
     if not rows:
         print(f"pipeline {settings.name!r} has no recorded update", file=sys.stderr)
@@ -177,7 +180,8 @@ def _rendered(
     if flow is not None:
         shown["flows"] = [one for one in found["flows"] if one["flow"] == flow]
     if output is OutputFormat.JSON:
-        return json.dumps(shown, ensure_ascii=False, indent=None if one_line else 2)
+        indent = None if one_line else 2
+        return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)
     if flow is not None:
         return "\n".join(_details(shown["flows"][0]))
     text = StringIO()

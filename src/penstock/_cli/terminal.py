@@ -75,15 +75,21 @@ class Output:
         self._stream = stream
         self._is_broken = False
 
-    def line(self, text: str) -> None:
-        """Write one line. What the stream's encoding lacks is replaced."""
+    def line(self, text: str, *, is_masked: bool = False) -> None:
+        """Write one line. What the stream's encoding lacks is replaced.
+
+        Args:
+            text: The line.
+            is_masked: It is JSON that holds no secrets any more, as events do.
+        """
         if self._is_broken:
             return
         stream = self._stream if self._stream is not None else sys.stdout
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         try:
-            stream.write(text + "\n")
+            write = getattr(stream, "write_as_is", stream.write) if is_masked else stream.write
+            write(text + "\n")
             stream.flush()
         except OSError:  # the reader ended, the terminal was closed, the disk is full
             self._is_broken = True

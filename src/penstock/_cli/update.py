@@ -1,6 +1,5 @@
 """`run` and `dry-run`."""
 
-import json
 import sys
 import threading
 from collections.abc import Callable
@@ -124,7 +123,7 @@ def run(
     if as_json:
         from penstock.monitoring import status_of
 
-        print(json.dumps(status_of(settings), indent=2, ensure_ascii=False))
+        options.print_json(status_of(settings))
     if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
         show_failures(watched.result)
     return watched.exit_code
@@ -202,7 +201,7 @@ def dry_run(
         reports.write_junit(junit, "penstock dry-run", [*cases, *warned])
     match output:
         case reports.ReportFormat.JSON:
-            print(json.dumps(explain_json(graph, plan), indent=2, ensure_ascii=False))
+            options.print_json(explain_json(graph, plan))
             return
         case reports.ReportFormat.GITHUB:
             print("\n".join([*reports.annotations(warned), f"{len(cases)} flows are planned"]))

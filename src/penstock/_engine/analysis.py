@@ -21,7 +21,7 @@ from penstock._engine.missing_sources import NOTHING_THERE, files_name
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
 from penstock._engine.state_growth import growing_state
-from penstock._engine.surroundings import Evaluation, Surroundings
+from penstock._engine.surroundings import Evaluation, Surroundings, resolved_options
 from penstock._engine.table_columns import check_columns, check_identity
 from penstock._engine.text_numbers import text_numbers
 from penstock._graph.build import build_graph, cycle_error
@@ -271,7 +271,7 @@ class _Analysis:
         sink = self.index.sinks[self.index.flow_targets[flow.name]]
         if sink.write_batch is not None or found.output_mode is None:
             return
-        options = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
+        options = resolved_options(sink.options, self._resolve_secrets)
         columns = {column.name: column.dataType.simpleString() for column in df.schema}
         check_sink(sink.format, options, columns, found.output_mode)
 

@@ -12,6 +12,7 @@ from penstock._engine.missing_sources import MAP_PATH, lacks_file_system
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
+from penstock._observe.masking import shown
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
@@ -127,7 +128,7 @@ def query_error(
     if lacks_file_system(error):
         return DefinitionError(
             "PATH_NOT_FOUND",
-            f"{flow!r} reads a path that cannot be opened here: {first_line(error)}",
+            f"{flow!r} reads a path that cannot be opened here: {shown(first_line(error))}",
             origin=origin,
             hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
         )
@@ -139,10 +140,12 @@ def query_error(
             hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )
     if condition is not None:
-        return DefinitionError("QUERY_INVALID", f"{flow!r}: {first_line(error)}", origin=origin)
+        return DefinitionError(
+            "QUERY_INVALID", f"{flow!r}: {shown(first_line(error))}", origin=origin
+        )
     return UserCodeError(
         "QUERY_FUNCTION_RAISED",
-        f"the query function of {flow!r} raised {type(error).__name__}: {first_line(error)}",
+        f"the query function of {flow!r} raised {type(error).__name__}: {shown(first_line(error))}",
         origin=origin,
     )
 
@@ -172,4 +175,4 @@ def _missing_name(error: Exception) -> str:
     for key in ("relationName", "schemaName", "namespace", "tableName"):
         if key in parameters:
             return parameters[key].replace("`", "")
-    return first_line(error)
+    return shown(first_line(error))

@@ -49,7 +49,6 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
-from penstock._model.redaction import remember_named
 from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
@@ -135,9 +134,7 @@ class OutsideReads:
         source, paths = reader_format(reader).lower(), reader_paths(reader)
         if source not in ("kafka", "delta") or (source == "delta" and len(paths) != 1):
             return None
-        given = reader_options(reader)
-        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
-        remember_named(resolved)
+        resolved = self._around.resolved(reader_options(reader))
         resolved = self._around.with_mapped_brokers(resolved)
         prepared = prepare_reader_options(source, resolved, streaming=True)
         with own_read():
@@ -146,14 +143,13 @@ class OutsideReads:
             return delta_stream(self._spark, prepared, paths[0])
 
     def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
-        given = reader_options(reader)
-        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        resolved = self._around.resolved(reader_options(reader))
         with own_read():
             return read(self._spark, resolved, isinstance(reader, DataStreamReader))
 
     def _database(self, reader: Reader) -> DataFrame:
         given = reader_options(reader)
-        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
+        resolved = self._around.resolved(given)
         try:
             with own_read():
                 schema = reader_schema(reader)
@@ -191,8 +187,7 @@ class OutsideReads:
     def prepare_options(self, reader: Reader) -> None:
         """See `Redirect.prepare_options`."""
         given = reader_options(reader)
-        resolved = {key: self._around.resolve_secrets(value) for key, value in given.items()}
-        remember_named(resolved)
+        resolved = self._around.resolved(given)
         streaming = isinstance(reader, DataStreamReader)
         resolved = self._around.with_mapped_brokers(resolved)
         prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
@@ -318,8 +313,7 @@ class OutsideReads:
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
         resolved = {
-            key: self._placed(key, self._around.resolve_secrets(value))
-            for key, value in options.items()
+            key: self._placed(key, value) for key, value in self._around.resolved(options).items()
         }
         resolved = at_files(resolved, times=True) if streaming else resolved
         flow, analysis = self._owner()

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
-from penstock._model.redaction import redact
+from penstock._observe.masking import shown
 from penstock.errors import (
     CheckpointError,
     ExpectationFailedError,
@@ -110,7 +110,7 @@ def flow_error(
             "(expect_or_drop puts them in quarantine)"
         )
     elif registry is not None:
-        condition, message = registry[1], f"it failed{batch}: {redact(registry[2])}"
+        condition, message = registry[1], f"it failed{batch}: {shown(registry[2])}"
         hint = (
             "nothing of the batch was written; check url and auth of the registry"
             if condition == "SCHEMA_REGISTRY_REFUSED"
@@ -118,8 +118,8 @@ def flow_error(
         )
     elif kinesis is not None:
         raised = CheckpointError if kinesis[1] == "STREAM_RECREATED" else FlowError
-        condition, message = kinesis[1], f"it failed{batch}: {redact(kinesis[2])}"
-        hint = _KINESIS_HINTS.get(condition, kinesis[3] and redact(kinesis[3]))
+        condition, message = kinesis[1], f"it failed{batch}: {shown(kinesis[2])}"
+        hint = _KINESIS_HINTS.get(condition, kinesis[3] and shown(kinesis[3]))
         hint = hint and hint.replace("TABLE", flow.target)
     elif disk := _DISK.search(text):
         condition, message = "DISK_FULL", f"{disk[0].lower()}{_on_file_system(text)}{batch}"
@@ -216,4 +216,4 @@ def _reason(text: str) -> str:
     """The one line of a Spark error that says what happened."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(text)
-    return redact(_NOISE.sub("", line).strip()[:600])
+    return shown(_NOISE.sub("", line).strip())[:600]

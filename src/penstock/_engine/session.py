@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -34,7 +34,8 @@ from pyspark.sql import SparkSession
 
 from penstock._engine.jvm_names import remember_names
 from penstock._engine.session_defaults import is_local, session_defaults
-from penstock._model.redaction import redact
+from penstock._engine.spark_log import SparkLog
+from penstock._observe.masking import shown
 from penstock.errors import FlowError, SetupError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -115,7 +116,7 @@ class SessionOptions:
             with `spark.` are set on the session, for `spark.conf.get`.
         jars: Paths of jars that Spark needs.
         java_options: Extra options of the driver's JVM, such as an AppCDS archive.
-        log_file: Where the JVM's output goes; `None` leaves it on our own stderr.
+        log_file: Takes what the JVM prints, without secrets; only its owner may read it.
         pass_fds: File descriptors that the JVM inherits.
         analysis_only: No rows will be processed; the JVM is tuned to be ready soon.
     """
@@ -127,7 +128,7 @@ class SessionOptions:
     configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
     jars: tuple[str, ...] = ()
     java_options: tuple[str, ...] = ()
-    log_file: str | None = None
+    log_file: str
     pass_fds: tuple[int, ...] = ()
     analysis_only: bool = False
 
@@ -169,8 +170,9 @@ def build_session(options: SessionOptions) -> SparkSession:
     # PySpark prints every analysis error to stderr as JSON, even one that is caught.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
-    with _spark_output(options.log_file) as output, _same_interrupt_handler():
-        gateway = _start_jvm(conf, options, output)
+    log = SparkLog(Path(options.log_file))
+    with _same_interrupt_handler():
+        gateway = _start_jvm(conf, options, log)
         remember_names(gateway)
         try:
             spark_conf = SparkConf(loadDefaults=False)
@@ -186,7 +188,7 @@ def build_session(options: SessionOptions) -> SparkSession:
                 raise
             raise SetupError(
                 "SPARK_START_FAILED",
-                f"Spark did not start: {reason}{log_tail(options.log_file)}",
+                f"Spark did not start: {reason}{log.tail()}",
                 hint="check the settings `spark.*` and the Spark log",
             ) from error
     for key, value in options.configuration.items():
@@ -329,10 +331,12 @@ def _spark_defaults_file() -> dict[str, str]:
     return found
 
 
-def _start_jvm(
-    conf: Mapping[str, str], options: SessionOptions, output: IO[bytes] | None
-) -> JavaGateway:
-    popen: dict[str, Any] = {"pass_fds": options.pass_fds, "stdout": output, "stderr": output}
+def _start_jvm(conf: Mapping[str, str], options: SessionOptions, log: SparkLog) -> JavaGateway:
+    popen: dict[str, Any] = {
+        "pass_fds": options.pass_fds,
+        "stdout": log.writer,
+        "stderr": log.writer,
+    }
     direct = (
         is_local(conf["spark.master"])
         and not any(key in conf for key in _NEEDS_SUBMIT)
@@ -342,16 +346,20 @@ def _start_jvm(
     try:
         if direct:
             compiler = _NO_OPTIMIZING if options.analysis_only else _LATE_OPTIMIZING
-            return _launch(_java_command(conf, compiler), popen)
-        return _launch(_submit_command(conf), popen)
+            gateway = _launch(_java_command(conf, compiler), popen)
+        else:
+            gateway = _launch(_submit_command(conf), popen)
+        gateway.spark_log = log
+        return gateway
     except Exception as error:
         raise SetupError(
             "JVM_START_FAILED",
-            f"the Java process of Spark did not start: {_reason(error)}"
-            f"{log_tail(options.log_file)}",
+            f"the Java process of Spark did not start: {_reason(error)}{log.tail()}",
             hint="check spark.driver.memory, spark.driver.extraJavaOptions, and `java -version` "
             "(17 or newer)",
         ) from error
+    finally:
+        log.started()
 
 
 def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...]) -> list[str]:
@@ -480,23 +488,15 @@ def _end_jvm(gateway: JavaGateway, deadline: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    log: SparkLog | None = getattr(gateway, "spark_log", None)
+    if log is not None:
+        log.finish()
     if SparkContext._gateway is gateway:
         SparkContext._gateway = None
         SparkContext._jvm = None
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
-
-
-@contextlib.contextmanager
-def _spark_output(log_file: str | None) -> Iterator[IO[bytes] | None]:
-    if log_file is None:
-        yield None
-        return
-    path = Path(log_file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as stream:
-        yield stream
 
 
 @contextlib.contextmanager
@@ -520,12 +520,10 @@ def _reason(error: BaseException) -> str:
     text = str(error).strip()
     causes = _JAVA_CAUSE.findall(text)
     lines = (causes[0], causes[-1]) if causes else text.splitlines()[:1] or [type(error).__name__]
-    return redact("; caused by ".join(dict.fromkeys(lines)))
+    return shown("; caused by ".join(dict.fromkeys(lines)))
 
 
-def log_tail(log_file: str | None, lines: int = 12) -> str:
-    """The last lines of Spark's log, as the end of a message."""
-    if log_file is None or not Path(log_file).exists():
-        return ""
-    tail = Path(log_file).read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-    return "\nlast lines of " + log_file + ":\n" + "\n".join(tail) if tail else ""
+def log_tail(spark: SparkSession) -> str:
+    """The last lines of the log of a JVM that has ended, as the end of a message."""
+    log: SparkLog | None = getattr(spark._sc._gateway, "spark_log", None)
+    return "" if log is None else log.tail()

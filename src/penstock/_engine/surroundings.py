@@ -13,6 +13,7 @@ from penstock._engine.autoloader.opening import OpenedFiles
 from penstock._engine.jdbc.stream import JdbcStream
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
+from penstock._model.redaction import remember_named
 from penstock.connectors.kafka import at_mapped_servers
 
 
@@ -102,9 +103,22 @@ class Surroundings:
     assumptions: Assumptions | None = None
     notes: dict[str, None] = field(default_factory=dict)
 
+    def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Options of a reader or sink with secrets filled in; what is secret is remembered."""
+        return resolved_options(options, self.resolve_secrets)
+
     def with_mapped_brokers(self, options: Mapping[str, str]) -> dict[str, str]:
         """The options of a reader, with the Kafka brokers that `paths` of the settings names."""
         mapped = at_mapped_servers(options, self.map_path)
         if self.assumptions is not None:
             self.assumptions.note_servers(mapped)
         return mapped
+
+
+def resolved_options(
+    options: Mapping[str, str], resolve_secrets: Callable[[str], str]
+) -> dict[str, str]:
+    """The one place that fills in secrets of options, and remembers what they are."""
+    resolved = {name: resolve_secrets(value) for name, value in options.items()}
+    remember_named(resolved)
+    return resolved

@@ -16,42 +16,50 @@ _SHORTEST_NAMED = 6
 _SECRET_NAME = re.compile(
     r"(?:passw(?:or)?d|passphrase|secret|token|credentials?|authorization|signature"
     r"|jaas[._-]?config|connection[._-]?string|(?:secret|api|access|account|shared|private)"
-    r"[._-]?(?:access[._-]?)?key)$|account\.key\.|^PENSTOCK_SECRET_",
+    r"[._-]?(?:access[._-]?)?key|external[._-]?id|\bpwd)$"
+    r"|fs\.azure\.(?:.*\.)?(?:account\.key|client\.secret|sas|token)\.(?!.*provider)"
+    r"|^PENSTOCK_SECRET_",
     re.IGNORECASE,
 )
 _INNER = (
-    re.compile(r"(?i)password\s*=\s*[\"']?([^\"';&\s]+)"),
+    re.compile(r"(?i)(?:password|(?:account|shared\s*access|secret)key)\s*=\s*[\"']?([^\"';&\s]+)"),
+    re.compile(r"(?:^|[?&;])sig=([^&;\s]+)"),
     re.compile(r"://[^/\s:@]*:([^@/\s]+)@"),
 )
-_WORD = re.compile(r"[a-z_.]+|[A-Z_]+|true|false|\d{1,5}|/[\w./-]*")
+# These name a file that holds the secret.
+_FILE_NAMES = frozenset({"GOOGLE_APPLICATION_CREDENTIALS"})
 
 _lock = threading.Lock()
-_spellings: set[str] = set()
+_spellings: tuple[str, ...] = ()  # the longest first
 
 
 def remember_secret(value: str) -> None:
     """Let `redact` take out this value from now on, in this process; a blank one is no secret."""
     if not value.strip():
         return
-    spellings = {value, value.strip(), json.dumps(value)[1:-1], quote(value, safe="")}
+    global _spellings
+    escaped = (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    spellings = {value, value.strip(), quote(value, safe=""), *escaped}
     # Keys and certificates have many lines, and each may be shown alone.
     spellings.update(line for line in value.splitlines() if len(line) >= 2 * _SHORTEST_ANYWHERE)
     with _lock:
-        _spellings.update(spellings)
+        if not spellings.issubset(_spellings):
+            _spellings = tuple(sorted(spellings.union(_spellings), key=len, reverse=True))
 
 
 def remember_named(values: Mapping[str, str]) -> None:
     """Remember the values whose names say that they are secrets: options, settings, environment.
 
-    Also passwords within other values: in JAAS strings and in the user part of URLs. A value that
-    could be an ordinary word is not remembered: it would be taken out of every text.
+    Also passwords within other values: in JAAS strings, URLs and connection strings. What a value
+    looks like does not matter; one of fewer than six characters is not remembered, for it would be
+    taken out of every text.
     """
     for name, value in values.items():
         found = [match for pattern in _INNER for match in pattern.findall(value)]
-        if _SECRET_NAME.search(name):
+        if _SECRET_NAME.search(name) and name not in _FILE_NAMES:
             found.append(value)
         for one in found:
-            if len(one) >= _SHORTEST_NAMED and not _WORD.fullmatch(one):
+            if len(one) >= _SHORTEST_NAMED:
                 remember_secret(one)
 
 
@@ -61,9 +69,7 @@ def redact(text: str) -> str:
     A value of fewer than four characters is taken out only where it stands alone: anywhere else it
     would mangle the text without hiding anything.
     """
-    with _lock:
-        known = sorted(_spellings, key=len, reverse=True)
-    for spelling in known:
+    for spelling in _spellings:
         if len(spelling) >= _SHORTEST_ANYWHERE:
             text = text.replace(spelling, REDACTED)
         elif spelling in text:
@@ -73,5 +79,6 @@ def redact(text: str) -> str:
 
 def forget_secrets() -> None:
     """Forget all values."""
+    global _spellings
     with _lock:
-        _spellings.clear()
+        _spellings = ()

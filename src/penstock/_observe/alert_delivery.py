@@ -16,7 +16,6 @@ from email.message import EmailMessage
 from typing import Any
 
 from penstock._model.alert import AlertSettings, AlertTarget
-from penstock._model.redaction import redact
 from penstock._observe.alerts import HEARD, AlertBook, Notice
 from penstock._observe.bus import EventBus
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, alert_progress
@@ -183,7 +182,7 @@ class Alerts:
             )
         body = {**notice.as_json(), "told": telling.told, "not_told": telling.errors}
         text = f"alert {notice.alert} is {notice.state}: {notice.message}"
-        self._bus.emit(alert_progress(self._origin, redact(text), body, info))
+        self._bus.emit(alert_progress(self._origin, text, body, info))
 
     def _try(self, target: AlertTarget, notice: Notice) -> str | None:
         for pause in (*self._pauses_seconds, None):
@@ -191,7 +190,7 @@ class Alerts:
                 deliver(target, notice, self._resolve)
             except Exception as error:
                 # Its text may hold the URL.
-                reason = f"{type(error).__name__}: {redact(str(error))}"
+                reason = f"{type(error).__name__}: {error}"
                 if pause is None or self._hurry.is_set():
                     return reason.replace(target.webhook, "...") if target.webhook else reason
                 self._hurry.wait(pause)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock._model.redaction import redact
 from penstock._observe.bus import EventBus
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, Level, definition
+from penstock._observe.masking import shown
 
 QUEUE_SIZE = 2000
 """So many things wait for the receiver; what does not fit is dropped and counted."""
@@ -252,7 +252,7 @@ class Delivery:
             text += f", {sums['failed']} failed, {sums['dropped']} dropped"
         info = None
         if error is not None:
-            reason = redact(f"{type(error).__name__}: {error}")
+            reason = shown(f"{type(error).__name__}: {error}")
             text += f" ({reason[:500]})"
         if lost:
             info = ErrorInfo(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock._model.pipeline import EventHook
-from penstock._model.redaction import redact
 from penstock._observe.bus import EventBus
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, hook_progress
 from penstock._observe.log import event_json
@@ -115,7 +114,7 @@ class EventHooks:
     def _report(
         self, line: "_Line", what: str, error: Exception | None = None, *, status: str = "FAILED"
     ) -> None:
-        text = redact(f"event hook {line.hook.name!r} {what}")
+        text = f"event hook {line.hook.name!r} {what}"
         info = None
         if error is not None:
             kind = type(error).__name__

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._model.export import LineageSettings
 from penstock._model.extras import import_extra
-from penstock._model.redaction import redact, remember_secret
+from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import QUEUE_SIZE, Delivery, Telling
 from penstock._observe.events import EventOrigin
 from penstock._observe.lineage import DEFAULT_NAMESPACE, RUNNING_SECONDS, LineageFold
+from penstock._observe.masking import shown
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def make_client(
         _remember(config.get("transport"))
         client = OpenLineageClient(config=config or None)
     except Exception as error:
-        text = redact(f"{type(error).__name__}: {error}")
+        text = shown(f"{type(error).__name__}: {error}")
         raise SpecError(
             "LINEAGE_NOT_CONFIGURED",
             f"OpenLineage's client does not accept its configuration: {text}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._model.export import TelemetrySettings
 from penstock._model.extras import import_extra
-from penstock._model.redaction import redact, remember_secret
+from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Telling
 from penstock._observe.events import Event, EventOrigin
@@ -117,7 +117,7 @@ class Telemetry:
         except Exception as error:
             # The exporters read a dozen variables; what they find wrong has no type of its own.
             self.close()
-            text = redact(f"{type(error).__name__}: {error}")
+            text = shown(f"{type(error).__name__}: {error}")
             raise SpecError(
                 NOT_CONFIGURED,
                 f"OpenTelemetry does not accept its configuration: {text}",

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import yaml
 
-from penstock._model.redaction import remember_secret
+from penstock._model.pipeline import PipelineSettings
+from penstock._model.redaction import remember_named, remember_secret
 from penstock.errors import SpecError
 
 _REFERENCE = re.compile(r"\$\{secret:([^}]*)\}")
@@ -39,6 +40,11 @@ def missing_secrets_allowed() -> Iterator[None]:
         yield
     finally:
         _allow_missing.reset(token)
+
+
+def remember_settings(settings: PipelineSettings) -> None:
+    """Remember the values of environment and settings whose names say that they are secrets."""
+    remember_named({**os.environ, **settings.configuration, **settings.parameters})
 
 
 def resolve_secrets(

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
-from penstock._model.redaction import redact
+from penstock._observe.masking import shown
 from penstock._project.notebook import file_of_cell
 from penstock.errors import UserCodeError
 
@@ -49,7 +49,7 @@ def user_code_error(
             hint = _hint(error, root, missing_packages)
         result = UserCodeError(
             "USER_CODE_RAISED",
-            redact(message),
+            shown(message),
             origin=_origin(error.__traceback__, source, root),
             hint=hint,
         )

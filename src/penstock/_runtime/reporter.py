@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from penstock._model.redaction import redact
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
     ErrorInfo,
@@ -20,11 +19,14 @@ from penstock.errors import PenstockError
 
 
 def error_info(error: PenstockError, *, fatal: bool = True) -> ErrorInfo:
-    """An error for an event: its text with origin and hint, without the condition in front."""
+    """An error for an event: its text with origin and hint, without the condition in front.
+
+    The bus masks it.
+    """
     return ErrorInfo(
         condition=error.condition,
         class_name=type(error).__name__,
-        message=redact(str(error).removeprefix(f"[{error.condition}] ")),
+        message=str(error).removeprefix(f"[{error.condition}] "),
         fatal=fatal,
     )
 
@@ -62,7 +64,7 @@ class UpdateReporter:
     ) -> None:
         """The update entered a state."""
         info = None if error is None else error_info(error)
-        self._bus.emit(update_progress(self._origin, state, redact(message), error=info))
+        self._bus.emit(update_progress(self._origin, state, message, error=info))
 
     def excluded(self, datasets: Iterable[str]) -> None:
         """The selection leaves these datasets out."""
@@ -87,7 +89,7 @@ class UpdateReporter:
         task.status = status
         fatal = status is FlowStatus.FAILED
         info = None if error is None else error_info(error, fatal=fatal)
-        event = flow_progress(self._origin_of(task), status, redact(message), error=info)
+        event = flow_progress(self._origin_of(task), status, message, error=info)
         if error is not None and not fatal:
             event = replace(event, level=Level.WARN)
         self._bus.emit(event)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock._api.arguments import nearest
-from penstock._model.redaction import redact
+from penstock._observe.masking import shown
 from penstock._sql.source import SqlSource
 from penstock._sql.tokens import Token, TokenKind, text_value
 from penstock.errors import DefinitionError
@@ -99,9 +99,9 @@ class Cursor:
             return "the statement ends"
         if token.kind is TokenKind.STRING:
             return "found a text"
-        shown = redact(token.text)
-        shown = shown[:_LONGEST_SHOWN] + ("..." if len(shown) > _LONGEST_SHOWN else "")
-        return f"found `{shown}`"
+        text = shown(token.text)
+        text = text[:_LONGEST_SHOWN] + ("..." if len(text) > _LONGEST_SHOWN else "")
+        return f"found `{text}`"
 
     def _suggestion(self, known: Sequence[str]) -> str | None:
         token, before = self.current, self.ahead(-1)

@@ -184,7 +184,6 @@ def test_ordinary_values_are_not_taken_for_secrets():
 
     remember_named(
         {
-            "primary.token": "customer_id",
             "use.secret": "true",
             "token": "12345",
             "GOOGLE_APPLICATION_CREDENTIALS": "/etc/keys/shop.json",
@@ -192,8 +191,25 @@ def test_ordinary_values_are_not_taken_for_secrets():
             "url": "https://example.org/a:b@c",
         }
     )
-    text = "customer_id true 12345 /etc/keys/shop.json Append-Only-7 https://example.org/a:b@c"
+    text = "true 12345 /etc/keys/shop.json Append-Only-7 https://example.org/a:b@c"
     assert redact(text) == text
+
+
+def test_a_named_secret_is_masked_whatever_it_looks_like():
+    from penstock._model.redaction import redact
+
+    values = {
+        "other.password": "tiptopsecretword",
+        "API_TOKEN": "UPPER_CASE",
+        "db.secret": "/not/a/path",
+        "pin.secret": "123456",
+        "spark.hadoop.fs.azure.sas.token.box": "sv=2024&sig=Inner-Zq1",
+        "eventhubs.connectionString": "Endpoint=sb://x/;SharedAccessKey=Inner-Zq2=",
+        "url": "jdbc:postgresql://h/db?user=u&password=correcthorse",
+    }
+    remember_named(values)
+    for text in [*list(values.values())[:4], "Inner-Zq1", "Inner-Zq2=", "correcthorse"]:
+        assert redact(f"<{text}>") == "<[redacted]>"
 
 
 def test_a_secret_that_is_also_a_name_breaks_no_event():

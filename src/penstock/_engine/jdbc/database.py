@@ -11,7 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
-from penstock._model.redaction import redact
+from penstock._observe.masking import shown
 from penstock.connectors.jdbc import JdbcSinkOptions, TableName
 from penstock.connectors.postgresql import TableColumn
 from penstock.errors import SetupError
@@ -209,7 +209,7 @@ def translated() -> Iterator[None]:
             state = str(java.getSQLState() or "")
         except Py4JError:
             raise error from None  # no exception of the database
-        raise DatabaseError(state, redact(" ".join(str(java.getMessage()).split()))) from error
+        raise DatabaseError(state, shown(" ".join(str(java.getMessage()).split()))) from error
 
 
 def _bind(statement: Any, values: Sequence[str | int]) -> None:

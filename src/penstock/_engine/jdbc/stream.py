@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from penstock._engine.jdbc.database import Database, DatabaseError, translated
 from penstock._engine.jdbc.settling import Asks, Marks, NotSettledError, check_postgresql
 from penstock._model.exception_text import first_line
+from penstock._observe.masking import shown
 from penstock.connectors.jdbc_source import (
     JdbcSourceOptions,
     Key,
@@ -498,7 +499,7 @@ class JdbcStream:
         except DatabaseError as error:
             raise self._refused(error) from error
         except (Py4JJavaError, PySparkException) as error:
-            text = first_line(error)
+            text = shown(first_line(error))
             if "ClassNotFoundException" in str(error) or "No suitable driver" in str(error):
                 raise SetupError(
                     "JARS_MISSING",

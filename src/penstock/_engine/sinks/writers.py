@@ -13,11 +13,11 @@ from penstock._engine.running import RunningQuery
 from penstock._engine.sinks.function import FunctionSinkWriter
 from penstock._engine.sinks.jdbc import JdbcSinkWriter
 from penstock._engine.sinks.kafka import KafkaSinkWriter
+from penstock._engine.surroundings import resolved_options
 from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.name import resolve_name
-from penstock._model.redaction import remember_named, remember_secret
 from penstock._tables.layout import StorageLayout, path_segment
 from penstock.connectors.jdbc import jdbc_sink_options
 from penstock.connectors.kafka import at_mapped_servers
@@ -119,13 +119,11 @@ class SinkWriters:
         in_batches: bool,
     ) -> Any:
         kind = sink.format.lower()
-        given = {key: self._resolve_secrets(value) for key, value in sink.options.items()}
-        remember_named(given)
+        given = resolved_options(sink.options, self._resolve_secrets)
         if kind == "kafka":
             given = at_mapped_servers(given, self._evaluator.map_path)
         if kind == "jdbc":
             options = jdbc_sink_options(given)
-            remember_secret(options.connection.get("password", ""))
             writer = JdbcSinkWriter(
                 self._spark, options, pipeline=self._pipeline, flow=node.flow, epoch=epoch
             )

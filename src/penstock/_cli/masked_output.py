@@ -1,0 +1,85 @@
+"""Standard output and error without secrets: the door of the command line."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+_LONGEST_LINE = 1 << 16
+
+
+class MaskedStream:
+    """A text stream that masks whole lines; what has no end of line yet waits for a flush.
+
+    Args:
+        stream: Where the text goes; it answers all that is not about writing.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""
+        self._lock = threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text of any number of lines."""
+        with self._lock:
+            self._line += text
+            end = self._line.rfind("\n") + 1
+            if len(self._line) - end > _LONGEST_LINE:
+                end = len(self._line)
+            whole, self._line = self._line[:end], self._line[end:]
+            self._put(whole)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write texts, one after the other."""
+        for line in lines:
+            self.write(line)
+
+    def write_as_is(self, text: str) -> None:
+        """Write what was masked already, or what its reader needs: the dashboard's address."""
+        with self._lock:
+            self._put(self._line)
+            self._line = ""
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Write what is left."""
+        with self._lock:
+            line, self._line = self._line, ""
+            self._put(line)
+            self._stream.flush()
+
+    def _put(self, text: str) -> None:
+        if text:
+            from penstock._observe.masking import shown
+
+            self._stream.write(shown(text))
+
+
+@contextmanager
+def masked_output() -> Iterator[None]:
+    """Let all that this process prints lose its secrets first."""
+    before = sys.stdout, sys.stderr
+    masked = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
+    sys.stdout, sys.stderr = masked
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in masked:
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # its reader is gone, or it was closed
+                continue
+
+
+def print_as_is(text: str, stream: TextIO | None = None) -> None:
+    """Print a line past the mask; see `MaskedStream.write_as_is`."""
+    out: Any = sys.stdout if stream is None else stream
+    getattr(out, "write_as_is", out.write)(text + "\n")
+    out.flush()
