@@ -1,4 +1,5 @@
 import json
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the seconds per file of this run to tests/seconds.json",
     )
+
+
+def pytest_configure() -> None:
+    """Processes of tests take signals, also where the run ignores them: after `nohup`, with `&`."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.hookimpl(trylast=True)

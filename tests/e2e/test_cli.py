@@ -215,6 +215,7 @@ def test_the_update_fails_with_rule_values_and_batch_when_a_fail_rule_breaks(sho
     assert shop.rows("silver", "id") == []
 
 
+@pytest.mark.long
 def test_the_second_start_is_refused_and_ctrl_c_stops_the_first(shop: Shop) -> None:
     shop.add("a.json", 5.0)
     first = shop.start("run", "--continuous", "--log-format", "json")

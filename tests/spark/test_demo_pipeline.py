@@ -116,6 +116,7 @@ def kafka(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> PaperK
     return PaperKafka(tmp_path)
 
 
+@pytest.mark.long
 def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
     kafka: PaperKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
