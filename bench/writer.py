@@ -58,7 +58,7 @@ def make_session(side: str, root: Path) -> Any:
 
     jars = [str(jar) for jar in class_path(SPARK_JAR_SETS)]
     if side != "native":
-        from penstock._engine.session import SessionOptions, build_session
+        from penstock._spark.session import SessionOptions, build_session
 
         return build_session(
             SessionOptions(

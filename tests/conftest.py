@@ -111,7 +111,7 @@ def spark(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[SparkSession]":
     """One session for all Spark tests, built as a pipeline builds its own."""
-    from penstock._engine.session import SessionOptions, build_session, stop_session
+    from penstock._spark.session import SessionOptions, build_session, stop_session
 
     root = tmp_path_factory.mktemp("spark")
     session = build_session(

@@ -3,7 +3,7 @@
     python tests/rooms.py kafka,cli
 
 A room is a package or module below `penstock`, without its underscore (`engine`, `errors`), or a
-word in the names of modules (`kafka`: `connectors/kafka.py`, ...). A test is reached
+word in the names of modules (`kafka`: `sources/kafka`, ...). A test is reached
 
 * if it, or a helper that it imports, imports a module that imports the room, over any number of
   steps; what the text of a pipeline in a test imports counts as well;

@@ -24,8 +24,8 @@ from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
 from penstock._project.notebook_globals import notebook_globals
 from penstock._project.stand_ins import stand_ins
-from penstock.connectors.kafka import at_mapped_servers
 from penstock.errors import DefinitionErrors, PenstockError
+from penstock.sources.kafka.options import at_mapped_servers
 
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey

@@ -230,9 +230,9 @@ def _run(
 ) -> UpdateResult:
     from penstock._engine.evaluation import Evaluator
     from penstock._engine.queries import EngineContext, SparkEngine
-    from penstock._engine.session import jvm_watch
     from penstock._engine.table_sources import DeltaSource
     from penstock._engine.tables import PipelineTables
+    from penstock._spark.session import jvm_watch
     from penstock._tables.layout import StorageLayout
 
     state = _state_store(settings, spark)
@@ -364,12 +364,12 @@ def surroundings(
         state: Epochs of the flows; made anew if not given.
         assumptions: Stands in for what is missing; `None` = that is an error.
     """
-    from penstock._engine.autoloader.opening import open_files, source_key
-    from penstock._engine.autoloader.states import FileStates
+    from penstock._engine.file_states import FileStates
     from penstock._engine.outside import OutsideTables
     from penstock._engine.surroundings import Surroundings
     from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
+    from penstock.sources.files.opening import open_files, source_key
 
     layout = StorageLayout(settings.storage)
     notes: dict[str, None] = {}
@@ -483,7 +483,7 @@ def open_session(
         return
     require_java()
     jars = class_path(SPARK_JAR_SETS)
-    from penstock._engine.session import (
+    from penstock._spark.session import (
         SessionOptions,
         build_session,
         jvm_died,
@@ -522,7 +522,7 @@ def _active_session() -> "SparkSession | None":
     """A session that the calling process has started itself, as tests do; it is left running."""
     if "pyspark" not in sys.modules:
         return None
-    from penstock._engine.session import borrow_session
+    from penstock._spark.session import borrow_session
 
     return borrow_session()
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.long, pytest.mark.
 # Each session fails, so that one process can try them all.
 SCRIPT = """
 import json, sys
-from penstock._engine.session import SessionOptions, build_session
+from penstock._spark.session import SessionOptions, build_session
 from penstock.errors import SetupError
 
 for number, conf in enumerate(json.loads(sys.argv[1])):

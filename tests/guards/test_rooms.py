@@ -24,9 +24,9 @@ def rooms():
 def test_a_room_reaches_its_own_tests_and_those_of_rooms_above_it(rooms):
     reached = rooms.reached_tests(["graph"])
     assert "tests/unit/_graph/test_build.py" in reached
-    # `_plan` imports `_graph`, `connectors` does not.
+    # `_plan` imports `_graph`, `_local` does not.
     assert "tests/unit/_plan/test_planner.py" in reached
-    assert [file for file in reached if "/connectors/" in file] == []
+    assert [file for file in reached if "/_local/" in file] == []
 
 
 def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
@@ -40,7 +40,7 @@ def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
 
 def test_a_word_in_names_of_modules_is_a_room(rooms):
     reached = rooms.reached_tests(["kafka"])
-    assert "tests/unit/connectors/test_kafka_options.py" in reached
+    assert "tests/unit/sources/test_kafka_options.py" in reached
     assert "tests/kafka/test_kafka_sink.py" in reached
     assert "tests/jdbc/test_postgresql_sink.py" not in reached
 
@@ -63,4 +63,4 @@ def test_a_name_that_is_no_room_is_refused():
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "'kafak'" in done.stderr
-    assert "connectors" in done.stderr
+    assert "sources" in done.stderr

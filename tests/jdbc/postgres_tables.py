@@ -5,8 +5,8 @@ from typing import Any
 from postgres_server import PASSWORD, USER, PostgresServer
 from pyspark.sql import SparkSession
 
-from penstock._engine.jdbc.database import connected
-from penstock.connectors.jdbc import jdbc_sink_options
+from penstock.sinks.jdbc_options import jdbc_sink_options
+from penstock.sinks.postgresql_connection import connected
 
 
 class Tables:

@@ -10,12 +10,12 @@ from postgres_tables import Tables
 from test_postgresql_sink import forget_last_commit
 from update_project import ContinuousRun, Project
 
-from penstock._engine.jdbc.database import connected
-from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
 from penstock._observe.events import UpdateState
-from penstock.connectors.jdbc import jdbc_sink_options
-from penstock.connectors.jdbc_source import jdbc_source_options
 from penstock.errors import DefinitionErrors
+from penstock.sinks.jdbc_options import jdbc_sink_options
+from penstock.sinks.postgresql_connection import connected
+from penstock.sources.jdbc.options import jdbc_source_options
+from penstock.sources.jdbc.stream import JdbcStream, SourceFailure
 
 STREAM = """
 def stream(**more):

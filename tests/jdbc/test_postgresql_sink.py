@@ -8,12 +8,12 @@ from postgres_server import PASSWORD, USER, CuttingProxy, PostgresServer
 from postgres_tables import Tables
 from update_project import Project
 
-from penstock._engine.sinks.jdbc import JdbcSinkWriter
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._observe.events import UpdateState
-from penstock.connectors.jdbc import jdbc_sink_options
 from penstock.errors import CheckpointError, ConnectorError, FlowError
+from penstock.sinks.jdbc import JdbcSinkWriter
+from penstock.sinks.jdbc_options import jdbc_sink_options
 
 SINK = """
 dp.create_sink("out", "jdbc", {{

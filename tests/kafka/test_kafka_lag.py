@@ -13,12 +13,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from penstock._engine.kafka_source import KafkaRead
-from penstock._engine.lag.kafka import KafkaLag
 from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._observe.events import EventOrigin, lag_progress
 from penstock._observe.lag import lag_summary
 from penstock._observe.metrics import MetricsFold
+from penstock.sources.kafka.lag import KafkaLag
+from penstock.sources.kafka.reader import KafkaRead
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 

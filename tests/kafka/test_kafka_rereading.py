@@ -7,7 +7,6 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock._engine.rereading.sources import parse_place
 from penstock._launch import UpdateOptions, run_update
 from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._observe.bus import EventBus
@@ -17,6 +16,7 @@ from penstock._repair.backfill import BackfillOptions, BackfillReport, backfill_
 from penstock._repair.migrate import MigrationOptions, migrate_flow
 from penstock._repair.reset import reset_flow
 from penstock.errors import PenstockError
+from penstock.sources.rewind import parse_place
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 

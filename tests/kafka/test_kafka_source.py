@@ -23,7 +23,7 @@ from penstock._local.broker import (
 )
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
-from penstock.connectors.kafka import prepare_source_options
+from penstock.sources.kafka.options import prepare_source_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 from kinesis_double import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, Stream, wait_until
 
-from penstock.connectors.kinesis.client import KinesisClient
-from penstock.connectors.kinesis.offsets import Offset, ranges
-from penstock.connectors.kinesis.options import KinesisOptions, source_options
-from penstock.connectors.kinesis.probing import Prober
-from penstock.connectors.kinesis.reading import read_range
 from penstock.errors import ConnectorError
+from penstock.sources.kinesis.client import KinesisClient
+from penstock.sources.kinesis.offsets import Offset, ranges
+from penstock.sources.kinesis.options import KinesisOptions, source_options
+from penstock.sources.kinesis.probing import Prober
+from penstock.sources.kinesis.reading import read_range
 
 MakeStream = Callable[..., Stream]
 DAY_AND_A_HALF = 36 * 3600

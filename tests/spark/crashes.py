@@ -12,8 +12,8 @@ from penstock.errors import FlowError
 _CALLERS = (
     "penstock._tables.cdc_writer",
     "penstock._tables.writer",
-    "penstock._engine.sinks.jdbc",
-    "penstock._engine.sinks.kafka",
+    "penstock.sinks.jdbc",
+    "penstock.sinks.kafka",
 )
 
 

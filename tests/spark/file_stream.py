@@ -13,21 +13,21 @@ from typing import Any
 
 from pyspark.sql import Row
 
-from penstock._engine.autoloader.batch_log import batch_files
-from penstock._engine.autoloader.opening import (
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._spark.failures import full_text
+from penstock._tables.files import StorageFiles
+from penstock.errors import FlowError
+from penstock.sources.files.batch_log import batch_files
+from penstock.sources.files.opening import (
     OpenedFiles,
     collecting,
     open_files,
     open_source,
     read_source,
 )
-from penstock._engine.autoloader.recovery import check_files, recover
-from penstock._engine.autoloader.store import FolderSchemaStore
-from penstock._engine.failures import full_text
-from penstock._model.flow import Flow
-from penstock._model.origin import SourceLocation
-from penstock._tables.files import StorageFiles
-from penstock.errors import FlowError
+from penstock.sources.files.recovery import check_files, recover
+from penstock.sources.files.store import FolderSchemaStore
 
 FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("pipeline.py", 1))
 

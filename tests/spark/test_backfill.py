@@ -15,7 +15,6 @@ from update_project import Project
 from penstock import monitoring
 from penstock._cli.main import main
 from penstock._engine.flow_state import StateStore
-from penstock._engine.rereading.sources import parse_place
 from penstock._project.spec import load_settings
 from penstock._repair.backfill import (
     COMMITTED,
@@ -28,6 +27,7 @@ from penstock._repair.backfill import (
 from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.files import StorageFiles
 from penstock.errors import PenstockError
+from penstock.sources.rewind import parse_place
 
 SOURCE = """
 @dp.table

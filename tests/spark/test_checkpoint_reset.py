@@ -8,13 +8,13 @@ import pytest
 from update_project import Project
 
 from penstock._cli.main import main
-from penstock._engine.rereading.sources import parse_place
 from penstock._project.spec import load_settings
 from penstock._repair.reset import EMPTIED, MARKED, ResetPlan, reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.checkpoint_files import flow_records
 from penstock.errors import PenstockError
+from penstock.sources.rewind import parse_place
 
 SOURCE = """
 @dp.table

@@ -10,9 +10,9 @@ from typing import Any
 from update_project import Project
 
 from penstock import monitoring
-from penstock._engine.lag import pending
-from penstock._engine.lag.pending import PendingFiles, PendingVersions
 from penstock._runtime.update import UpdateResult
+from penstock.sources import pending
+from penstock.sources.pending import PendingFiles, PendingVersions
 
 
 def run_one_batch(df: Any, checkpoint: Path) -> Any:

@@ -10,7 +10,6 @@ from update_project import Project
 
 from penstock import monitoring
 from penstock._cli.main import main
-from penstock._engine.rereading.sources import parse_place
 from penstock._project.spec import load_settings
 from penstock._repair.quarantine import replay_quarantine
 from penstock._repair.reset import reset_flow
@@ -22,6 +21,7 @@ from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock._tables.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
+from penstock.sources.rewind import parse_place
 
 STRICT = """
 @dp.table

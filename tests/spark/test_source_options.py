@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock._engine.jdbc.stream import open_jdbc
-from penstock.connectors.options import prepare_reader_options
+from penstock.sources.jdbc.stream import open_jdbc
+from penstock.sources.options import prepare_reader_options
 
 
 def stream(

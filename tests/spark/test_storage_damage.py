@@ -12,7 +12,6 @@ import pytest
 from deltalake import DeltaTable
 from update_project import Project, shared_project
 
-from penstock._engine.rereading.sources import parse_place
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.backfill import BackfillOptions, backfill_flow
@@ -20,6 +19,7 @@ from penstock._repair.reset import reset_flow
 from penstock._runtime.update import UpdateResult
 from penstock._tables.checkpoint_doctor import examine
 from penstock.errors import PenstockError
+from penstock.sources.rewind import parse_place
 
 FLOWS = ("behind", "torn", "emptied", "planned", "unstated", "restored", "filtered")
 SOURCE = """

@@ -88,8 +88,8 @@ def backfill(
     how = {"--by": by, "--replace-where": where, "--accept-fewer": accept_fewer}
     options.check_ways({"--resume": resume, "--abandon": abandon}, {**range_, **how})
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    from penstock._engine.rereading.sources import parse_place
     from penstock._repair.backfill import BackfillOptions, backfill_flow
+    from penstock.sources.rewind import parse_place
 
     asked = BackfillOptions(
         begin=None if begin is None else parse_place(begin),

@@ -207,8 +207,8 @@ def reset(
     first. Refused while the pipeline runs.
     """
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    from penstock._engine.rereading.sources import parse_place
     from penstock._repair.reset import reset_flow
+    from penstock.sources.rewind import parse_place
 
     place = parse_place(start)
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints

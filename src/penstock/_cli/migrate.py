@@ -66,8 +66,8 @@ def migrate(
         {"--from": begin, "--accept-less": accept_less},
     )
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    from penstock._engine.rereading.sources import parse_place
     from penstock._repair.migrate import MigrationOptions, migrate_flow
+    from penstock.sources.rewind import parse_place
 
     asked = MigrationOptions(
         begin=None if begin is None else parse_place(begin),

@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._engine import plans
 from penstock._engine.assumptions import AssumedSource, reachable
 from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError
 from penstock._engine.cdc import CdcAwareSource, check_declared, event_shape
@@ -34,14 +33,15 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
+from penstock._spark import plans
 from penstock._tables.assignment import assigned, check_assignable
 from penstock._tables.prepare import parse_schema
 from penstock._tables.properties import check_properties
 from penstock._tables.schema import merged, with_types
-from penstock.connectors.autoloader import Evolution
-from penstock.connectors.sinks import check_sink
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
+from penstock.sinks.options import check_sink
+from penstock.sources.files.options import Evolution
 
 
 @dataclass(frozen=True, kw_only=True)

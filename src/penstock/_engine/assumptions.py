@@ -29,9 +29,9 @@ from pyspark.sql.types import (
 )
 
 from penstock._engine.missing_sources import hinted_columns, missing_reason
-from penstock._engine.plans import iterate, kind_of, walk
 from penstock._model.missing import plausible_value
-from penstock.connectors.kafka import SERVERS
+from penstock._spark.plans import iterate, kind_of, walk
+from penstock.sources.kafka.options import SERVERS
 
 _FIXED: Mapping[str, str] = {
     "text": "value STRING",

@@ -14,22 +14,12 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, lenient, sql_names
-from penstock._engine.autoloader.opening import collecting
 from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, user_code
-from penstock._engine.jdbc.stream import collecting_jdbc, open_jdbc
-from penstock._engine.kafka_source import (
-    collecting_kafka,
-    kafka_stream,
-    note_kafka,
-    read_event_hub,
-)
-from penstock._engine.kinesis_source import read_kinesis
 from penstock._engine.missing_sources import (
     files_name,
     format_option,
     require_files_beside_hints,
 )
-from penstock._engine.position import at_files, current_position, delta_stream
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -38,7 +28,6 @@ from penstock._engine.redirection import (
     reader_options,
     reader_paths,
     reader_schema,
-    real_path,
     redirected,
 )
 from penstock._engine.sql_names import Found, FunctionCall, RelationReference, rewrite_names
@@ -49,9 +38,20 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
-from penstock.connectors.options import FILE_FORMATS, prepare_reader_options
+from penstock._model.paths import real_path
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
+from penstock.sources.files.opening import collecting
+from penstock.sources.jdbc.stream import collecting_jdbc, open_jdbc
+from penstock.sources.kafka.reader import (
+    collecting_kafka,
+    kafka_stream,
+    note_kafka,
+    read_event_hub,
+)
+from penstock.sources.kinesis.reader import read_kinesis
+from penstock.sources.options import FILE_FORMATS, prepare_reader_options
+from penstock.sources.position import at_files, current_position, delta_stream
 
 _PATH_FORMATS = FILE_FORMATS | {"delta", "binaryfile"}
 # Statements of a workspace that a pipeline's code may hold: its settings decide these here.

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-from penstock._engine.generated_names import stable_operators
 from penstock._model.flow import Flow
+from penstock._spark.generated_names import stable_operators
 from penstock._tables.files import StorageFiles
 from penstock.errors import CheckpointError, PlanError
 

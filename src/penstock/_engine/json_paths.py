@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._engine.plans import iterate
+from penstock._spark.plans import iterate
 
 NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
 """Part of Spark's message where the operator stands on another type than VARIANT."""

@@ -15,9 +15,9 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock._engine.plans import analyzed, is_stateful, iterate, kind_of, walk
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
+from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, walk
 from penstock._tables.late import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError
 from penstock.quality.split import (

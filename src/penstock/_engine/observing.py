@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._engine.evaluation import Evaluator
-from penstock._engine.plans import iterate
 from penstock._engine.query_facts import query_facts
 from penstock._engine.redirection import (
     Reader,
@@ -27,6 +26,7 @@ from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
 from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
+from penstock._spark.plans import iterate
 from penstock.errors import PenstockError
 from penstock.quality.rules import condition_column
 

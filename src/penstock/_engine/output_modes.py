@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock._engine.plans import analyzed
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, OutputMode
-from penstock.connectors.sinks import mode_refusal, modes_taken
+from penstock._spark.plans import analyzed
 from penstock.errors import DefinitionError
+from penstock.sinks.options import mode_refusal, modes_taken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

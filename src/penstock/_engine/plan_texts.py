@@ -6,9 +6,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock._engine.evaluation import Evaluator
-from penstock._engine.plans import analyzed
 from penstock._engine.surroundings import Evaluation
 from penstock._model.flow import Flow
+from penstock._spark.plans import analyzed
 
 _IDS = re.compile(r"#\d+L?")
 _STAND_IN = re.compile(r"FileSource\[[^\]]*/penstock-analysis-[^\]/]*/([^\]/]*)\]")

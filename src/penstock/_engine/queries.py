@@ -12,16 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from penstock._engine import plans
 from penstock._engine.admission import BatchAdmission
-from penstock._engine.autoloader.batch_log import batch_files
-from penstock._engine.autoloader.opening import OpenedFiles
-from penstock._engine.autoloader.overwritten import forget_overwritten
-from penstock._engine.autoloader.recovery import check_files, java_causes, recover
 from penstock._engine.cdc_snapshots import SnapshotProgress
 from penstock._engine.damage_check import DamageCheck
 from penstock._engine.evaluation import Evaluator
-from penstock._engine.failures import flow_error, full_text
 from penstock._engine.flow_conf import FlowConfs
 from penstock._engine.flow_state import (
     FlowState,
@@ -30,14 +24,11 @@ from penstock._engine.flow_state import (
     check_migration,
     check_state,
 )
-from penstock._engine.kafka_source import LossWatch, check_topics
-from penstock._engine.lag.probe import LagProbe
+from penstock._engine.lag_probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
-from penstock._engine.position import positioned
 from penstock._engine.running import RunningQuery
-from penstock._engine.session import jvm_died, jvm_exit_code
-from penstock._engine.sinks.writers import SinkWriters, forgets
+from penstock._engine.sink_writers import SinkWriters, forgets
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
@@ -49,9 +40,18 @@ from penstock._model.trigger import TriggerKind
 from penstock._observe.events import EventOrigin, plan_warning, planning_information
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock._spark import plans
+from penstock._spark.failures import flow_error, full_text
+from penstock._spark.session import jvm_died, jvm_exit_code
 from penstock._tables.files import StorageFiles
 from penstock._tables.schema import with_types
 from penstock.errors import PenstockError
+from penstock.sources.files.batch_log import batch_files
+from penstock.sources.files.opening import OpenedFiles
+from penstock.sources.files.overwritten import forget_overwritten
+from penstock.sources.files.recovery import check_files, java_causes, recover
+from penstock.sources.kafka.reader import LossWatch, check_topics
+from penstock.sources.position import positioned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._engine.plans import analyzed, iterate, shown_expression
 from penstock._engine.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
+from penstock._spark.plans import analyzed, iterate, shown_expression
 
 _CHANCE = re.compile(r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I)
 _CLOCK = re.compile(

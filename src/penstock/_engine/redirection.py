@@ -9,7 +9,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -27,13 +26,13 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._engine import file_metadata
 from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
 from penstock._engine.local_rows import with_floats
-from penstock._engine.position import within_files
+from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
-from penstock.connectors.options import FILE_FORMATS
+from penstock.sources.options import FILE_FORMATS
+from penstock.sources.position import within_files
 
 Reader = DataFrameReader | DataStreamReader
 
-_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
 _PATH_OPTION = "path"
 
@@ -142,15 +141,6 @@ def _as_text(value: Any) -> str | None:
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def real_path(path: str, map_path: Callable[[str], str]) -> str:
-    """A path as Spark shall see it: mapped; relative ones start at the project's root."""
-    mapped = map_path(path)
-    if mapped.startswith("/") or _HAS_SCHEME.match(mapped):
-        return mapped
-    # The JVM may have been started elsewhere.
-    return str(Path.cwd() / mapped)
 
 
 def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:

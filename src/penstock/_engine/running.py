@@ -8,11 +8,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._engine.failures import flow_error, full_text
-from penstock._engine.jdbc.stream import JdbcStream, SourceFailure
-from penstock._engine.kafka_source import LostRange, describe_loss
-from penstock._engine.kinesis_source import describe_lost_records, lost_records
-from penstock._engine.lag.probe import FlowLag
+from penstock._engine.lag_probe import FlowLag
 from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records, written_records
 from penstock._model.flow import Flow
@@ -25,7 +21,11 @@ from penstock._observe.events import (
     stream_progress,
 )
 from penstock._runtime.ports import FlowEnded
+from penstock._spark.failures import flow_error, full_text
 from penstock.errors import PenstockError
+from penstock.sources.jdbc.stream import JdbcStream, SourceFailure
+from penstock.sources.kafka.reader import LostRange, describe_loss
+from penstock.sources.kinesis.reader import describe_lost_records, lost_records
 
 _STOP_CHECK_SECONDS = 1.0
 _ATTACH_SECONDS = 60.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from penstock._engine.generated_names import VIEW_PREFIX
-from penstock._engine.plans import iterate
+from penstock._spark.generated_names import VIEW_PREFIX
+from penstock._spark.plans import iterate
 
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"

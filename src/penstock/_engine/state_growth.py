@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock._engine.late_rows import is_watermarked
-from penstock._engine.plans import analyzed, is_stateful, iterate, kind_of, shown_expression, walk
 from penstock._model.flow import OutputMode
+from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, shown_expression, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 
 from penstock._engine.assumptions import Assumptions
-from penstock._engine.autoloader.opening import OpenedFiles
-from penstock._engine.jdbc.stream import JdbcStream
-from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.outside import OutsideTables
 from penstock._model.redaction import remember_named
-from penstock.connectors.kafka import at_mapped_servers
+from penstock.sources.files.opening import OpenedFiles
+from penstock.sources.jdbc.stream import JdbcStream
+from penstock.sources.kafka.options import at_mapped_servers
+from penstock.sources.kafka.reader import KafkaRead
 
 
 @dataclass

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from penstock._engine.boundary import DatasetNotReadyError
-from penstock._engine.position import current_position, delta_stream
 from penstock._engine.redirection import reader_options
+from penstock.sources.position import current_position, delta_stream
 
 # Options with which a query says by itself where to begin, or how.
 _OWN_START = {

@@ -11,7 +11,6 @@ from pyspark.sql.types import StructType
 
 from penstock._engine.cdc import event_shape, tombstone_seconds
 from penstock._engine.flow_state import FlowState
-from penstock._engine.plans import has_state
 from penstock._engine.replacing import Window, window_of
 from penstock._engine.replay_check import check_replay
 from penstock._graph.cdc import is_cdc
@@ -30,6 +29,7 @@ from penstock._observe.events import (
     FlowStatus,
     flow_progress,
 )
+from penstock._spark.plans import has_state
 from penstock._tables.assignment import assigned
 from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.cdc_writer import CdcWriter, split_events

@@ -6,8 +6,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._engine.generated_names import without_generated_names
-from penstock._engine.plans import analyzed, iterate, kind_of, shown_expression, walk
+from penstock._spark.generated_names import without_generated_names
+from penstock._spark.plans import analyzed, iterate, kind_of, shown_expression, walk
 
 _CAST = "CAST("
 _logger = logging.getLogger(__name__)

@@ -18,11 +18,13 @@ All others (`abfss://`, `wasbs://`, `gs://`, ...) are compared as they are writt
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from penstock.errors import SpecError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(.*)", re.DOTALL)
+_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _S3 = {"s3", "s3a", "s3n"}
 _DBFS_FOLDERS = {"Volumes", "mnt", "FileStore", "databricks-datasets"}
 _PARENT_IN_BRACES = re.compile(r"(?:^|[/{,])\.\.(?:[/},]|$)")
@@ -157,3 +159,12 @@ def _joined(target: str, rest: str) -> str:
     if not rest:
         return target
     return f"{target.rstrip('/')}/{rest}"
+
+
+def real_path(path: str, map_path: Callable[[str], str]) -> str:
+    """A path as Spark shall see it: mapped; relative ones start at the project's root."""
+    mapped = map_path(path)
+    if mapped.startswith("/") or _HAS_SCHEME.match(mapped):
+        return mapped
+    # The JVM may have been started elsewhere.
+    return str(Path.cwd() / mapped)

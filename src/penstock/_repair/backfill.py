@@ -24,9 +24,9 @@ from penstock.errors import PlanError
 if TYPE_CHECKING:
     from penstock._engine.rereading.backfill import Counts, Decision
     from penstock._engine.rereading.ranges import RangeReport
-    from penstock._engine.rereading.sources import Place
     from penstock._engine.tables import Commit
     from penstock._graph.dataflow import DatasetNode, FlowNode
+    from penstock.sources.rewind import Place
 
 PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
 """Steps after which a backfill may die; given to `reached`."""
@@ -164,7 +164,7 @@ def check_flow(pipeline: OpenedPipeline, node: "FlowNode") -> "DatasetNode":
     Raises:
         PlanError: `BACKFILL_NOT_POSSIBLE`.
     """
-    from penstock._engine.plans import has_state
+    from penstock._spark.plans import has_state
 
     dataset = pipeline.graph.datasets.get(node.target)
     reason = hint = ""
@@ -196,8 +196,8 @@ def _decide(
 ) -> "tuple[Decision, tuple[RangeReport, ...]]":
     from penstock._engine.rereading.backfill import Decision, not_read_yet
     from penstock._engine.rereading.ranges import resolve_range
-    from penstock._engine.rereading.sources import FlowStreams, progress_of
     from penstock._tables.prepare import table_state
+    from penstock.sources.rewind import FlowStreams, progress_of
 
     name = node.flow.name
     found = [one for one in checkpoints(pipeline.settings) if one.flow == name and one.is_current]
@@ -356,10 +356,10 @@ def _carry_out(
     emit: Callable[[str, str, Mapping[str, Any]], None],
     reached: Callable[[str], None],
 ) -> "Counts":
-    from penstock._engine.position import positioned, table_key
     from penstock._engine.rereading.backfill import BackfillRun
-    from penstock._engine.rereading.sources import progress_of
     from penstock._tables.schema import with_types
+    from penstock.sources.position import positioned, table_key
+    from penstock.sources.rewind import progress_of
 
     taken = None
     if "modified_before" in decision.position:

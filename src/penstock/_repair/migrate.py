@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from penstock._engine.flow_state import FlowState
     from penstock._engine.rereading.history import SourceHistory
     from penstock._engine.rereading.shadow import Shadow
-    from penstock._engine.rereading.sources import Place
     from penstock._graph.dataflow import DatasetNode, FlowNode
     from penstock._tables.layout import TableRef
+    from penstock.sources.rewind import Place
 
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
@@ -176,7 +176,7 @@ class _Run:
     def plan(self, asked: MigrationOptions) -> MigrationReport:
         """What a migration does; fixes where it begins, unless that was fixed before."""
         from penstock._engine.rereading.history import history
-        from penstock._engine.rereading.sources import (
+        from penstock.sources.rewind import (
             FlowStreams,
             Place,
             StartKind,

@@ -56,7 +56,7 @@ class MigrationFacts:
 
     def query(self, df: Any) -> dict[str, Any]:
         """What a checkpoint is bound to, and what the table will look like."""
-        from penstock._engine.plans import stateful_operators
+        from penstock._spark.plans import stateful_operators
 
         mode = self._node.analysis.output_mode
         return {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._engine.generated_names import stable_operators
+from penstock._spark.generated_names import stable_operators
 
 BUILDING, CUTTING, DONE = "building", "cutting", "done"
 UNDOING, LEAVING = "undoing", "leaving"

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from penstock._engine.evaluation import Evaluator
     from penstock._engine.flow_state import StateStore
-    from penstock._engine.kafka_source import KafkaRead
     from penstock._engine.table_sources import DeltaSource
     from penstock._engine.tables import PipelineTables
     from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+    from penstock.sources.kafka.reader import KafkaRead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ from penstock._tables.checkpoint_files import Checkpoint, checkpoints, flow_reco
 from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
-    from penstock._engine.rereading.sources import Place, SourceReport
     from penstock._graph.dataflow import DataflowGraph, FlowNode
+    from penstock.sources.rewind import Place, SourceReport
 
 MARKED, EMPTIED = "marked", "emptied"
 """Steps of a reset that empties the table, after which it may die; given to `reached`."""
@@ -91,7 +91,7 @@ def reset_flow(
         pipeline.check_migration(node)
         _check_flow(pipeline, node, truncate=truncate)
         one = _current(settings, node.flow.name)
-        from penstock._engine.rereading.sources import FlowStreams, progress_of
+        from penstock.sources.rewind import FlowStreams, progress_of
 
         df, kafka = pipeline.query(node)
         now_ms = round(time.time() * 1000)

@@ -1,1 +1,1 @@
-"""One file per system that rows come from or go to."""
+"""Deprecated: `penstock.sources` and `penstock.sinks` take its place."""

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from penstock._engine.rereading.ranges import resolve_range
-from penstock._engine.rereading.sources import (
+from penstock.errors import PlanError
+from penstock.sources.rewind import (
     Place,
     Progress,
     SourceKind,
     StreamSource,
     parse_place,
 )
-from penstock.errors import PlanError
 
 KAFKA = StreamSource(kind=SourceKind.KAFKA, name="kafka")
 TABLE = StreamSource(kind=SourceKind.DELTA, name="table /t", path="/t")

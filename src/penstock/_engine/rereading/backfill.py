@@ -22,18 +22,18 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock._engine.autoloader.batch_log import batch_entries
-from penstock._engine.failures import flow_error
-from penstock._engine.plans import fingerprint
-from penstock._engine.position import table_key
-from penstock._engine.rereading.sources import iso
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
+from penstock._spark.failures import flow_error
+from penstock._spark.plans import fingerprint
 from penstock._tables.files import StorageFiles
 from penstock.errors import PlanError
 from penstock.quality.rules import quoted
 from penstock.quality.split import ROW
+from penstock.sources.files.batch_log import batch_entries
+from penstock.sources.position import table_key
+from penstock.sources.rewind import iso
 
 _POLL_SECONDS = 0.5
 _KNOWN = "penstock_known_"

@@ -11,8 +11,11 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._engine.position import Offsets, Position, table_key
-from penstock._engine.rereading.sources import (
+from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+from penstock._tables.files import local_path
+from penstock._tables.log_scan import LoggedRemovals, append_only_start, logged_removals
+from penstock.sources.position import Offsets, Position, table_key
+from penstock.sources.rewind import (
     FlowStreams,
     Place,
     Progress,
@@ -22,9 +25,6 @@ from penstock._engine.rereading.sources import (
     iso,
     stream_sources,
 )
-from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-from penstock._tables.files import local_path
-from penstock._tables.log_scan import LoggedRemovals, append_only_start, logged_removals
 
 _LONGEST_LOG = 10_000
 _SKIPS = ("skipchangecommits", "ignorechanges")

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from penstock._engine.position import Offsets, Position
 from penstock._engine.rereading.backfill import not_read_yet
-from penstock._engine.rereading.sources import (
+from penstock.errors import PlanError
+from penstock.sources.position import Offsets, Position
+from penstock.sources.rewind import (
     FlowStreams,
     Place,
     Progress,
@@ -15,7 +16,6 @@ from penstock._engine.rereading.sources import (
     StreamSource,
     iso,
 )
-from penstock.errors import PlanError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.flow_state import FlowState, StateStore
 from penstock._engine.queries import EngineContext, SparkEngine
-from penstock._engine.session import jvm_watch
 from penstock._engine.table_sources import DeltaSource
 from penstock._engine.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
@@ -23,6 +22,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import Event, EventOrigin
 from penstock._plan.steps import PrepareTable, StartFlow
 from penstock._runtime.ports import FlowEnded
+from penstock._spark.session import jvm_watch
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import last_number
 from penstock._tables.layout import StorageLayout, TableRef

@@ -1,1 +1,0 @@
-"""How far a running flow is behind its sources, beyond what Spark's progress says."""

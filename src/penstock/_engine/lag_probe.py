@@ -1,0 +1,209 @@
+"""Measures the lag of running flows on a thread of its own: no batch waits for it."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._observe.events import Event, EventOrigin, lag_progress, source_progress
+from penstock._observe.lag import lag_summary, source_view
+from penstock.sources.kafka.lag import KafkaLag
+from penstock.sources.kafka.reader import KafkaRead
+from penstock.sources.pending import UNKNOWN_FILES, PendingFiles, PendingVersions
+
+_PAUSE_SECONDS = 10.0
+# At most one twentieth of the time is spent with measuring, and the event log does not fill up.
+_PAUSE_FACTOR = 20.0
+_PAUSE_PER_PARTITION = 0.1
+_CLOSE_SECONDS = 8.0
+_DELTA, _FILES, _KAFKA = "DeltaSource[", "FileStreamSource[", "KafkaV2["
+
+
+class FlowLag:
+    """The sources of one running flow.
+
+    `progressed` and `ended` are called on the listener's thread and return at once; `measure` on
+    the probe's.
+
+    Args:
+        spark: The session.
+        origin: Of the flow.
+        reads: Its streams from Kafka.
+        wake: Called when there is something to measure.
+        silent: See `KafkaLag`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        origin: EventOrigin,
+        reads: Sequence[KafkaRead],
+        wake: Callable[[], None],
+        silent: dict[str, float] | None = None,
+    ) -> None:
+        self._problems: dict[str, tuple[str, str]] = {}
+        self._origin = origin
+        self._wake = wake
+        self._kafka = KafkaLag(spark, reads, silent=silent)
+        self._files = PendingFiles(spark)
+        self._versions = PendingVersions(spark)
+        self._sources: Callable[[], Sequence[Any]] = tuple
+        self._progress: Mapping[str, Any] | None = None
+        self._told: Any = None
+        self._due = float("-inf")
+        self._has_ended = False
+        self._is_done = False
+
+    def attach(self, sources: Callable[[], Sequence[Any]]) -> None:
+        """Set what gives Spark's own objects of the sources."""
+        self._sources = sources
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A report of Spark came."""
+        self._progress = progress
+        self._wake()
+
+    def ended(self) -> None:
+        """The flow has ended: it is measured once more."""
+        self._has_ended = True
+        self._wake()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended and was measured after that."""
+        return self._is_done
+
+    def due(self, now: float) -> float | None:
+        """Seconds until it is to be measured; `None` while nothing is known to measure."""
+        if self._is_done or (self._progress is None and not self._has_ended):
+            return None
+        return 0.0 if self._has_ended else max(0.0, self._due - now)
+
+    def measure(self) -> list[Event]:
+        """What is new: a measurement, and sources that stopped or began to answer."""
+        ending, started = self._has_ended, time.monotonic()
+        progress: Mapping[str, Any] = self._progress or {}
+        found: list[dict[str, Any]] = []
+        try:
+            for source in progress.get("sources") or ():
+                found.append(self._source(source))
+        finally:
+            spent = time.monotonic() - started
+            parts = sum(len(one.get("partitions", ())) for one in found)
+            if any(one.get("problem") for one in found):
+                spent = 0.0  # with waiting
+            pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
+            self._due = time.monotonic() + pause
+            self._is_done = ending
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        changes = [] if ending else self._changes(found, moment)
+        body = {"sources": found, **lag_summary(found)}
+        if not found or body == self._told:
+            return changes
+        self._told = body
+        origin = replace(self._origin, batch_id=progress.get("batchId"))
+        return [*changes, lag_progress(origin, {"measured_at": moment, **body})]
+
+    def _changes(self, found: Sequence[dict[str, Any]], moment: str) -> list[Event]:
+        """Notes since when each source has its problem; an event where that is new."""
+        events = []
+        flow = self._origin.flow_name
+        for one in found:
+            name, problem = one["source"], one.get("problem")
+            known = self._problems.get(name)
+            if problem:
+                since = known[1] if known is not None else moment
+                self._problems[name] = problem, since
+                one["problem_since"] = since
+                if known is None:
+                    text = f"flow {flow} waits for its source {name}: {problem}"
+                    body = {"state": "NO_ANSWER", "source": name, "problem": problem}
+                    events.append(source_progress(self._origin, text, {**body, "since": since}))
+            elif known is not None:
+                del self._problems[name]
+                text = f"source {name} of flow {flow} answers again"
+                body = {"state": "ANSWERS", "source": name, "problem": None, "since": moment}
+                events.append(source_progress(self._origin, text, body))
+        return events
+
+    def _source(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        name, end = str(source.get("description", "")), source.get("endOffset")
+        found: dict[str, Any] = {"kind": "other"}
+        if name.startswith(_KAFKA) and isinstance(end, dict):
+            found = self._kafka.measure(name, end)
+        elif name.startswith(_DELTA) and isinstance(end, dict):
+            found = self._versions.measure(name[len(_DELTA) : -1], end)
+        elif name.startswith(_FILES):
+            java = next((one for one in self._sources() if str(one.toString()) == name), None)
+            found = dict(UNKNOWN_FILES) if java is None else self._files.measure(java)
+        elif shards := source_view(source)["shards"]:
+            found = {"kind": "kinesis", "shards": shards}
+        return {"source": name, **found}
+
+
+class LagProbe:
+    """Measures all flows of an update, one after the other.
+
+    Args:
+        spark: The session.
+        emit: Takes the events.
+    """
+
+    def __init__(self, spark: SparkSession, emit: Callable[[Any], None]) -> None:
+        self._spark = spark
+        self._emit = emit
+        self._flows: list[FlowLag] = []
+        self._silent: dict[str, float] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, origin: EventOrigin, reads: Sequence[KafkaRead]) -> FlowLag:
+        """Begin with a flow that starts."""
+        flow = FlowLag(self._spark, origin, reads, self._wake, self._silent)
+        with self._changed:
+            self._flows.append(flow)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
+                self._thread.start()
+        return flow
+
+    def close(self) -> None:
+        """Measure what has ended a last time, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=_CLOSE_SECONDS)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (flow := self._next()) is not None:
+            try:
+                events = flow.measure()
+            except (Py4JError, OSError):
+                continue  # the JVM is going down, or a source of Spark's is of another kind
+            for event in events:
+                self._emit(event)
+
+    def _next(self) -> FlowLag | None:
+        """Wait for a flow that is due; `None` at the end."""
+        with self._changed:
+            while True:
+                self._flows = [flow for flow in self._flows if not flow.is_done]
+                now = time.monotonic()
+                waits = [(due, flow) for flow in self._flows if (due := flow.due(now)) is not None]
+                ready = [flow for due, flow in waits if due <= 0]
+                if ready:
+                    return ready[0]
+                if self._closing:
+                    return None
+                self._changed.wait(min((due for due, _ in waits), default=None))

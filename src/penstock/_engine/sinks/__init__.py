@@ -1,1 +1,0 @@
-"""What writes to places outside of the pipeline's tables, one file per kind of sink."""

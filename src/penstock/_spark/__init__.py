@@ -1,0 +1,1 @@
+"""What Spark is and says: sessions, facts of plans, failures."""

@@ -1,0 +1,282 @@
+"""Facts read off Spark's analysed logical plan: output modes, merge keys, state, sources."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock._model.flow import Flow
+from penstock._spark.generated_names import stable_operators, stable_plan, without_generated_names
+from penstock.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MERGE_KEYS_PROPERTY = "penstock.mergeKeys"
+"""Table property: the columns that identify a row of an update-mode table, comma separated."""
+
+_TRANSPARENT = {"Project", "Filter", "SubqueryAlias", "EventTimeWatermark", "View", "ResolvedHint"}
+_STATEFUL = {
+    "Aggregate",
+    "Distinct",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "Join",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPandas",
+    "TransformWithStateInPySpark",
+    "GlobalLimit",
+}
+_CHANGING = re.compile(
+    r"current_timestamp|current_date|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\(", re.I
+)
+
+
+def iterate(sequence: Any) -> Iterator[Any]:
+    """Walk a Scala sequence."""
+    iterator = sequence.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def kind_of(node: Any) -> str:
+    """Spark's name of a node or an expression."""
+    return str(node.getClass().getSimpleName())
+
+
+def analyzed(df: "DataFrame") -> Any:
+    """Spark's analysed logical plan of a DataFrame."""
+    return df._jdf.queryExecution().analyzed()
+
+
+def shown_expression(expression: Any) -> str:
+    """An expression for people."""
+    return without_generated_names(str(expression.sql())).replace("`", "")
+
+
+def walk(plan: Any) -> Iterator[Any]:
+    """All nodes of a plan, from its top."""
+    yield plan
+    for child in iterate(plan.children()):
+        yield from walk(child)
+
+
+def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Columns that identify a row of an update-mode flow: declared, or the grouping columns.
+
+    Returns:
+        Empty for a query without an aggregation, whose updates are plain appends.
+
+    Raises:
+        DefinitionError: The query groups by something that its result does not show, or a declared
+            key is not a column.
+    """
+    declared = properties.get(MERGE_KEYS_PROPERTY, "")
+    if declared.strip():
+        keys = tuple(key.strip() for key in declared.split(","))
+        for key in keys:
+            if key.lower() not in {column.lower() for column in df.columns}:
+                raise DefinitionError(
+                    "MERGE_KEY_NOT_A_COLUMN",
+                    f"{MERGE_KEYS_PROPERTY} of {flow.target!r} names {key!r}",
+                    origin=flow.origin,
+                    hint=f"columns: {', '.join(df.columns)}",
+                )
+        return keys
+    return _grouping_columns(df, flow)
+
+
+def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
+    # Attributes are followed from the top of the plan down to the first aggregate: an output
+    # column is a key when everything it is made of is a grouping column.
+    node = analyzed(df)
+    columns: list[tuple[str, set[int]]] = [
+        (attribute.name(), {attribute.exprId().id()}) for attribute in iterate(node.output())
+    ]
+    while kind_of(node) in _TRANSPARENT:
+        if kind_of(node) == "Project":
+            made_of = {
+                item.exprId().id(): {a.exprId().id() for a in iterate(item.references().toSeq())}
+                for item in iterate(node.projectList())
+            }
+            columns = [
+                (name, set().union(*(made_of.get(i, {i}) for i in ids))) for name, ids in columns
+            ]
+        node = node.children().head()
+    if kind_of(node) != "Aggregate":
+        if _has_stateful(node):
+            raise _keys_unknown(flow)
+        return ()
+    grouping: set[int] = set()
+    for expression in iterate(node.groupingExpressions()):
+        grouping |= {a.exprId().id() for a in iterate(expression.references().toSeq())}
+    produced = {}
+    for item in iterate(node.aggregateExpressions()):
+        references = {a.exprId().id() for a in iterate(item.references().toSeq())}
+        is_key = (
+            references <= grouping
+            and references
+            and "AggregateExpression" not in (item.getClass().getSimpleName())
+            and not _contains_aggregate(item)
+        )
+        produced[item.exprId().id()] = (bool(is_key), references)
+    keys, covered = [], set()
+    for name, ids in columns:
+        if ids and all(i in produced and produced[i][0] for i in ids):
+            keys.append(name)
+            for i in ids:
+                covered |= produced[i][1]
+    if not grouping:
+        raise _keys_unknown(flow)
+    if not grouping <= covered:
+        raise _keys_unknown(flow)
+    return tuple(keys)
+
+
+def _contains_aggregate(expression: Any) -> bool:
+    if kind_of(expression) == "AggregateExpression":
+        return True
+    return any(_contains_aggregate(child) for child in iterate(expression.children()))
+
+
+def is_stateful(node: Any) -> bool:
+    """Whether a node of a logical plan keeps state."""
+    kind = kind_of(node)
+    if kind not in _STATEFUL or not node.isStreaming():
+        return False
+    return kind != "Join" or all(child.isStreaming() for child in iterate(node.children()))
+
+
+def _has_stateful(node: Any) -> bool:
+    if is_stateful(node):
+        return True
+    return any(_has_stateful(child) for child in iterate(node.children()))
+
+
+def keeps_state(df: "DataFrame") -> bool:
+    """Whether a query keeps state."""
+    return _has_stateful(analyzed(df))
+
+
+def _keys_unknown(flow: Flow) -> DefinitionError:
+    return DefinitionError(
+        "MERGE_KEYS_UNKNOWN",
+        f"flow {flow.name!r} is in update mode, but its result does not show what identifies a "
+        "row: not every grouping column is kept",
+        origin=flow.origin,
+        hint=f'select the grouping columns, or set the table property "{MERGE_KEYS_PROPERTY}"',
+    )
+
+
+def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
+    """One line per stateful operator and per streaming source, in plan order.
+
+    Every process describes the same query by the same lines: they have no generated names.
+    """
+    found: list[str] = []
+    _collect_stateful(analyzed(df), found)
+    return stable_operators(found)
+
+
+def has_state(operators: Sequence[str]) -> bool:
+    """Whether a query keeps state, by what `stateful_operators` says of it."""
+    return len(operators) > 1 or any(not line.startswith("source") for line in operators)
+
+
+def _collect_stateful(node: Any, found: list[str]) -> None:
+    if not node.isStreaming():
+        return
+    kind = kind_of(node)
+    children = list(iterate(node.children()))
+    if kind == "Aggregate":
+        keys = ", ".join(str(e.sql()) for e in iterate(node.groupingExpressions()))
+        values = ", ".join(str(e.sql()) for e in iterate(node.aggregateExpressions()))
+        found.append(f"aggregate by [{keys}] of [{values}]")
+    elif kind == "Join":
+        if all(child.isStreaming() for child in children):
+            condition = node.condition().toString()
+            found.append(f"stream-stream join {node.joinType().sql()} on {condition}")
+    elif kind in ("Deduplicate", "DeduplicateWithinWatermark"):
+        keys = ", ".join(sorted(key.name() for key in iterate(node.keys())))
+        found.append(f"{kind} by [{keys}]")
+    elif kind in _STATEFUL:
+        found.append(f"{kind} with [{', '.join(a.name() for a in iterate(node.output()))}]")
+    elif not children:
+        found.append(f"source {kind}")
+    for child in children:
+        _collect_stateful(child, found)
+
+
+def query_text(df: "DataFrame") -> str:
+    """Canonical text of a query: equal texts mean an equal result for equal sources.
+
+    Canonical plans number attributes by position and forget names, so the schema is part of it.
+    """
+    text = stable_plan(str(analyzed(df).canonicalized().toString()))
+    # A Delta relation names the version that it was analysed at; versions are compared apart.
+    return re.sub(r"version=\d+", "version", text) + df.schema.json()
+
+
+def fingerprint(text: str, *more: str) -> str:
+    """A short digest of texts."""
+    return hashlib.sha256("\0".join((text, *more)).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSources:
+    """What a batch query reads.
+
+    Attributes:
+        versions: Delta table path to version; file path to size and time of modification.
+        unversioned: Why the sources' state is not known; `None` if it is.
+    """
+
+    versions: Mapping[str, str]
+    unversioned: str | None
+
+
+def batch_sources(df: "DataFrame") -> BatchSources:
+    """Versions of everything that a batch query reads, taken from its plan."""
+    plan = analyzed(df)
+    versions: dict[str, str] = {}
+    unversioned: str | None = None
+    if _CHANGING.search(query_text(df)) or not plan.deterministic():
+        unversioned = "its result changes with time or chance"
+    for leaf in iterate(plan.collectLeaves()):
+        kind = kind_of(leaf)
+        if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD"):
+            if kind == "LogicalRDD":
+                unversioned = unversioned or "it reads an RDD"
+            continue
+        location = location_of(leaf)
+        if location is None:
+            unversioned = unversioned or f"it reads {kind}, which has no versions"
+        elif kind_of(location).startswith("Tahoe"):
+            versions[str(location.deltaLog().dataPath().toString())] = str(location.version())
+        else:
+            versions |= _file_versions(location)
+    return BatchSources(versions=versions, unversioned=unversioned)
+
+
+def location_of(leaf: Any) -> Any | None:
+    """Spark's index of the files that a leaf reads; `None` if it reads none."""
+    if kind_of(leaf) != "LogicalRelation":
+        return None
+    relation = leaf.relation()
+    # Delta makes an anonymous subclass, so the class name does not tell.
+    parent = relation.getClass()
+    while parent is not None and parent.getSimpleName() != "HadoopFsRelation":
+        parent = parent.getSuperclass()
+    return relation.location() if parent is not None else None
+
+
+def _file_versions(location: Any) -> dict[str, str]:
+    if not hasattr(location, "allFiles"):
+        return {}
+    return {
+        str(status.getPath().toString()): f"{status.getLen()}@{status.getModificationTime()}"
+        for status in iterate(location.allFiles())
+    }

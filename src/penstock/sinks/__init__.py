@@ -1,0 +1,1 @@
+"""Where rows of a flow go that no table of the pipeline takes."""

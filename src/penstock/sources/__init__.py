@@ -1,0 +1,1 @@
+"""Systems that flows read streams from: one folder each, with the contract in `base`."""

@@ -1,0 +1,205 @@
+"""Parquet, ORC and Avro: Spark reads what the schema names; extra columns are found per file.
+
+A reader of these formats does not say what else a file has. So the schemas of a batch's files are
+looked at before the batch is written, and a column that is new makes the query start again with a
+schema that has it: as a column, or as a part of the rescued data.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructType,
+)
+
+from penstock.errors import SetupError
+from penstock.sources.files.merging import RESCUED, visible, widest
+from penstock.sources.files.options import FileOptions
+from penstock.sources.files.sqltext import (
+    json_text,
+    literal,
+    name,
+    rescued_json,
+    with_value,
+)
+
+_READERS = 4
+_SPARK_ERRORS = (PySparkException, Py4JJavaError)
+_WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
+    ByteType: (),
+    ShortType: (ByteType,),
+    IntegerType: (ByteType, ShortType),
+    LongType: (ByteType, ShortType, IntegerType),
+    FloatType: (),
+    DoubleType: (FloatType, ByteType, ShortType, IntegerType),
+}
+"""Types of which a type holds every value."""
+
+
+def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
+    """The columns that the user sees.
+
+    Args:
+        raw: As Spark's reader gives it, with the columns of `schema`.
+        schema: With the fields that go to the rescued data marked.
+        options: What was asked.
+    """
+    columns = []
+    for field in visible(schema).fields:
+        whole = next(known for known in schema.fields if known.name == field.name)
+        shown = _without_rescued(name(field.name), whole.dataType)
+        columns.append(F.expr(shown).alias(field.name))
+    if options.rescued:
+        parts = _fragments("", schema)
+        fragments = f"filter(array({', '.join(parts)}), x -> x IS NOT NULL)" if parts else ""
+        rescued = rescued_json(fragments) if fragments else "cast(NULL AS string)"
+        columns.append(F.expr(rescued).alias(options.rescued))
+    return raw.select(*columns)
+
+
+def file_schemas(
+    spark: SparkSession, options: FileOptions, paths: Sequence[str]
+) -> StructType | None:
+    """All columns that some files have; `None` if no file could be read.
+
+    Raises:
+        SetupError: `JARS_MISSING`: Avro without its jar.
+    """
+    found = distinct_schemas(spark, options, paths)
+    return widest(found) if found else None
+
+
+def distinct_schemas(
+    spark: SparkSession, options: FileOptions, paths: Sequence[str]
+) -> list[StructType]:
+    """The schema that some files have together, or one for each file where types differ.
+
+    Raises:
+        SetupError: `JARS_MISSING`: Avro without its jar.
+    """
+    if not paths:
+        return []
+    reader = spark.read.format(options.format).option("ignoreCorruptFiles", "true")
+    reader = reader.options(**dict(options.parse))
+    if options.format != "avro":
+        try:
+            return [reader.option("mergeSchema", "true").load(list(paths)).schema]
+        except _SPARK_ERRORS:
+            # Types that cannot be merged: file by file, the first one wins.
+            pass
+    return list(schema_by_file(spark, options, paths).values())
+
+
+def schema_by_file(
+    spark: SparkSession, options: FileOptions, paths: Sequence[str]
+) -> dict[str, StructType]:
+    """The schema of each file that can be read."""
+
+    def schema_of(path: str) -> StructType | None:
+        try:
+            found = spark.read.format(options.format).options(**dict(options.parse)).load(path)
+        except _SPARK_ERRORS as error:
+            if "DATA_SOURCE_NOT_FOUND" in str(error) or "deployed" in str(error):
+                raise avro_missing() from error
+            return None
+        return found.schema
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="file-schemas") as pool:
+        found = zip(paths, pool.map(schema_of, paths), strict=True)
+        return {path: schema for path, schema in found if schema is not None}
+
+
+def misfit(known: StructType, seen: StructType, prefix: str = "") -> str | None:
+    """The first column whose type in a file the schema's type cannot hold; `None` if all fit."""
+    types = {field.name.lower(): field.dataType for field in known.fields}
+    for field in seen.fields:
+        wanted = types.get(field.name.lower())
+        if wanted is None:
+            continue
+        name_ = prefix + field.name
+        if isinstance(wanted, StructType) and isinstance(field.dataType, StructType):
+            inner = misfit(wanted, field.dataType, f"{name_}.")
+            if inner is not None:
+                return inner
+        elif not _holds(wanted, field.dataType):
+            have, want = field.dataType.simpleString(), wanted.simpleString()
+            return (
+                f"column {name_!r} is {have.upper()} in the file and {want.upper()} in the schema"
+            )
+    return None
+
+
+def _holds(wanted: DataType, seen: DataType) -> bool:
+    if isinstance(wanted, ArrayType) and isinstance(seen, ArrayType):
+        if isinstance(wanted.elementType, StructType) and isinstance(seen.elementType, StructType):
+            return misfit(wanted.elementType, seen.elementType) is None
+        return _holds(wanted.elementType, seen.elementType)
+    if type(wanted) in _WIDER:
+        return type(seen) is type(wanted) or type(seen) in _WIDER[type(wanted)]
+    if isinstance(wanted, DecimalType) and isinstance(seen, DecimalType):
+        whole = wanted.precision - wanted.scale >= seen.precision - seen.scale
+        return whole and wanted.scale >= seen.scale
+    return type(wanted) is type(seen)
+
+
+def avro_missing() -> SetupError:
+    """The error for Avro files without Spark's module for them."""
+    return SetupError(
+        "JARS_MISSING",
+        "Avro files need Spark's Avro module, whose jar is not on the class path",
+        hint="run `penstock jars sync --set avro`",
+    )
+
+
+def _without_rescued(cell: str, kind: DataType) -> str:
+    """SQL: a cell without the parts that go to the rescued data."""
+    if not isinstance(kind, StructType) or visible(kind) == kind:
+        return cell
+    fields = ", ".join(
+        f"{literal(f.name)}, {_without_rescued(f'{cell}.{name(f.name)}', f.dataType)}"
+        for f in kind.fields
+        if not f.metadata.get(RESCUED)
+    )
+    return f"CASE WHEN {cell} IS NOT NULL THEN named_struct({fields}) END"
+
+
+def _fragments(cell: str, schema: StructType) -> list[str]:
+    """SQL: one fragment for each field that goes to the rescued data, NULL without a value."""
+    found = []
+    for field in schema.fields:
+        value = f"{cell}.{name(field.name)}" if cell else name(field.name)
+        if field.metadata.get(RESCUED):
+            text = _value_json(value, field.dataType)
+            found.append(
+                f"CASE WHEN {value} IS NOT NULL THEN "
+                f"concat({json_text(literal(field.name))}, ':', {text}) END"
+            )
+        elif isinstance(field.dataType, StructType):
+            inner = _fragments(value, field.dataType)
+            if inner:
+                parts = f"filter(array({', '.join(inner)}), x -> x IS NOT NULL)"
+                joined = (
+                    f"CASE WHEN size(fs) > 0 THEN concat({json_text(literal(field.name))}, "
+                    "':{', array_join(fs, ','), '}') END"
+                )
+                found.append(with_value("fs", parts, joined))
+    return found
+
+
+def _value_json(value: str, kind: DataType) -> str:
+    if isinstance(kind, StructType | ArrayType):
+        return f"to_json({value})"
+    return f"regexp_replace(to_json(array({value})), '^.|.$', '')"

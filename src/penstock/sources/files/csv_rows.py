@@ -1,0 +1,276 @@
+"""CSV: from text to typed columns by the names in each file's own header.
+
+Spark's CSV reader goes by position: where two files have their columns in different orders, it
+mixes them up. Here a file whose header is the schema's is parsed as it is; the lines of any other
+are brought into the order of the schema first. Either way the same parser makes the typed columns.
+"""
+
+import re
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DecimalType, StructType
+
+from penstock.sources.files.options import Evolution, FileOptions
+from penstock.sources.files.rescue import FLAW, typed_columns
+from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock.sources.files.sqltext import (
+    NO_TEXTS,
+    json_text,
+    literal,
+    literals,
+    name,
+    options_map,
+    path_part,
+    text_fragment,
+    with_value,
+)
+from penstock.sources.files.widening import can_widen, entry, wider_for_text
+
+_LINE = "__files_line"
+_HEADER = "__files_header"
+_FITTED = "__files_fitted"
+# What only the reader of files understands.
+_READER_ONLY = frozenset(
+    {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep", "header"}
+    | {"inferschema", "samplingratio", "compression", "skiprows", "enforceschema", "comment"}
+    | {"maxcolumns", "prefersdate"}
+)
+
+
+def needs_whole_files(options: FileOptions) -> bool:
+    """Whether lines alone do not say what they mean."""
+    return (
+        options.whole_files
+        or options.parser_flag("header")
+        or int(options.parser_option("skipRows", default="0")) > 0
+    )
+
+
+def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
+    """Parse text into `Rows`.
+
+    Args:
+        raw: Column `value` with one file each, or one line where `needs_whole_files` says no.
+        schema: Of the typed columns.
+        options: What was asked.
+    """
+    csv = _Csv(schema, options)
+    whole = needs_whole_files(options)
+    df = decoded(raw, options, whole=whole)
+    if whole:
+        # Two steps, so that the lines are found once and not once for each use.
+        df = df.selectExpr(f"{csv.lines()} AS __files_lines")
+        df = df.selectExpr("__files_lines", f"{csv.header('__files_lines')} AS {_HEADER}")
+        body = "__files_lines"
+        if options.parser_flag("header"):
+            body = "slice(__files_lines, 2, greatest(size(__files_lines) - 1, 0))"
+        df = df.selectExpr(_HEADER, f"explode({body}) AS {_LINE}")
+    else:
+        df = df.filter(csv.is_record("value")).selectExpr(
+            f"cast(NULL AS array<string>) AS {_HEADER}", f"value AS {_LINE}"
+        )
+    df = df.selectExpr(
+        _HEADER,
+        _LINE,
+        f"CASE WHEN {_HEADER} IS NULL THEN {_LINE} ELSE {csv.fitted()} END AS {_FITTED}",
+    )
+    df = df.selectExpr(_HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
+    df = df.selectExpr(_LINE, TYPED, f"{csv.left()} AS {LEFT}")
+    return Rows(df, schema, _LINE)
+
+
+def header_names(raw: DataFrame, options: FileOptions) -> DataFrame:
+    """The column names in the header of each file, one row with `names` each.
+
+    Args:
+        raw: Column `value` with one file each.
+        options: What was asked.
+    """
+    csv = _Csv(StructType([]), options)
+    df = decoded(raw, options, whole=True).selectExpr(f"{csv.lines()} AS __files_lines")
+    return df.selectExpr(f"{csv.names('__files_lines')} AS names")
+
+
+class _Csv:
+    def __init__(self, schema: StructType, options: FileOptions) -> None:
+        self._schema = schema
+        self._options = options
+        self._parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+        self._names = [field.name for field in schema.fields]
+        self._separator = options.parser_option("sep", "delimiter", default=",")
+        self._quote = options.parser_option("quote", default='"')
+        self._escape = options.parser_option("escape", default="\\")
+        self._comment = options.parser_option("comment")
+
+    # -- lines -----------------------------------------------------------------------------------
+
+    def lines(self) -> str:
+        """SQL: the records of a file, its header among them."""
+        separator = self._options.parser_option("lineSep")
+        if self._options.multiline and self._quote:
+            records = f"regexp_extract_all(value, {literal(self._record())}, 0)"
+            records = f"transform({records}, x -> regexp_replace(x, '[\\\\r\\\\n]+$', ''))"
+        else:
+            end = re.escape(separator) if separator else r"\r\n|\n|\r"
+            records = f"split(value, {literal(end)})"
+        skipped = int(self._options.parser_option("skipRows", default="0"))
+        if skipped:
+            records = with_value(
+                "rs", records, f"slice(rs, {skipped + 1}, greatest(size(rs) - {skipped}, 0))"
+            )
+        return f"filter({records}, x -> {self.is_record('x')})"
+
+    def is_record(self, text: str) -> str:
+        """SQL: whether a line is neither blank nor a comment."""
+        test = f"trim(' \\t\\r\\n', {text}) <> ''"
+        if self._comment:
+            test += f" AND NOT startswith(ltrim({text}), {literal(self._comment)})"
+        return test
+
+    def _record(self) -> str:
+        """A record that may have line ends inside of quotes; possessive, so without recursion."""
+        separator = re.escape(self._separator)
+        plain = rf"(?:(?!{separator})[^\r\n])*+"
+        token = rf"(?:[ \t]*+{self._quoted()})?+{plain}(?:{separator}|(?=[\r\n]|\z))"
+        return rf"(?:{token})++(?:\r\n|\n|\r|\z)"
+
+    def _quoted(self) -> str:
+        quote, escape = re.escape(self._quote), re.escape(self._escape or self._quote)
+        plain = f"[^{_class(self._quote)}{_class(self._escape)}]"
+        end = rf"\s*(?:{re.escape(self._separator)}|[\r\n]|\z)"
+        inside = rf"{plain}++|{quote}{quote}"
+        if escape != quote:
+            inside += rf"|{escape}(?!{quote}{end})[\s\S]|{escape}{quote}"
+        return rf"{quote}(?:{inside})*+{quote}"
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def names(self, lines: str) -> str:
+        """SQL: the names in a header as Spark's reader would call the columns."""
+        tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim({self._value('x')}))"
+        # Spellings that differ in case are names of their own: one is a column, others are rescued.
+        doubled = "size(filter(h, y -> y = x)) > 1"
+        safe = (
+            "transform(h, (x, i) -> CASE WHEN x IS NULL OR x = '' THEN concat('_c', i) "
+            f"WHEN {doubled} THEN concat(x, i) ELSE x END)"
+        )
+        return f"CASE WHEN size({lines}) > 0 THEN {with_value('h', tokens, safe)} END"
+
+    def header(self, lines: str) -> str:
+        """SQL: a file's own names; NULL where they are the schema's."""
+        if not self._options.parser_flag("header"):
+            return "cast(NULL AS array<string>)"
+        names = self.names(lines)
+        if not self._options.case_sensitive and self._names:
+            spelled = ", ".join(f"{literal(n.lower())}, {literal(n)}" for n in self._names)
+            alone = "size(filter(hs, y -> lower(y) = lower(x))) = 1"
+            found = f"coalesce(try_element_at(map({spelled}), lower(x)), x)"
+            respelled = f"transform(hs, x -> CASE WHEN {alone} THEN {found} ELSE x END)"
+            names = with_value("hs", names, respelled)
+        return with_value("hn", names, f"CASE WHEN hn <> {literals(self._names)} THEN hn END")
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def typed(self, text: str) -> str:
+        """SQL: the struct of the typed columns."""
+        given = {**self._parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+        return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(given)})"
+
+    def _tokens(self, text: str) -> str:
+        """SQL: the tokens of a line as they are written, quotes included."""
+        separator = re.escape(self._separator)
+        plain = f"split({text}, {literal(separator)}, -1)"
+        if not self._quote:
+            return plain
+        # With a separator in front, every token begins with one, and none is of no length.
+        token = rf"{separator}((?:[ \t]*+{self._quoted()})?+(?:(?!{separator})[\s\S])*+)"
+        line = f"concat({literal(self._separator)}, {text})"
+        quoted = f"regexp_extract_all({line}, {literal(token)}, 1)"
+        return f"CASE WHEN contains({text}, {literal(self._quote)}) THEN {quoted} ELSE {plain} END"
+
+    def _value(self, token: str) -> str:
+        """SQL: what a token says; NULL for none."""
+        given = {**self._parse, "mode": "PERMISSIVE"}
+        return f"from_csv({token}, 'v string', {options_map(given)}).v"
+
+    def fitted(self) -> str:
+        """SQL: a line in the order of the schema."""
+        cells = ", ".join(f"coalesce({_lookup(literal(n), _HEADER)}, '')" for n in self._names)
+        line = f"concat_ws({literal(self._separator)}, {cells})" if cells else "''"
+        return with_value("tk", self._tokens(_LINE), line)
+
+    def left(self) -> str:
+        """SQL of `LEFT`."""
+        corrupt = f"array({text_fragment('_corrupt_record', _LINE)})"
+        broken = left_sql(fragments=corrupt, bad="true", broken=True)
+        names = f"coalesce({_HEADER}, {literals(self._names)})"
+        misfits = []
+        for column in self._names:
+            value = f"CASE WHEN {TYPED}.{name(column)} IS NULL THEN {self._value('mt')} END"
+            told = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
+            shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {told} END")
+            misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
+        known = literals(self._names)
+        # Tokens without a column of their own, by the header's name or their place in the line.
+        place = "coalesce(get(tn, i), concat('_c', i))"
+        told = f"concat({json_text(place)}, ':', {json_text('v')})"
+        others = (
+            f"transform(tk, (x, i) -> CASE WHEN NOT array_contains({known}, {place}) THEN "
+            + with_value("v", self._value("x"), f"CASE WHEN v IS NOT NULL THEN {told} END")
+            + " END)"
+        )
+        parts = ", ".join(misfits) or "cast(NULL AS string)"
+        fragments = f"filter(concat({others}, array({parts})), x -> x IS NOT NULL)"
+        new = NO_TEXTS
+        if self._options.evolution is not Evolution.NONE:
+            taken = (*self._names, *self._options.reserved)
+            folded = literals(column.lower() for column in taken)
+            test = f"NOT array_contains({folded}, lower(x)) AND NOT x RLIKE '^_c[0-9]+$'"
+            new = f"coalesce(filter({_HEADER}, x -> {test}), {NO_TEXTS})"
+        tokens, wide = self._tokens(_LINE), self._wider()
+        whole = left_sql(fragments=fragments, new=new, wide=wide)
+        slow = with_value("tk", tokens, with_value("tn", names, whole))
+        fits = f"{_HEADER} IS NULL AND {TYPED}.{FLAW} IS NULL"
+        if self._quote:
+            opened = self._has_open_quote()
+            slow = f"CASE WHEN {opened} THEN {broken} ELSE {slow} END"
+            fits += f" AND NOT ({opened})"
+        if any(isinstance(f.dataType, DecimalType) for f in self._schema) and wide != NO_TEXTS:
+            fits += f" AND size({with_value('tk', tokens, with_value('tn', names, wide))}) = 0"
+        return f"CASE WHEN NOT ({fits}) THEN {slow} END"
+
+    def _wider(self) -> str:
+        """SQL: columns that have no room for their values; uses `tk` and `tn` of `left`."""
+        found = []
+        for field in self._schema.fields:
+            if self._options.evolution is not Evolution.WIDEN or not can_widen(field.dataType):
+                continue
+            value = self._value("wt")
+            if not isinstance(field.dataType, DecimalType):  # they are rounded, not refused
+                value = f"CASE WHEN {TYPED}.{name(field.name)} IS NULL THEN {value} END"
+            told = entry(path_part(field.name), wider_for_text("wv", field.dataType))
+            lookup = _lookup(literal(field.name), "tn")
+            found.append(with_value("wt", lookup, with_value("wv", value, told)))
+        return f"filter(array({', '.join(found)}), x -> x IS NOT NULL)" if found else NO_TEXTS
+
+    def _has_open_quote(self) -> str:
+        """SQL: whether a quoted token has no end; the parser would swallow what follows."""
+        separator = re.escape(self._separator)
+        opened = rf"(?:^|{separator})[ \t]*+{re.escape(self._quote)}"
+        first = rf"(?:(?!{separator})[\s\S])*+"
+        token = rf"[ \t]*+(?:{self._quoted()}|(?!{re.escape(self._quote)})){first}"
+        closed = rf"^(?:{token}(?:{separator}|\z))*+\z"
+        return (
+            f"contains({_LINE}, {literal(self._quote)}) AND {_LINE} RLIKE {literal(opened)} "
+            f"AND NOT {_LINE} RLIKE {literal(closed)}"
+        )
+
+
+def _lookup(key: str, names: str) -> str:
+    """SQL: the token `tk` under a name; NULL without one."""
+    return f"get(tk, cast(array_position({names}, {key}) AS int) - 1)"
+
+
+def _class(text: str) -> str:
+    """The first character of a text, for a character class."""
+    return re.sub(r"([\\\]\[^&-])", r"\\\1", text[:1])

@@ -1,0 +1,199 @@
+"""The schema of files, from a sample of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import ConnectorError
+from penstock.sources.files.columnar_rows import file_schemas
+from penstock.sources.files.csv_rows import header_names, needs_whole_files
+from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
+from penstock.sources.files.merging import one_spelling, widest, without_void
+from penstock.sources.files.options import COLUMNAR, FORMATS, FileOptions
+from penstock.sources.files.rows import decoded
+from penstock.sources.files.shape import key_order
+from penstock.sources.files.xml_rows import row_tag
+
+TEXT = StructType([StructField("value", StringType())])
+BINARY = StructType(
+    [
+        StructField("path", StringType()),
+        StructField("modificationTime", TimestampType()),
+        StructField("length", LongType()),
+        StructField("content", BinaryType()),
+    ]
+)
+
+_CORRUPT = "__files_flaw"
+_MOST_SPELLED = 10_000
+_SAMPLE = "spark.databricks.cloudFiles.schemaInference.sampleSize."
+_ENDINGS = {"ndjson": "json", "jsonl": "json", "tsv": "csv", "txt": "text", "pq": "parquet"}
+_COMPRESSED = ("gz", "gzip", "bz2", "zst", "zstd", "lz4", "snappy", "deflate", "xz")
+
+
+def sample(spark: SparkSession, files: Sequence[FoundFile]) -> list[FoundFile]:
+    """The first files, up to a number and a size that session confs set."""
+    most_files = int(str(spark.conf.get(_SAMPLE + "numFiles", "1000")))
+    most_bytes = sample_size(str(spark.conf.get(_SAMPLE + "numBytes", "50gb")))
+    chosen: list[FoundFile] = []
+    total = 0
+    for file in files:
+        if file.size == 0:
+            continue
+        if len(chosen) >= most_files or (chosen and total + file.size > most_bytes):
+            break
+        chosen.append(file)
+        total += file.size
+    return chosen
+
+
+def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]) -> StructType:
+    """The columns of some files, without hints and partition columns; empty if they show none."""
+    if options.format == "text":
+        return TEXT
+    if options.format == "binaryfile":
+        return BINARY
+    paths = [readable(file.path) for file in files]
+    if not paths:
+        return StructType([])
+    if options.format in COLUMNAR:
+        found = file_schemas(spark, options, paths)
+    elif options.format == "json":
+        found = _json(spark, options, paths)
+    elif options.format == "csv":
+        found = _csv(spark, options, paths)
+    else:
+        found = _xml(spark, options, paths)
+    return one_spelling(without_void(found)) if found is not None else StructType([])
+
+
+def detect_format(files: Sequence[FoundFile]) -> str:
+    """The format that the names of files tell.
+
+    Raises:
+        ConnectorError: `AUTOLOADER_OPTION_INVALID`: they tell none.
+    """
+    known = {name.lower() for name in FORMATS} - {"binaryfile"}
+    for file in files:
+        parts = file.path.rsplit("/", 1)[-1].lower().split(".")[1:]
+        while parts and parts[-1] in _COMPRESSED:
+            parts.pop()
+        ending = _ENDINGS.get(parts[-1], parts[-1]) if parts else ""
+        if ending in known:
+            return ending
+    raise ConnectorError(
+        "AUTOLOADER_OPTION_INVALID",
+        "the format of the files is not known",
+        hint='set the option: cloudFiles.format for Auto Loader, format => "json" for read_files',
+    )
+
+
+def sample_key_order(
+    spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]
+) -> dict[str, list[str]]:
+    """How the keys of JSON records follow each other, from the beginning of one file."""
+    if options.format != "json" or options.whole_files or not files:
+        return {}
+    smallest = min(files[:50], key=lambda file: file.size)
+    try:
+        rows = _texts(spark, [readable(smallest.path)], whole=False).limit(50).collect()
+    except (PySparkException, Py4JJavaError):
+        return {}
+    return key_order([row["value"] for row in rows])
+
+
+def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
+    texts = decoded(_texts(spark, paths, whole=options.whole_files), options, whole=True)
+    if options.whole_files and not options.multiline:
+        lines = F.explode(F.split("value", "\r\n|\n|\r"))
+        texts = texts.select(lines.alias("value"))
+    decided = ("encoding", "charset", "linesep", "multiline")
+    given = {k: v for k, v in _readable(options).items() if k.lower() not in decided}
+    reader = spark.read.options(**given)
+    reader = reader.option("primitivesAsString", str(not options.infer_types).lower())
+    java: Any = reader.option("columnNameOfCorruptRecord", _CORRUPT)._jreader
+    # From texts: from files, Spark refuses two spellings of one name.
+    strings = getattr(texts._jdf, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())  # type: ignore[union-attr]
+    found = StructType.fromJson(json.loads(java.json(strings).schema().json()))
+    kept = [field for field in found.fields if field.name != _CORRUPT]
+    return _common_spelling(spark, StructType(kept), paths)
+
+
+def _common_spelling(spark: SparkSession, schema: StructType, paths: list[str]) -> StructType:
+    """The schema with the most used spelling of each name, where records have several."""
+    lines = _texts(spark, paths, whole=False).limit(_MOST_SPELLED)
+    keys = F.explode(F.expr("coalesce(json_object_keys(value), array())")).alias("key")
+    used = {row["key"]: row["count"] for row in lines.select(keys).groupBy("key").count().collect()}
+    best: dict[str, str] = {}
+    for key in sorted(used, key=lambda key: used[key]):
+        best[key.lower()] = key
+    fields = {best.get(f.name.lower(), f.name): f for f in reversed(schema.fields)}
+    spelled = [StructField(name, field.dataType, True) for name, field in fields.items()]
+    return StructType(sorted(spelled, key=lambda field: field.name))
+
+
+def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType | None:
+    reader = spark.read.option("ignoreCorruptFiles", "true").options(**_readable(options))
+    reader = reader.option("columnNameOfCorruptRecord", _CORRUPT)
+    reader = reader.option("inferSchema", str(options.infer_types).lower())
+    if not options.parser_flag("header") or not needs_whole_files(options):
+        return widest([reader.csv(paths).schema])
+    raw = _texts(spark, paths, whole=True)
+    found = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
+    headers: dict[tuple[str, ...], list[str]] = {}
+    for row in found.collect():
+        if row["names"]:
+            headers.setdefault(tuple(row["names"]), []).append(row["path"])
+    if not options.infer_types:
+        return widest([_strings(names) for names in headers])
+    groups = []
+    for names, group in headers.items():
+        seen = reader.csv([readable(file_name_of_uri(path)) for path in group]).schema
+        by_position = zip(names, seen.fields, strict=False)
+        groups.append(StructType([StructField(n, f.dataType, True) for n, f in by_position]))
+    return widest(groups)
+
+
+def _xml(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
+    reader = spark.read.format("xml").option("ignoreCorruptFiles", "true")
+    reader = reader.options(**_readable(options)).option("rowTag", row_tag(options))
+    reader = reader.option("inferSchema", str(options.infer_types).lower())
+    found = reader.option("columnNameOfCorruptRecord", _CORRUPT).load(paths).schema
+    return StructType([field for field in found.fields if field.name != _CORRUPT])
+
+
+def _texts(spark: SparkSession, paths: Sequence[str], *, whole: bool) -> DataFrame:
+    reader = spark.read.option("ignoreCorruptFiles", "true")
+    return reader.text(list(paths), wholetext=whole)
+
+
+def _readable(options: FileOptions) -> dict[str, str]:
+    """Format options that make sense while a schema is inferred."""
+    left_out = ("mode", "columnnameofcorruptrecord", "inferschema")
+    return {key: value for key, value in options.parse.items() if key.lower() not in left_out}
+
+
+def _strings(names: Sequence[str]) -> StructType:
+    return StructType([StructField(name, StringType(), True) for name in names])
+
+
+def sample_size(text: str) -> int:
+    """Bytes of a size such as `10gb`, `500g` or `1048576`."""
+    number = text.strip().lower().removesuffix("b").rstrip()
+    for unit, factor in (("t", 2**40), ("g", 2**30), ("m", 2**20), ("k", 2**10)):
+        if number.endswith(unit):
+            return int(float(number.removesuffix(unit)) * factor)
+    return int(number)

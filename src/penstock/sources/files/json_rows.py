@@ -1,0 +1,161 @@
+"""JSON: from text to typed columns and what did not fit."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock.parsing.exponents import huge_number
+from penstock.sources.files.options import Evolution, FileOptions
+from penstock.sources.files.rescue import FLAW, Comparison, typed_columns
+from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock.sources.files.shape import (
+    KeyOrder,
+    clean_line,
+    is_all_strings,
+    quote_numbers,
+)
+from penstock.sources.files.sqltext import (
+    NO_TEXTS,
+    case_chain,
+    literal,
+    options_map,
+    text_fragment,
+    with_value,
+)
+
+_TEXT = "__files_text"
+_RANK = "__files_rank"
+_HUGE = 3
+# What only the reader of files understands.
+_READER_ONLY = frozenset(
+    {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep"}
+    | {"primitivesasstring", "inferschema", "samplingratio", "compression", "header"}
+)
+
+
+def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: KeyOrder) -> Rows:
+    """Parse text into `Rows`.
+
+    Args:
+        raw: Column `value` with one line each, or one file where records may span lines.
+        schema: Of the typed columns.
+        options: What was asked.
+        order: How keys follow each other in the files.
+    """
+    parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+    given = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+    df = decoded(raw, options, whole=options.whole_files)
+    df = df.selectExpr(f"explode({_records(options, parse)}) AS {_TEXT}")
+    df = df.selectExpr(f"coalesce({_TEXT}, 'null') AS {_TEXT}")
+    if not options.case_sensitive:
+        df = df.withColumn(_TEXT, F.expr(_respelled(schema)))
+    # 0: certainly complete; 1: as well, with its numbers in quotes; 2: to be compared.
+    rank, source = "2", _TEXT
+    is_widening = options.evolution is Evolution.WIDEN
+    pattern = clean_line(schema, order, rounds=not is_widening)
+    if pattern is not None:
+        cases = [(f"{_TEXT} RLIKE {literal(pattern)}", "0")]
+        if is_all_strings(schema):
+            # Numbers that go into strings keep their digits: they are put into quotes first.
+            loose = clean_line(schema, order, exact=False)
+            cases.append((f"{_TEXT} RLIKE {literal(loose or '')}", "1"))
+            number, replacement = quote_numbers()
+            quoted = f"regexp_replace({_TEXT}, {literal(number)}, {literal(replacement)})"
+            source = f"CASE WHEN {_RANK} = 1 THEN {quoted} ELSE {_TEXT} END"
+        rank = case_chain(cases, "2")
+    df = df.selectExpr(_TEXT, f"{rank} AS {_RANK}")
+    huge = huge_number(F.col(_TEXT), schema)
+    if huge is not None:
+        # Neither complete nor compared: it is left as a broken record.
+        df = df.withColumn(_RANK, F.when(huge, _HUGE).otherwise(F.col(_RANK)))
+        source = f"CASE WHEN {_RANK} <> {_HUGE} THEN {source} END"
+    parsed = f"from_json({source}, {typed_columns(schema)}, {options_map(given)})"
+    df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}", _RANK)
+    slow = _slow(schema, options, Comparison(parse, reserved=options.reserved), given)
+    clean = f"{_RANK} < 2 AND {TYPED}.{FLAW} IS NULL"
+    df = df.selectExpr(_TEXT, TYPED, f"CASE WHEN NOT ({clean}) THEN {slow} END AS {LEFT}")
+    return Rows(df, schema, _TEXT)
+
+
+def _records(options: FileOptions, parse: dict[str, str]) -> str:
+    """SQL: the JSON texts of a line or a file, each for one row."""
+    given = f", {options_map(parse)}" if parse else ""
+    # As variants, because Spark shortens long fractions when it copies a value into a string; they
+    # refuse repeated keys, which the other way keeps. No lambdas here: they would keep Spark from
+    # compiling this step, which every line goes through.
+    items = f"try_variant_get(from_json(value, 'variant'{given}), '$', 'array<string>')"
+    split = f"coalesce({items}, from_json(value, 'array<string>'{given}))"
+    # Trailing text after an array would be dropped: such a line is taken as one bad record.
+    complete = "try_parse_json(concat('{\"r\":[', value, ']}')) IS NOT NULL"
+    is_array = "substr(ltrim(' \\t\\r\\n', value), 1, 1) = '['"
+    array = f"CASE WHEN {complete} THEN {split} END"
+    if not options.whole_files:
+        blank = "trim(' \\t\\r', value) = ''"
+        return (
+            f"CASE WHEN {is_array} THEN coalesce({array}, array(value)) "
+            f"WHEN {blank} THEN {NO_TEXTS} ELSE array(value) END"
+        )
+    # A file of one record a line, read with multiLine, would lose all records but the first.
+    lines = "filter(split(value, '\\\\r\\\\n|\\\\n|\\\\r'), x -> trim(x) <> '')"
+    single = "try_parse_json(concat('[', value, ']')) IS NOT NULL"
+    by_line = with_value(
+        "ls",
+        lines,
+        "CASE WHEN size(ls) > 1 AND forall(ls, x -> try_parse_json(concat('[', x, ']')) "
+        "IS NOT NULL) THEN ls ELSE array(value) END",
+    )
+    blank = "trim(' \\t\\r\\n', value) = ''"
+    return (
+        f"CASE WHEN {blank} THEN {NO_TEXTS} WHEN {is_array} THEN coalesce({array}, array(value)) "
+        f"WHEN {single} THEN array(value) ELSE {by_line} END"
+    )
+
+
+def _slow(
+    schema: StructType, options: FileOptions, comparison: Comparison, given: dict[str, str]
+) -> str:
+    """SQL of what is left of a record that is not certainly complete."""
+    corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
+    # In an array and an object of our own, what follows the record makes the whole invalid.
+    wrapped = f"from_json(concat('[{{\"r\":', {_TEXT}, '}}]'), 'variant', {options_map(given)})"
+    alone = (
+        "size(try_variant_get(w, '$', 'array<variant>')) = 1 AND "
+        "size(try_variant_get(w, '$[0]', 'map<string,variant>')) = 1"
+        f" AND {_RANK} <> {_HUGE}"
+    )
+    record = with_value(
+        "w",
+        wrapped,
+        f"CASE WHEN {alone} THEN try_variant_get(w, '$[0].r', 'map<string,variant>') END",
+    )
+    left = comparison.left_over("f", TYPED, schema)
+    new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
+    flawed = f"{TYPED}.{FLAW} IS NOT NULL OR {TYPED} IS NULL"
+    is_widening = options.evolution is Evolution.WIDEN
+    wide = comparison.wider_types("f", schema) if is_widening else NO_TEXTS
+    broken = left_sql(fragments=corrupt, bad=flawed, broken=True)
+    whole = left_sql(fragments=left, new=new, wide=wide)
+    return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
+
+
+def _respelled(schema: StructType) -> str:
+    """SQL: the text with the record's keys in the spelling of the schema, where one differs."""
+    spelled = ", ".join(
+        f"{literal(field.name.lower())}, {literal(field.name)}" for field in schema.fields
+    )
+    if not spelled:
+        return _TEXT
+    known = f"array({', '.join(literal(field.name) for field in schema.fields)})"
+    keys = f"json_object_keys({_TEXT})"
+    names = f"map({spelled})"
+    differs = (
+        f"size(filter({keys}, k -> NOT array_contains({known}, k) AND "
+        f"map_contains_key({names}, lower(k)))) > 0 AND "
+        f"size(array_distinct(transform({keys}, k -> lower(k)))) = size({keys})"
+    )
+    fields = f"try_variant_get(try_parse_json({_TEXT}), '$', 'map<string,variant>')"
+    respelled = (
+        f"to_json(transform_keys({fields}, "
+        f"(k, v) -> coalesce(try_element_at({names}, lower(k)), k)))"
+    )
+    return f"CASE WHEN {differs} THEN coalesce({respelled}, {_TEXT}) ELSE {_TEXT} END"

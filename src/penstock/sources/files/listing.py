@@ -1,0 +1,194 @@
+"""Which files there are: roots, listing, names of files in SQL."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import SparkSession
+
+from penstock._tables.files import local_path
+from penstock.errors import ConnectorError
+from penstock.sources.files.options import FileOptions
+from penstock.sources.files.sqltext import PATH, literals
+
+_GLOB = re.compile(r"[*?\[{]")
+_NAME_FILTER = "pathGlobFilter"
+_MOST_LOOKED_AT = 1000
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """One file below a root.
+
+    Attributes:
+        path: As Spark writes it, without escapes.
+        size: In bytes.
+        modified: Milliseconds since 1970.
+    """
+
+    path: str
+    size: int
+    modified: int
+
+
+class FileRoots:
+    """The folders of a source.
+
+    Args:
+        spark: Session whose file systems are asked.
+        paths: As the user gave them, absolute.
+        options: Filters of names and times.
+    """
+
+    def __init__(self, spark: SparkSession, paths: Sequence[str], options: FileOptions) -> None:
+        if not paths or any(not path.strip() for path in paths):
+            raise ConnectorError(
+                "AUTOLOADER_OPTION_INVALID",
+                "the source has no path",
+                hint='name a folder: .load("folder")',
+            )
+        self.paths = tuple(path.strip() for path in paths)
+        self._spark = spark
+        self._options = options
+
+    def existing(self) -> list[str]:
+        """The roots that are there; one with wildcards counts."""
+        return [path for path in self.paths if _GLOB.search(path) or self._exists(path)]
+
+    def missing(self) -> list[str]:
+        """The roots that are not there yet."""
+        present = set(self.existing())
+        return [path for path in self.paths if path not in present]
+
+    def unmatched(self) -> tuple[str, str] | None:
+        """The filter of names and the folder, if none of the folder's files matches it.
+
+        Looked at are the first thousand files of local folders: it is for a warning.
+        """
+        pattern = self._options.source.get(_NAME_FILTER)
+        if not pattern:
+            return None
+        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+        names = hadoop.GlobFilter(pattern)
+        for path in self.existing():
+            folder = local_path(path)
+            if folder is None or not folder.is_dir():
+                return None
+            files = (file for file in folder.rglob("[!._]*") if file.is_file())
+            seen = {file.name for file in itertools.islice(files, _MOST_LOOKED_AT)}
+            if not seen or any(names.accept(hadoop.Path(f"/{name}")) for name in seen):
+                return None
+        return pattern, ", ".join(self.paths)
+
+    def stream_path(self) -> str:
+        """One path for Spark's file source, which takes no list and no missing folder.
+
+        A missing folder is named by a pattern that matches nothing else: then the stream waits for
+        it instead of failing.
+        """
+        present = set(self.existing())
+        patterns = [path if path in present else _as_pattern(path) for path in self.paths]
+        if len(patterns) == 1:
+            return patterns[0]
+        if any("," in path or "{" in path for path in patterns):
+            raise ConnectorError(
+                "AUTOLOADER_OPTION_INVALID",
+                "several paths in one stream cannot have commas or braces in them",
+                hint="read each path with a flow of its own into the same table",
+            )
+        schemes = {path.split("://")[0] if "://" in path else "" for path in patterns}
+        if len(schemes) > 1:
+            raise ConnectorError(
+                "AUTOLOADER_OPTION_INVALID",
+                "several paths in one stream must be on one file system",
+                hint="read each path with a flow of its own into the same table",
+            )
+        start = _common_folder(patterns)
+        return start + "{" + ",".join(path[len(start) :] for path in patterns) + "}"
+
+    def list(self) -> list[FoundFile]:
+        """All files, the oldest first. Folders and files named `_x` and `.x` are left out."""
+        present = self.existing()
+        if not present:
+            return []
+        reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        if _NAME_FILTER in self._options.source:
+            reader = reader.option(_NAME_FILTER, self._options.source[_NAME_FILTER])
+        if self._options.modified_after:
+            reader = reader.option("modifiedAfter", self._options.modified_after)
+        if self._options.modified_before:
+            reader = reader.option("modifiedBefore", self._options.modified_before)
+        rows = (
+            reader.load(present)
+            .selectExpr("path", "length", "unix_millis(modificationTime) AS modified")
+            .collect()
+        )
+        found = [FoundFile(row["path"], row["length"], row["modified"]) for row in rows]
+        return sorted(found, key=lambda file: (file.modified, file.path))
+
+    def below(self, path: str) -> str:
+        """The part of a file's path that is below the root that it was found under."""
+        plain = file_name(path)
+        for root in self.paths:
+            wildcard = _GLOB.search(root)
+            start = file_name(root[: wildcard.start()] if wildcard else root).rstrip("/")
+            if plain.startswith(start):
+                return plain[len(start) :]
+        return plain
+
+    def contains(self, path: str) -> bool:
+        """Whether a file may be below one of the roots."""
+        return self.below(path) != file_name(path) or any(_GLOB.match(root) for root in self.paths)
+
+    def _exists(self, path: str) -> bool:
+        local = local_path(path)
+        if local is not None:
+            return local.exists()
+        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
+        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
+        return bool(hadoop.getFileSystem(conf).exists(hadoop))
+
+
+def file_name_sql() -> str:
+    """SQL of a file's path in the form of `file_name`; in metadata it is a URI with escapes."""
+    return f"regexp_replace(try_url_decode(replace({PATH}, '+', '%2B')), '^file:/+', '/')"
+
+
+def file_name(path: str) -> str:
+    """A path without the scheme of local files, of which there are several spellings."""
+    return re.sub(r"^file:/+", "/", path)
+
+
+def file_name_of_uri(uri: str) -> str:
+    """As `file_name`, of a URI with escapes."""
+    return file_name(unquote(uri))
+
+
+def readable(path: str) -> str:
+    """A file's path as a reader takes it: what would be a wildcard is escaped."""
+    return re.sub(r"([*?\[\]{}\\])", r"\\\1", path)
+
+
+def without_files(names: Sequence[str]) -> str:
+    """A condition that leaves out files, by their names. Spark applies it before it opens any."""
+    return f"NOT array_contains({literals(sorted(set(names)))}, {file_name_sql()})"
+
+
+def _as_pattern(path: str) -> str:
+    trimmed = path.rstrip("/")
+    last = trimmed[-1]
+    return f"{trimmed[:-1]}[{last}]"
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    shortest = min(paths, key=len)
+    end = 0
+    for position, char in enumerate(shortest):
+        if any(path[position] != char for path in paths):
+            break
+        if char == "/":
+            end = position + 1
+    return shortest[:end]

@@ -1,0 +1,310 @@
+"""Schemas that grow: new fields at the end, hints laid over, nothing else ever changed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from penstock.errors import ConnectorError
+from penstock.sources.files.sqltext import path_part
+
+RESCUED = "penstock.rescued"
+"""Metadata key of a field that files have, but that belongs into the rescued data."""
+
+_WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, DoubleType: 4}
+
+
+def add_fields(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
+    """The known schema with the fields that only `seen` has; types of known fields stay.
+
+    Returns:
+        The schema, and the paths of what was added.
+    """
+    added: list[str] = []
+    return _add(known, seen, "", added), added
+
+
+def _add(known: StructType, seen: StructType, prefix: str, added: list[str]) -> StructType:
+    fields = {field.name.lower(): field for field in known.fields}
+    for field in seen.fields:
+        key = field.name.lower()
+        path = prefix + path_part(field.name)
+        if key not in fields:
+            fields[key] = StructField(field.name, field.dataType, True)
+            added.append(path)
+            continue
+        before = fields[key]
+        inner = _inside(before.dataType, field.dataType, path, added)
+        fields[key] = StructField(before.name, inner, before.nullable, before.metadata)
+    return StructType(list(fields.values()))
+
+
+def _inside(known: DataType, seen: DataType, path: str, added: list[str]) -> DataType:
+    if isinstance(known, StructType) and isinstance(seen, StructType):
+        return _add(known, seen, path + ".", added)
+    if isinstance(known, ArrayType) and isinstance(seen, ArrayType):
+        return ArrayType(_inside(known.elementType, seen.elementType, path, added), True)
+    return known
+
+
+def add_paths(known: StructType, paths: list[str]) -> tuple[StructType, list[str]]:
+    """The known schema with a string field for each path that it lacks; a string holds anything."""
+    added: list[str] = []
+    schema: DataType = known
+    for path in paths:
+        grown = _add_path(schema, split_path(path))
+        if grown != schema:
+            schema = grown
+            added.append(path)
+    assert isinstance(schema, StructType)
+    return schema, added
+
+
+def split_path(path: str) -> list[str]:
+    """The names in a dotted path, some of them in backticks."""
+    return _path(path)[0]
+
+
+def _add_path(base: DataType, path: list[str]) -> DataType:
+    if isinstance(base, ArrayType):
+        return ArrayType(_add_path(base.elementType, path), True)
+    if not isinstance(base, StructType) or not path:
+        return base
+    fields = list(base.fields)
+    for number, field in enumerate(fields):
+        if field.name.lower() == path[0].lower():
+            inner = _add_path(field.dataType, path[1:])
+            fields[number] = StructField(field.name, inner, field.nullable, field.metadata)
+            return StructType(fields)
+    if len(path) > 1:
+        return base
+    return StructType([*fields, StructField(path[0], StringType(), True)])
+
+
+def widest(schemas: list[StructType]) -> StructType:
+    """The columns of all schemas, with a type that holds what each of them saw."""
+    merged: dict[str, StructField] = {}
+    for schema in schemas:
+        for field in schema.fields:
+            before = merged.get(field.name.lower())
+            kind = field.dataType if before is None else _wider(before.dataType, field.dataType)
+            spelling = field.name if before is None else before.name
+            merged[field.name.lower()] = StructField(spelling, kind, True)
+    return StructType(list(merged.values()))
+
+
+def _wider(one: DataType, other: DataType) -> DataType:
+    if one == other or isinstance(other, NullType):
+        return one
+    if isinstance(one, NullType):
+        return other
+    if isinstance(one, StructType) and isinstance(other, StructType):
+        return widest([one, other])
+    if type(one) in _WIDTH and type(other) in _WIDTH:
+        return one if _WIDTH[type(one)] >= _WIDTH[type(other)] else other
+    if isinstance(one, DecimalType) and isinstance(other, DecimalType):
+        scale = max(one.scale, other.scale)
+        digits = max(one.precision - one.scale, other.precision - other.scale)
+        return DecimalType(min(38, digits + scale), scale)
+    return StringType()
+
+
+def without_void(schema: StructType) -> StructType:
+    """The schema with strings where only NULLs were seen, all nullable, without metadata."""
+    return StructType([StructField(f.name, _filled(f.dataType), True) for f in schema.fields])
+
+
+def _filled(data_type: DataType) -> DataType:
+    if isinstance(data_type, NullType):
+        return StringType()
+    if isinstance(data_type, StructType):
+        return without_void(data_type)
+    if isinstance(data_type, ArrayType):
+        return ArrayType(_filled(data_type.elementType), True)
+    if isinstance(data_type, MapType):
+        return MapType(data_type.keyType, _filled(data_type.valueType), True)
+    return data_type
+
+
+def one_spelling(schema: StructType) -> StructType:
+    """The schema with one field where several differ in case only: the first one."""
+    fields: dict[str, StructField] = {}
+    for field in schema.fields:
+        kind = field.dataType
+        if isinstance(kind, StructType):
+            kind = one_spelling(kind)
+        elif isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
+            kind = ArrayType(one_spelling(kind.elementType), True)
+        fields.setdefault(field.name.lower(), StructField(field.name, kind, True))
+    return StructType(list(fields.values()))
+
+
+def visible(schema: StructType) -> StructType:
+    """The schema without the fields that go to the rescued data."""
+    return StructType(
+        [
+            StructField(f.name, _visible_type(f.dataType), f.nullable)
+            for f in schema.fields
+            if not f.metadata.get(RESCUED)
+        ]
+    )
+
+
+def _visible_type(data_type: DataType) -> DataType:
+    return visible(data_type) if isinstance(data_type, StructType) else data_type
+
+
+def mark_rescued(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
+    """As `add_fields`, with what was added marked as rescued; fields inside of arrays are not."""
+    added: list[str] = []
+    return _mark(known, seen, "", added), added
+
+
+def _mark(known: StructType, seen: StructType, prefix: str, added: list[str]) -> StructType:
+    fields = {field.name.lower(): field for field in known.fields}
+    for field in seen.fields:
+        key = field.name.lower()
+        path = prefix + path_part(field.name)
+        if key not in fields:
+            fields[key] = StructField(field.name, field.dataType, True, {RESCUED: True})
+            added.append(path)
+            continue
+        before = fields[key]
+        if isinstance(before.dataType, StructType) and isinstance(field.dataType, StructType):
+            inner = _mark(before.dataType, field.dataType, path + ".", added)
+            fields[key] = StructField(before.name, inner, before.nullable, before.metadata)
+    return StructType(list(fields.values()))
+
+
+# -- hints ---------------------------------------------------------------------------------------
+
+
+def apply_hints(schema: StructType, hints: str) -> StructType:
+    """The schema with the types of hints; columns that it lacks are added.
+
+    Args:
+        schema: What was inferred.
+        hints: DDL, such as `id BIGINT, address.zip STRING, tags.element INT`.
+
+    Raises:
+        ConnectorError: `SCHEMA_HINTS_INVALID`.
+    """
+    merged: DataType = schema
+    for path, kind in parse_hints(hints):
+        merged = _set(merged, path, kind, hints)
+    assert isinstance(merged, StructType)
+    return merged
+
+
+def parse_ddl(text: str) -> StructType:
+    """The columns of a DDL text; Spark's exception if it is none."""
+    found = DataType.fromDDL(text)
+    assert isinstance(found, StructType)
+    return found
+
+
+def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
+    """Paths and types of hints.
+
+    Raises:
+        ConnectorError: `SCHEMA_HINTS_INVALID`.
+    """
+    found = []
+    for part in _top_level(hints):
+        path, rest = _path(part)
+        if not path or not rest:
+            raise _bad_hints(hints, f"{part!r} is not `name TYPE`")
+        try:
+            column = parse_ddl(f"c {rest}").fields[0]
+        except Exception as error:
+            raise _bad_hints(hints, f"{rest!r} is not a type") from error
+        found.append((path, column.dataType))
+    return found
+
+
+def _top_level(text: str) -> Iterator[str]:
+    """The parts between commas that are in no bracket and no backticks."""
+    depth, quoted, part = 0, False, ""
+    for char in text:
+        if char == "`":
+            quoted = not quoted
+        elif not quoted and char in "<(":
+            depth += 1
+        elif not quoted and char in ">)":
+            depth -= 1
+        if char == "," and depth == 0 and not quoted:
+            if part.strip():
+                yield part.strip()
+            part = ""
+        else:
+            part += char
+    if part.strip():
+        yield part.strip()
+
+
+def _path(part: str) -> tuple[list[str], str]:
+    """The dotted name at the beginning of a hint, and what follows it."""
+    names, current, position, quoted = [], "", 0, False
+    while position < len(part):
+        char = part[position]
+        if char == "`":
+            if quoted and part[position + 1 : position + 2] == "`":
+                current += "`"
+                position += 1
+            else:
+                quoted = not quoted
+        elif not quoted and char == ".":
+            names.append(current)
+            current = ""
+        elif not quoted and (char.isspace() or char == ":"):
+            break
+        else:
+            current += char
+        position += 1
+    names.append(current)
+    rest = part[position:].strip().removeprefix(":").strip()
+    return ([] if not all(names) else names), rest
+
+
+def _set(base: DataType, path: list[str], kind: DataType, hints: str) -> DataType:
+    if not path:
+        return kind
+    head, rest = path[0], path[1:]
+    if isinstance(base, ArrayType) and head.lower() == "element":
+        return ArrayType(_set(base.elementType, rest, kind, hints), True)
+    if isinstance(base, MapType) and head.lower() in ("key", "value"):
+        if head.lower() == "key":
+            return MapType(_set(base.keyType, rest, kind, hints), base.valueType, True)
+        return MapType(base.keyType, _set(base.valueType, rest, kind, hints), True)
+    if not isinstance(base, StructType):
+        # What was inferred as something else becomes what the hint says it is.
+        base = StructType([])
+    fields: list[Any] = list(base.fields)
+    for number, field in enumerate(fields):
+        if field.name.lower() == head.lower():
+            # The hint's spelling is the one that the user writes in queries.
+            fields[number] = StructField(head, _set(field.dataType, rest, kind, hints), True)
+            return StructType(fields)
+    inner = _set(StructType([]), rest, kind, hints) if rest else kind
+    return StructType([*fields, StructField(head, inner, True)])
+
+
+def _bad_hints(hints: str, why: str) -> ConnectorError:
+    return ConnectorError(
+        "SCHEMA_HINTS_INVALID",
+        f"cloudFiles.schemaHints {hints!r}: {why}",
+        hint="write `name TYPE, outer.inner TYPE`, separated by commas",
+    )

@@ -1,0 +1,450 @@
+"""The door: files as a DataFrame, with a schema that is inferred once and then kept."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from penstock._model.exception_text import first_line
+from penstock.errors import DefinitionError
+from penstock.sources.files.columnar_rows import (
+    avro_missing,
+    columnar_rows,
+    file_schemas,
+    misfit,
+    schema_by_file,
+)
+from penstock.sources.files.csv_rows import csv_rows, needs_whole_files
+from penstock.sources.files.inference import detect_format, infer, sample, sample_key_order
+from penstock.sources.files.json_rows import json_rows
+from penstock.sources.files.listing import (
+    FileRoots,
+    FoundFile,
+    file_name,
+    readable,
+    without_files,
+)
+from penstock.sources.files.merging import apply_hints, mark_rescued, parse_ddl, without_void
+from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, file_options
+from penstock.sources.files.partitions import partition_schema, partition_sql
+from penstock.sources.files.rows import Rows, finished
+from penstock.sources.files.sqltext import literal, name
+from penstock.sources.files.store import SchemaStore
+from penstock.sources.files.widening import keep_wider
+from penstock.sources.files.xml_rows import xml_rows
+
+QUARANTINED = "quarantined_files"
+EXISTING = "existing_files"
+_PARTITIONS = "partition_columns"
+_KEY_ORDER = "key_order"
+_SPARKS_CORRUPT = "_corrupt_record"
+
+
+@dataclass(frozen=True)
+class OpenedFiles:
+    """One source of files that a query reads; what `recovery` needs to help it on.
+
+    Attributes:
+        spark: Its session.
+        key: Of the source within its flow.
+        options: Checked.
+        roots: Where the files are.
+        schema: Of the data, without partition columns; fields may be marked as rescued.
+        partitions: Columns from the path.
+        columns: Of the user's own schema, in its order.
+        state: Its memory.
+        key_order: How keys follow each other in JSON files.
+    """
+
+    spark: SparkSession
+    key: str
+    options: FileOptions
+    roots: FileRoots
+    schema: StructType
+    partitions: StructType
+    columns: tuple[str, ...]
+    state: SchemaStore
+    key_order: Mapping[str, list[str]]
+
+    @property
+    def shows_columns_by_file(self) -> bool:
+        """Whether new columns are looked for, and the rows do not show them."""
+        wanted = self.options.evolution is not Evolution.NONE or self.options.rescued is not None
+        return self.options.format in COLUMNAR and wanted
+
+
+_opened: ContextVar[list[OpenedFiles] | None] = ContextVar("penstock_opened_files", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[OpenedFiles]]:
+    """Collect the sources that are opened inside."""
+    found: list[OpenedFiles] = []
+    token = _opened.set(found)
+    try:
+        yield found
+    finally:
+        _opened.reset(token)
+
+
+def source_key(path: str | Sequence[str], options: Mapping[str, str]) -> str:
+    """A name for a source that stays the same as long as it reads the same folder.
+
+    Args:
+        path: As for `open_files`.
+        options: As for `open_files`; only the format counts.
+    """
+    paths = [path] if isinstance(path, str) else sorted(path)
+    formats = [v for k, v in options.items() if k.lower().removeprefix("cloudfiles.") == "format"]
+    text = json.dumps([paths, [name.lower() for name in formats]])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def open_files(
+    spark: SparkSession,
+    *,
+    path: str | list[str],
+    options: Mapping[str, str],
+    schema: StructType | str | None,
+    streaming: bool,
+    state: SchemaStore,
+    analysis: bool,
+) -> DataFrame:
+    """Files as Auto Loader reads them.
+
+    Args:
+        spark: The session.
+        path: One or more folders, files or patterns; absolute.
+        options: As the user gave them, with or without `cloudFiles.`.
+        schema: The user's own, if any.
+        streaming: Whether new files are waited for.
+        state: What this source remembers. A schema is inferred only if it has none.
+        analysis: Whether the query is only looked at, not started.
+
+    Raises:
+        ConnectorError: Options or hints are wrong.
+        DefinitionError: `SCHEMA_NOT_INFERRED`: there is nothing to infer a schema from.
+        SetupError: Avro without its jar.
+    """
+    source = open_source(
+        spark,
+        path=path,
+        options=options,
+        schema=schema,
+        streaming=streaming,
+        state=state,
+        analysis=analysis,
+    )
+    return read_source(source, streaming=streaming)
+
+
+def open_source(
+    spark: SparkSession,
+    *,
+    path: str | list[str],
+    options: Mapping[str, str],
+    schema: StructType | str | None,
+    streaming: bool,
+    state: SchemaStore,
+    analysis: bool,
+) -> OpenedFiles:
+    """The first half of `open_files`: what the options, the files and the memory say."""
+    chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
+    roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
+    found = _Found(spark, roots, chosen)
+    if not chosen.format:
+        chosen = replace(chosen, format=detect_format(found.files))
+        found.options = chosen
+        if chosen.format == "text":
+            chosen = file_options(
+                {**options, "format": "text"}, has_schema=schema is not None, streaming=streaming
+            )
+    given = _parsed(schema)
+    if given is None:
+        data, partitions = _learned(found, chosen, state, streaming=streaming)
+    else:
+        data, partitions, chosen = _given(given, found, chosen, state)
+    opened = OpenedFiles(
+        spark,
+        source_key(path, options),
+        chosen,
+        roots,
+        data,
+        partitions,
+        () if given is None else tuple(given.fieldNames()),
+        state,
+        {},
+    )
+    collector = _opened.get()
+    if collector is not None:
+        collector.append(opened)
+    if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
+        state.save_note(EXISTING, [file_name(file.path) for file in found.files])
+    if not streaming and opened.shows_columns_by_file:
+        opened = _compared(opened, found)
+    return replace(opened, key_order=_order(found, chosen, state))
+
+
+def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
+    """The second half of `open_files`: the rows, as they are now or as a stream."""
+    df = _rows(source, streaming=streaming)
+    if not source.columns:
+        return df
+    wanted = [column for column in source.columns if column in df.columns]
+    extra = [column for column in df.columns if column not in wanted]
+    return df.select(*(name(column) for column in (*wanted, *extra)))
+
+
+def _compared(opened: OpenedFiles, found: "_Found") -> OpenedFiles:
+    """A batch knows all its files: extra columns are rescued, files with other types set aside."""
+    options = opened.options
+    entries = opened.state.note(QUARANTINED) or []
+    bad = {entry["file"] for entry in entries}
+    names = {readable(f.path): name for f in found.files if (name := file_name(f.path)) not in bad}
+    if options.format == "orc":
+        for path, schema in schema_by_file(opened.spark, options, list(names)).items():
+            why = misfit(opened.schema, schema)
+            if why is not None:
+                entries.append({"file": names.pop(path), "reason": why})
+        opened.state.save_note(QUARANTINED, entries)
+    seen = file_schemas(opened.spark, options, list(names))
+    if seen is None or not options.rescued:
+        return opened
+    taken = {name.lower() for name in (*opened.partitions.fieldNames(), *options.reserved)}
+    besides = StructType([f for f in seen.fields if f.name.lower() not in taken])
+    return replace(opened, schema=mark_rescued(opened.schema, without_void(besides))[0])
+
+
+@dataclass
+class _Found:
+    """The files of a source, listed when somebody asks."""
+
+    spark: SparkSession
+    roots: FileRoots
+    options: FileOptions
+    _files: list[FoundFile] | None = None
+
+    @property
+    def files(self) -> list[FoundFile]:
+        """All files, the oldest first."""
+        if self._files is None:
+            self._files = self.roots.list()
+        return self._files
+
+    @property
+    def sample(self) -> list[FoundFile]:
+        """Those that a schema is inferred from."""
+        return sample(self.spark, self.files)
+
+
+def _parsed(schema: StructType | str | None) -> StructType | None:
+    if schema is None or isinstance(schema, StructType):
+        return schema
+    try:
+        return parse_ddl(schema)
+    except Exception as error:
+        raise DefinitionError(
+            "SCHEMA_INVALID",
+            f"the schema is not valid DDL: {first_line(error)}",
+            hint="write `name TYPE`, separated by commas",
+        ) from error
+
+
+def _learned(
+    found: _Found, options: FileOptions, state: SchemaStore, *, streaming: bool
+) -> tuple[StructType, StructType]:
+    """The schema that was inferred at the first start, or is now."""
+    versions = state.load() if streaming else []
+    if versions:
+        names = state.note(_PARTITIONS) or []
+        known = versions[-1]
+        hinted = _hinted(known, options)
+        if options.evolution is Evolution.WIDEN:
+            hinted = keep_wider(hinted, known)
+        if hinted != known:
+            state.save(hinted)
+        return _split(hinted, names)
+    chosen = found.sample
+    data = infer(found.spark, options, chosen)
+    partitions = partition_schema(chosen or found.files, found.roots, options)
+    names = [field.name for field in partitions.fields]
+    folded = {name.lower() for name in (*names, *options.reserved)}
+    kept = [field for field in data.fields if field.name.lower() not in folded]
+    whole = _hinted(StructType([*kept, *partitions.fields]), options)
+    if not [field for field in whole.fields if field.name not in names]:
+        raise _nothing_found(found, options)
+    if streaming:
+        state.save_note(_PARTITIONS, names)
+        state.save(whole)
+    return _split(whole, names)
+
+
+def _hinted(schema: StructType, options: FileOptions) -> StructType:
+    if not options.hints or options.format in ("text", "binaryfile"):
+        return schema
+    return apply_hints(schema, options.hints)
+
+
+def _split(schema: StructType, partitions: Sequence[str]) -> tuple[StructType, StructType]:
+    by_path = [field for field in schema.fields if field.name in partitions]
+    return StructType([f for f in schema.fields if f not in by_path]), StructType(by_path)
+
+
+def _nothing_found(found: _Found, options: FileOptions) -> DefinitionError:
+    where = ", ".join(found.roots.paths)
+    if not found.roots.existing():
+        what = f"the folder {where} does not exist"
+    elif not found.sample:
+        what = f"there are no files with rows in {where}"
+        if unmatched := found.roots.unmatched():
+            what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
+    else:
+        what = f"the {len(found.files)} file(s) in {where} have no rows that show one"
+    return DefinitionError(
+        "SCHEMA_NOT_INFERRED",
+        f"no schema can be inferred: {what}",
+        hint="put a first file there, or say what it will have: "
+        '.schema("id BIGINT, ...") or .option("cloudFiles.schemaHints", "id BIGINT, ...")',
+    )
+
+
+def _given(
+    schema: StructType, found: _Found, options: FileOptions, state: SchemaStore
+) -> tuple[StructType, StructType, FileOptions]:
+    """The user's own schema, split into what is data and what is made otherwise."""
+    fields = {field.name.lower(): field for field in schema.fields}
+    corrupt = options.corrupt or _SPARKS_CORRUPT
+    options = replace(
+        options, corrupt=fields[corrupt.lower()].name if corrupt.lower() in fields else None
+    )
+    names: Sequence[str] | None = options.partition_columns
+    if names is None:
+        names = state.note(_PARTITIONS)
+    if names is None and options.format not in ("text", "binaryfile"):
+        seen = partition_schema(found.sample, found.roots, options)
+        names = [f.name for f in seen.fields if f.name.lower() in fields]
+        if found.files:
+            state.save_note(_PARTITIONS, names)
+    folded = [name.lower() for name in names or ()]
+    partitions = [fields[name] for name in folded if name in fields]
+    left_out = {*folded, *(name.lower() for name in options.reserved)}
+    data = [field for field in schema.fields if field.name.lower() not in left_out]
+    versions = state.load()
+    if versions:
+        # What the files have besides, for the rescued data.
+        besides = [field for field in versions[-1].fields if field.name.lower() not in folded]
+        return (
+            mark_rescued(StructType(data), StructType(besides))[0],
+            StructType(partitions),
+            options,
+        )
+    return StructType(data), StructType(partitions), options
+
+
+def _order(found: _Found, options: FileOptions, state: SchemaStore) -> Mapping[str, list[str]]:
+    if options.format != "json":
+        return {}
+    order = state.note(_KEY_ORDER)
+    if order is None:
+        order = sample_key_order(found.spark, options, found.sample)
+        if order:
+            state.save_note(_KEY_ORDER, order)
+    return order or {}
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
+    options, schema = opened.options, opened.schema
+    if options.format in ("text", "binaryfile"):
+        df = _raw(opened, options.format, schema, streaming=streaming)
+    elif options.format in COLUMNAR:
+        raw = _raw(opened, options.format, schema, streaming=streaming)
+        df = columnar_rows(raw, schema, options)
+    else:
+        df = finished(_parse(opened, streaming=streaming), options, opened.key)
+        df = df.select(*(name(c) for c in df.columns if c not in opened.partitions.fieldNames()))
+    if not opened.partitions.fields:
+        return df
+    columns = [F.expr(partition_sql(f)).alias(f.name) for f in opened.partitions.fields]
+    kept = [name(column) for column in df.columns if column != options.rescued]
+    last = [name(options.rescued)] if options.rescued else []
+    return df.select(*kept, *columns, *last)
+
+
+def _parse(opened: OpenedFiles, *, streaming: bool) -> Rows:
+    options = opened.options
+    # A field that is in the path as well is known, though its value is taken from the path.
+    schema = StructType([*opened.schema.fields, *opened.partitions.fields])
+    whole = options.whole_files
+    if options.format == "csv":
+        whole = needs_whole_files(options)
+    elif options.format == "xml":
+        whole = True
+    raw = _raw(opened, "text", None, streaming=streaming, whole=whole)
+    if options.format == "csv":
+        return csv_rows(raw, opened.schema, options)
+    if options.format == "xml":
+        return xml_rows(raw, schema, options)
+    return json_rows(raw, schema, options, opened.key_order)
+
+
+def _raw(
+    opened: OpenedFiles,
+    reader_format: str,
+    schema: StructType | None,
+    *,
+    streaming: bool,
+    whole: bool = False,
+) -> DataFrame:
+    """What Spark's reader gives, without the files that are left out."""
+    options = opened.options
+    given = dict(options.source)
+    if reader_format != "text":
+        given |= options.parse
+    elif whole or options.parser_flag("wholetext"):
+        given["wholetext"] = "true"
+    elif separator := options.parser_option("lineSep"):
+        given["lineSep"] = separator
+    spark = opened.spark
+    try:
+        if streaming:
+            stream = spark.readStream.format(reader_format).options(**given)
+            stream = stream if schema is None else stream.schema(_plain(schema))
+            df = stream.load(opened.roots.stream_path())
+        else:
+            batch = spark.read.format(reader_format).options(**given)
+            batch = batch if schema is None else batch.schema(_plain(schema))
+            df = batch.load(opened.roots.existing() or list(opened.roots.paths))
+    except Exception as error:
+        if options.format == "avro" and "AVRO" in str(error).upper():
+            raise avro_missing() from error
+        raise
+    for condition in _conditions(opened, streaming=streaming):
+        df = df.filter(condition)
+    return df
+
+
+def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
+    options, state = opened.options, opened.state
+    left_out = [entry["file"] for entry in state.note(QUARANTINED) or ()]
+    if streaming and not options.include_existing:
+        left_out += state.note(EXISTING) or ()
+    if left_out:
+        yield without_files(left_out)
+    changed = "_metadata.file_modification_time"
+    if options.modified_after:
+        yield f"{changed} > cast({literal(options.modified_after)} AS timestamp)"
+    if options.modified_before:
+        yield f"{changed} < cast({literal(options.modified_before)} AS timestamp)"
+
+
+def _plain(schema: StructType) -> StructType:
+    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])

@@ -1,0 +1,387 @@
+"""What helps a flow on that failed for its files: a larger schema, or a file set aside.
+
+Each recovery changes what the source remembers, so the next start differs from the one that failed
+and the number of restarts is bounded by what there is to learn.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql.types import StructField, StructType
+
+from penstock._model.flow import Flow
+from penstock._spark.failures import full_text
+from penstock.errors import FlowError
+from penstock.sources.files.columnar_rows import distinct_schemas, misfit, schema_by_file
+from penstock.sources.files.inference import infer, sample
+from penstock.sources.files.listing import (
+    FoundFile,
+    file_name,
+    file_name_of_uri,
+    readable,
+)
+from penstock.sources.files.merging import (
+    add_fields,
+    add_paths,
+    mark_rescued,
+    widest,
+    without_void,
+)
+from penstock.sources.files.opening import QUARANTINED, OpenedFiles
+from penstock.sources.files.options import COLUMNAR, Evolution
+from penstock.sources.files.rows import MALFORMED, UNKNOWN_FIELD
+from penstock.sources.files.widening import (
+    changed_types,
+    told_columns,
+    widen_columns,
+    widen_paths,
+)
+
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*?file (\S+?)\.(?:\s|$)")
+_UNFIT = "UNFIT_TYPES_IN_FILES"
+_MALFORMED_FILE = re.compile(re.escape(MALFORMED) + r" (\S+): ([^\n]*)")
+# The contents are broken; a network or a permission would be told otherwise.
+_BROKEN_CONTENT = re.compile(
+    r"EOFException|ZipException|ChecksumException|not a Parquet file|is not a valid Parquet"
+    r"|ParquetDecodingException|[Cc]orrupt|InvalidAvroMagicException|Not an Avro data file"
+    r"|AvroRuntimeException|AvroTypeException|IncompatibleSchemaException|Malformed ORC"
+    r"|InvalidProtocolBuffer|OrcProto|ZstdIOException|ZstdException|bad block header|BZip2"
+    r"|incorrect (?:header|data) check|invalid (?:block type|stored block|distance|code|bit length)"
+    r"|Unexpected end of (?:input|ZLIB|stream)|MalformedInputException|SnappyError|not a gzip file"
+    r"|PARQUET_COLUMN_DATA_TYPE_MISMATCH|SchemaColumnConvertNotSupportedException"
+    r"|could not be read as|CANNOT_READ_FILE_FOOTER|Could not read footer|FileTooShort"
+)
+_MOST_PROBED = 1000
+_MOST_CAUSES = 20
+
+
+def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError | None:
+    """Act on a failure that a source of files caused.
+
+    Args:
+        text: Everything that the failure says.
+        sources: What the flow reads.
+        flow: For the error.
+
+    Returns:
+        The error to report, with `SCHEMA_EVOLVED` or `FILES_QUARANTINED` where the flow can start
+        again at once; `None` if the failure has nothing to do with files.
+    """
+    for source in sources:
+        error = (
+            _unknown_fields(text, source, flow)
+            or _unfit(text, source, flow)
+            or _unreadable(text, source, flow)
+            or _malformed(text, source, flow)
+        )
+        if error is not None:
+            return error
+    return None
+
+
+def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
+    """Look at the schemas of a batch's files before the batch is written.
+
+    Only for formats whose rows do not show what else a file has.
+
+    Args:
+        source: The source.
+        paths: The batch's files, as URIs.
+
+    Raises:
+        FilesDifferError: A file has columns that the schema lacks, or types that it cannot hold.
+    """
+    options = source.options
+    if not source.shows_columns_by_file:
+        return
+    left_out = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
+    names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
+    names = [name for name in names if source.roots.contains(name)]
+    found = distinct_schemas(source.spark, options, [readable(name) for name in names])
+    wide = source.schema
+    if options.evolution is Evolution.WIDEN:
+        for schema in found:
+            wide = widen_columns(wide, schema, options.format)
+    if options.format == "orc" and wide == source.schema:
+        _check_types(source, names)
+    added = _unknown_columns(source, widest(found)) if found else []
+    if added or wide != source.schema:
+        body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
+        body |= {"files": names, "schema": wide.jsonValue()}
+        raise FilesDifferError(f"{UNKNOWN_FIELD} {json.dumps(body)}")
+
+
+class FilesDifferError(Exception):
+    """Files of a batch do not go with the schema; the text is what `recover` reads."""
+
+
+def _check_types(source: OpenedFiles, names: Sequence[str]) -> None:
+    """ORC's reader makes other types fit by force; the other formats' readers refuse."""
+    by_path = {readable(name): name for name in names}
+    found = schema_by_file(source.spark, source.options, list(by_path))
+    unfit = [(by_path[path], misfit(source.schema, schema)) for path, schema in found.items()]
+    files = [{"file": name, "reason": why} for name, why in unfit if why is not None]
+    if files:
+        raise FilesDifferError(f"{_UNFIT} {json.dumps({'source': source.key, 'unfit': files})}")
+
+
+def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
+    known = StructType([*source.schema.fields, *source.partitions.fields])
+    _, added = add_fields(known, without_void(seen))
+    taken = {name.lower() for name in source.options.reserved}
+    return [path for path in added if path.strip("`").lower() not in taken]
+
+
+def java_causes(error: BaseException) -> str:
+    """The causes that an exception has in the JVM; Python shows only the outermost."""
+    cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
+    lines: list[str] = []
+    while cause is not None and len(lines) < _MOST_CAUSES:
+        lines.append(f"Caused by: {cause.toString()}")
+        cause = cause.getCause()
+    return "\n".join(lines)
+
+
+# -- new fields ----------------------------------------------------------------------------------
+
+
+def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
+    found = _message(text, UNKNOWN_FIELD, source.key)
+    if found is None:
+        return None
+    fields = [str(field) for field in found["fields"]]
+    where = file_name_of_uri(str(found["file"][0]))
+    names = ", ".join(repr(field) for field in fields)
+    grown = _Growth()
+    if source.options.evolution is not Evolution.FAIL:
+        grown = _grow(source, where, fields, found)
+    if not grown:
+        return FlowError(
+            "UNKNOWN_FIELD",
+            f"flow {flow.name!r}: {where} has fields that the schema does not have: {names}",
+            flow=flow.name,
+            retryable=False,
+            origin=flow.origin,
+            hint="add them to the schema or to cloudFiles.schemaHints, remove the file, or choose "
+            "another cloudFiles.schemaEvolutionMode",
+        )
+    into = "the rescued data has" if not source.options.evolution.adds_columns else "has"
+    return FlowError(
+        "SCHEMA_EVOLVED",
+        f"flow {flow.name!r}: {UNKNOWN_FIELD}: {where} has {grown.reason}; from now on the schema "
+        f"{into} {', '.join([*(repr(field) for field in grown.added), *grown.widened])}",
+        flow=flow.name,
+        retryable=True,
+        origin=flow.origin,
+    )
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a new version of a schema has more.
+
+    Attributes:
+        added: Paths of new fields.
+        widened: Columns with their new types, as text.
+    """
+
+    added: Sequence[str] = ()
+    widened: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.widened)
+
+    @property
+    def reason(self) -> str:
+        """Why, for people."""
+        reasons = ("new fields",) if self.added else ()
+        return " and ".join((*reasons, *(("values of wider types",) if self.widened else ())))
+
+
+def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
+    """The JSON that follows a word in the text of a failure, if it is about a source."""
+    for match in re.finditer(re.escape(start) + r" (?=\{)", text):
+        for candidate in (text[match.end() :], text[match.end() :].replace('\\"', '"')):
+            try:
+                found = json.JSONDecoder().raw_decode(candidate)[0]
+            except json.JSONDecodeError:
+                continue
+            if found.get("source") == key:
+                return dict(found)
+    return None
+
+
+def _grow(
+    source: OpenedFiles, where: str, fields: Sequence[str], found: Mapping[str, Any]
+) -> _Growth:
+    """Save a schema with the new fields and wider types, if there is anything to save."""
+    seen = _seen(source, where, [str(path) for path in found.get("files", ())])
+    current = StructType([*source.schema.fields, *source.partitions.fields])
+    taken = {name.lower() for name in source.options.reserved}
+    seen = StructType([field for field in seen.fields if field.name.lower() not in taken])
+    merge = add_fields if source.options.evolution.adds_columns else mark_rescued
+    grown, added = merge(current, seen)
+    if source.options.evolution.adds_columns:
+        # What the sample does not show, as where files disagree about a field, is text.
+        grown, besides = add_paths(grown, [field for field in fields if field not in taken])
+        added += besides
+    widened: list[str] = []
+    if source.options.evolution is Evolution.WIDEN:
+        wide = _widen(source, grown, seen, found)
+        widened = changed_types(grown, wide)
+        grown = wide
+    if added or widened:
+        source.state.save(grown)
+    return _Growth(added, widened)
+
+
+def _widen(
+    source: OpenedFiles, grown: StructType, seen: StructType, found: Mapping[str, Any]
+) -> StructType:
+    """A schema with room for what a failure told of, and for what else came in these columns."""
+    if "schema" in found:
+        return widen_columns(grown, StructType.fromJson(found["schema"]), source.options.format)
+    told = [str(entry) for entry in found.get("wide", ())]
+    # Others would only become what the inference calls every number, whether it is large or not.
+    columns = told_columns(told) - {field.name.lower() for field in source.partitions.fields}
+    fields = StructType([field for field in seen.fields if field.name.lower() in columns])
+    return widen_paths(widen_columns(grown, fields, source.options.format), told)
+
+
+def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
+    """The schema of the file with the new field and of what came with it or later."""
+    files = source.roots.list()
+    if batch:
+        chosen = [file for file in files if file_name(file.path) in set(batch)]
+    else:
+        named = [file for file in files if file_name(file.path) == where]
+        since = named[0].modified if named else 0
+        later = [file for file in files if file.modified >= since and file not in named]
+        chosen = [*named, *later]
+    bad = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
+    chosen = [file for file in chosen if file_name(file.path) not in bad]
+    return infer(source.spark, source.options, sample(source.spark, chosen))
+
+
+# -- files that cannot be read -------------------------------------------------------------------
+
+
+def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
+    match = next(
+        (
+            found
+            for found in _UNREADABLE.finditer(text)
+            if source.roots.contains(file_name_of_uri(found.group(2)))
+        ),
+        None,
+    )
+    if match is None:
+        return None
+    name = file_name_of_uri(match.group(2))
+    if not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
+        return None
+    # Read once more: a connection that was cut looks the same. And others of the same delivery may
+    # be broken as well: one restart for all of them.
+    broken = _broken_since(source, name)
+    if name not in dict(broken):
+        return None
+    return _set_aside(source, broken, flow)
+
+
+def _unfit(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
+    found = _message(text, _UNFIT, source.key)
+    if found is None:
+        return None
+    broken = [(str(entry["file"]), str(entry["reason"])) for entry in found["unfit"]]
+    return _set_aside(source, broken, flow)
+
+
+def _set_aside(
+    source: OpenedFiles, broken: Sequence[tuple[str, str]], flow: Flow
+) -> FlowError | None:
+    entries = source.state.note(QUARANTINED) or []
+    known = {entry["file"] for entry in entries}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    new = [{"file": file, "reason": why, "time": now} for file, why in broken if file not in known]
+    if not new:
+        return None
+    source.state.save_note(QUARANTINED, [*entries, *new])
+    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+    return FlowError(
+        "FILES_QUARANTINED",
+        f"flow {flow.name!r}: {new[0]['file']}{more} cannot be read and was set aside: "
+        f"{new[0]['reason']}",
+        flow=flow.name,
+        retryable=True,
+        origin=flow.origin,
+        hint="deliver the file again under another name",
+    )
+
+
+def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
+    """The file that failed and others, not older, that cannot be read; with the reasons."""
+    files = source.roots.list()
+    named = [file for file in files if file_name(file.path) == failed]
+    since = named[0].modified if named else 0
+    known = {entry["file"] for entry in source.state.note(QUARANTINED) or ()} | {failed}
+    rest = [f for f in files if f.modified >= since and file_name(f.path) not in known]
+    return _broken_among(source, [*named, *rest][:_MOST_PROBED])
+
+
+def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str, str]]:
+    reader_format = source.options.format if source.options.format in COLUMNAR else "text"
+    found: list[tuple[str, str]] = []
+    while files:
+        reader = source.spark.read.format(reader_format)
+        if reader_format == "text":
+            reader = reader.schema("value string")
+        else:
+            reader = reader.schema(_unmarked(source.schema))
+        try:
+            paths = [readable(file.path) for file in files]
+            reader.load(paths).write.format("noop").mode("overwrite").save()
+        except (PySparkException, Py4JJavaError) as error:
+            text = f"{full_text(error)}\n{java_causes(error)}"
+            match = _UNREADABLE.search(text)
+            name = file_name_of_uri(match.group(2)) if match else ""
+            left = [file for file in files if file_name(file.path) != name]
+            if len(left) == len(files) or not _BROKEN_CONTENT.search(text):
+                return found
+            found.append((name, _cause(text)))
+            files = left
+            continue
+        return found
+    return found
+
+
+def _unmarked(schema: StructType) -> StructType:
+    """All fields of a schema without their marks."""
+    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
+
+
+def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
+    match = _MALFORMED_FILE.search(text)
+    if match is None or not source.roots.contains(file_name_of_uri(match.group(1))):
+        return None
+    return FlowError(
+        "MALFORMED_RECORD",
+        f"flow {flow.name!r}: {file_name_of_uri(match.group(1))} has a record that cannot be "
+        f"parsed: {match.group(2)[:200]}",
+        flow=flow.name,
+        retryable=False,
+        origin=flow.origin,
+        hint="option mode is FAILFAST: correct the file, or use PERMISSIVE to keep such records "
+        "in the rescued data",
+    )
+
+
+def _cause(text: str) -> str:
+    causes = re.findall(r"Caused by: ([^\n]+)", text)
+    told = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
+    return (told[-1] if told else causes[-1] if causes else "it cannot be read").strip()[:300]

@@ -1,0 +1,233 @@
+"""SQL that compares a JSON value with the typed columns made from it: what is left, what is new.
+
+The value is a variant, so it has every field, whatever the schema says. Three questions: which
+parts are in no typed column (fragments of the rescued data), which field names the schema does not
+know in any case (they make it grow), and which columns are too narrow (they become wider).
+"""
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from penstock.sources.files.sqltext import (
+    NO_TEXTS,
+    columns_sql,
+    dotted,
+    fragment,
+    json_text,
+    literal,
+    literals,
+    name,
+    options_map,
+    path_part,
+    type_sql,
+    with_value,
+)
+from penstock.sources.files.widening import can_widen, entry, wider_for_variant
+
+FLAW = "__files_flaw"
+"""Column of `from_json` and its like that holds the text of what did not fit."""
+
+
+def _map(variant: str) -> str:
+    return f"try_variant_get({variant}, '$', 'map<string,variant>')"
+
+
+def _items(variant: str) -> str:
+    return f"try_variant_get({variant}, '$', 'array<variant>')"
+
+
+@dataclass
+class Comparison:
+    """Builds the three questions for one schema.
+
+    Attributes:
+        parse: Options of the parser that made the typed columns.
+        parser: Its SQL function.
+        reserved: Names that cannot become columns; fields with such a name are rescued.
+    """
+
+    parse: dict[str, str]
+    parser: str = "from_json"
+    reserved: tuple[str, ...] = ()
+    _depth: int = 0
+
+    def left_over(self, fields: str, typed: str, schema: StructType) -> str:
+        """SQL: fragments of the values that are in no typed column.
+
+        Args:
+            fields: SQL name of a map of variants, a variable or column.
+            typed: SQL of the struct.
+            schema: Its schema.
+        """
+        known = literals(field.name for field in schema.fields)
+        entry = self._variable("e")
+        unknown = (
+            f"transform(filter(map_entries({fields}), {entry} -> "
+            f"NOT array_contains({known}, {entry}.key)), {entry} -> "
+            f"{fragment(entry + '.key', entry + '.value')})"
+        )
+        misfits = [
+            self._misfit(fields, typed, field.name, field.dataType) for field in schema.fields
+        ]
+        if not misfits:
+            return unknown
+        return f"concat({unknown}, filter(array({', '.join(misfits)}), x -> x IS NOT NULL))"
+
+    def _misfit(self, fields: str, typed: str, column: str, kind: DataType) -> str:
+        """SQL: the fragment of one known field, NULL where its column holds it."""
+        value, cell = self._variable("v"), f"{typed}.{name(column)}"
+        whole = fragment(literal(column), value)
+        if isinstance(kind, StructType):
+            inner, rest = self._variable("m"), self._variable("r")
+            inside = self.left_over(inner, cell, kind)
+            nested = with_value(
+                rest,
+                inside,
+                f"CASE WHEN size({rest}) > 0 THEN concat({json_text(literal(column))}, ':{{', "
+                f"array_join({rest}, ','), '}}') END",
+            )
+            parts = with_value(
+                inner, _map(value), f"CASE WHEN {inner} IS NULL THEN {whole} ELSE {nested} END"
+            )
+            test = f"CASE WHEN {cell} IS NULL THEN {whole} ELSE {parts} END"
+        elif isinstance(kind, ArrayType | MapType):
+            unplaced = f"size({self.unplaced(value, kind)}) > 0"
+            lost = f"{cell} IS NULL OR {unplaced} OR {self._broken(value, kind)}"
+            test = f"CASE WHEN {lost} THEN {whole} END"
+        elif isinstance(kind, StringType):
+            # A long fraction may have been shortened on its way into the string; up to 15 digits
+            # only its writing can differ.
+            text = f"to_json({value})"
+            short = f"length(regexp_replace({text}, '[^0-9]', '')) <= 15"
+            same = f"{short} AND try_cast({cell} AS double) <=> try_cast({text} AS double)"
+            changed = (
+                f"schema_of_variant({value}) RLIKE '^(DECIMAL|DOUBLE|FLOAT)' "
+                f"AND {cell} <> {text} AND NOT ({same})"
+            )
+            test = f"CASE WHEN {cell} IS NULL OR ({changed}) THEN {whole} END"
+        else:
+            test = f"CASE WHEN {cell} IS NULL THEN {whole} END"
+        source = f"try_element_at({fields}, {literal(column)})"
+        present = f"{value} IS NOT NULL AND NOT is_variant_null({value})"
+        return with_value(value, source, f"CASE WHEN {present} THEN {test} END")
+
+    def _broken(self, value: str, kind: DataType) -> str:
+        """SQL: whether an element of a collection did not fit its type."""
+        if self.parser != "from_json" or isinstance(kind, MapType):
+            return "false"
+        wanted = literal(f"x {type_sql(kind)}, {FLAW} string")
+        options = options_map(
+            {**self.parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+        )
+        text = f"concat('{{\"x\":', to_json({value}), '}}')"
+        return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
+
+    def new_fields(self, fields: str, schema: StructType, prefix: str = "") -> str:
+        """SQL: paths of the fields that the schema does not know in any case.
+
+        Args:
+            fields: SQL name of a map of variants.
+            schema: Of the struct.
+            prefix: Path of the struct, with a dot at its end.
+        """
+        return self._names(fields, schema, prefix, exact=False)
+
+    def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
+        """SQL: columns that have no room for their values, as `path TYPE`.
+
+        Args:
+            fields: As for `new_fields`.
+            schema: As for `new_fields`.
+            prefix: As for `new_fields`.
+        """
+        parts = []
+        for field in schema.fields:
+            value = self._variable("w")
+            inside = self._wider(value, field.dataType, prefix + path_part(field.name))
+            if inside:
+                source = f"try_element_at({fields}, {literal(field.name)})"
+                parts.append(with_value(value, source, f"coalesce({inside}, {NO_TEXTS})"))
+        if not parts:
+            return NO_TEXTS
+        return f"filter(concat({', '.join(parts)}), x -> x IS NOT NULL)"
+
+    def _wider(self, value: str, kind: DataType, path: str) -> str:
+        """SQL of the texts for one value, empty where nothing in it can become wider."""
+        if can_widen(kind):
+            prefers = _is_set(self.parse, "prefersdecimal")
+            return f"array({entry(path, wider_for_variant(value, kind, prefers_decimal=prefers))})"
+        if isinstance(kind, StructType):
+            inner = self._variable("m")
+            inside = self.wider_types(inner, kind, f"{path}.")
+            return "" if inside == NO_TEXTS else with_value(inner, _map(value), inside)
+        if isinstance(kind, ArrayType):
+            item = self._variable("i")
+            inside = self._wider(item, kind.elementType, path)
+            return inside and f"flatten(transform({_items(value)}, {item} -> {inside}))"
+        return ""
+
+    def unplaced(self, variant: str, kind: DataType) -> str:
+        """SQL: names of the fields inside of a collection that have no place in its type."""
+        return self._names_inside(variant, kind, "", exact=True)
+
+    def _names(self, fields: str, schema: StructType, prefix: str, *, exact: bool) -> str:
+        key = self._variable("k")
+        if exact:
+            known = literals(field.name for field in schema.fields)
+            test = f"NOT array_contains({known}, {key})"
+        else:
+            names = [field.name.lower() for field in schema.fields]
+            known = literals([*names, *(name.lower() for name in self.reserved if not prefix)])
+            test = f"NOT array_contains({known}, lower({key}))"
+        unknown = f"filter(map_keys({fields}), {key} -> {test})"
+        here = f"transform({unknown}, {key} -> {dotted(prefix, key)})"
+        parts = [f"coalesce({here}, {NO_TEXTS})"]
+        for field in schema.fields:
+            if not _has_fields(field.dataType):
+                continue
+            value = self._variable("n")
+            source = f"try_element_at({fields}, {literal(field.name)})"
+            path = f"{prefix}{path_part(field.name)}."
+            inside = self._names_inside(value, field.dataType, path, exact=exact)
+            parts.append(with_value(value, source, inside))
+        return parts[0] if len(parts) == 1 else f"array_distinct(concat({', '.join(parts)}))"
+
+    def _names_inside(self, variant: str, kind: DataType, prefix: str, *, exact: bool) -> str:
+        if isinstance(kind, StructType):
+            inner = self._variable("m")
+            names = self._names(inner, kind, prefix, exact=exact)
+            return f"coalesce({with_value(inner, _map(variant), names)}, {NO_TEXTS})"
+        if isinstance(kind, ArrayType) and _has_fields(kind.elementType):
+            item = self._variable("i")
+            names = self._names_inside(item, kind.elementType, prefix, exact=exact)
+            listed = f"flatten(transform({_items(variant)}, {item} -> {names}))"
+            return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
+        if isinstance(kind, MapType) and _has_fields(kind.valueType):
+            item = self._variable("i")
+            names = self._names_inside(item, kind.valueType, prefix, exact=exact)
+            listed = f"flatten(transform(map_values({_map(variant)}), {item} -> {names}))"
+            return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
+        return NO_TEXTS
+
+    def _variable(self, letter: str) -> str:
+        self._depth += 1
+        return f"{letter}{self._depth}"
+
+
+def typed_columns(schema: StructType, flaw: bool = True) -> str:
+    """DDL literal of the columns to parse, with the column for what did not fit."""
+    columns = columns_sql(schema)
+    return literal(f"{columns}, {FLAW} string" if flaw else columns)
+
+
+def _has_fields(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return True
+    if isinstance(kind, ArrayType):
+        return _has_fields(kind.elementType)
+    return isinstance(kind, MapType) and _has_fields(kind.valueType)
+
+
+def _is_set(options: dict[str, str], name: str) -> bool:
+    return any(k.lower() == name and v.strip().lower() == "true" for k, v in options.items())

@@ -1,0 +1,124 @@
+"""Parsed rows: typed columns and what did not fit, the same for every text format."""
+
+import json
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock.sources.files.options import Evolution, FileOptions, ParseMode
+from penstock.sources.files.sqltext import NO_TEXTS, PATH, literal, name, rescued_json
+
+TYPED = "__files_typed"
+"""Struct of the typed columns."""
+
+LEFT = "__files_left"
+"""NULL for a row that fits; else a struct: `malformed` (no record at all), `bad` (its typed columns
+say nothing), `fragments` (JSON of what is in no column), `new` (fields that the schema lacks) and
+`wide` (columns that are too narrow, as `path TYPE`)."""
+
+UNKNOWN_FIELD = "UNKNOWN_FIELD_EXCEPTION"
+MALFORMED = "MALFORMED_RECORD_IN_FILE"
+
+
+def left_sql(
+    *,
+    fragments: str,
+    new: str = NO_TEXTS,
+    wide: str = NO_TEXTS,
+    bad: str = "false",
+    broken: bool = False,
+) -> str:
+    """SQL of a value of `LEFT`."""
+    malformed = "true" if broken else "false"
+    return (
+        f"named_struct('malformed', {malformed}, 'bad', {bad}, 'fragments', {fragments}, "
+        f"'new', {new}, 'wide', {wide})"
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a text format.
+
+    Attributes:
+        df: With the columns `TYPED`, `LEFT` and the record's text.
+        schema: Of `TYPED`.
+        text: Name of the column with the record as it was in the file.
+    """
+
+    df: DataFrame
+    schema: StructType
+    text: str
+
+
+def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
+    """Text in the encoding that the user named, without a byte order mark.
+
+    Args:
+        raw: Column `value`.
+        options: What was asked.
+        whole: Whether a row is a file. Hadoop takes the mark out of the first line by itself.
+    """
+    encoding = options.parser_option("encoding", "charset", default="UTF-8")
+    text = "value"
+    if encoding.upper().replace("-", "") != "UTF8":
+        text = f"decode(cast(value AS binary), {literal(encoding)})"
+    return raw.selectExpr(f"ltrim('\\uFEFF', {text}) AS value" if whole else f"{text} AS value")
+
+
+def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
+    """The columns that the user sees, and a failure where the schema must grow first.
+
+    Args:
+        rows: Parsed.
+        options: What was asked.
+        source: Key of the source, for the message of the failure.
+    """
+    df = rows.df
+    if options.evolution.adds_columns or options.evolution is Evolution.FAIL:
+        # A filter, because a column that the query does not use would never be computed.
+        df = df.filter(F.expr(_unless_new(source)))
+    if options.mode is ParseMode.FAIL:
+        message = f"concat({literal(MALFORMED + ' ')}, {PATH}, ': ', substr({rows.text}, 1, 200))"
+        raising = f"cast(raise_error({message}) AS boolean)"
+        df = df.filter(F.expr(f"CASE WHEN {LEFT}.malformed THEN {raising} ELSE true END"))
+    elif options.mode is ParseMode.DROP:
+        df = df.filter(F.expr(f"{LEFT} IS NULL OR NOT {LEFT}.bad"))
+    corrupt = (options.corrupt or "").lower()
+    columns = []
+    # Nobody asks what is left: then it is not computed either.
+    typed_only = columns_only(options)
+    for field in rows.schema.fields:
+        cell = f"{TYPED}.{name(field.name)}"
+        value = cell if typed_only else f"CASE WHEN {LEFT}.bad THEN NULL ELSE {cell} END"
+        columns.append(F.expr(value).alias(field.name))
+    if corrupt:
+        shown = F.expr(f"CASE WHEN {LEFT}.malformed THEN {rows.text} END")
+        columns.append(shown.alias(options.corrupt or ""))
+    if options.rescued:
+        columns.append(F.expr(rescued_json(f"{LEFT}.fragments")).alias(options.rescued))
+    return df.select(*columns)
+
+
+def columns_only(options: FileOptions) -> bool:
+    """Whether only what fits into the columns is asked for."""
+    return (
+        options.evolution in (Evolution.NONE, Evolution.RESCUE)
+        and options.mode is ParseMode.PERMISSIVE
+        and not options.reserved
+    )
+
+
+def failure_text(source: str) -> str:
+    """SQL: the message of the failure for new fields and wider types; `recovery` reads it."""
+    start = literal(f"{UNKNOWN_FIELD} " + json.dumps({"source": source})[:-1] + ', "fields": ')
+    told = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
+    return f"concat({start}, {told}, ', \"file\": ', to_json(array({PATH})), '}}')"
+
+
+def _unless_new(source: str) -> str:
+    raising = f"cast(raise_error({failure_text(source)}) AS boolean)"
+    grows = f"size({LEFT}.new) > 0 OR size({LEFT}.wide) > 0"
+    return f"CASE WHEN {grows} THEN {raising} ELSE true END"

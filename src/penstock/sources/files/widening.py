@@ -1,0 +1,246 @@
+"""Types that become wider with the files: what a value needs, and the schema that has room for it.
+
+Rows of text formats say which columns are too narrow for them, as `path TYPE`: the type that the
+inference would give to the value. A schema file says it all at once, so those of Parquet, ORC and
+Avro are compared as they are.
+"""
+
+from collections.abc import Iterable
+
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+from penstock._tables.widening import widen, widened
+from penstock.sources.files.merging import RESCUED, split_path
+from penstock.sources.files.options import TEXTUAL
+from penstock.sources.files.sqltext import literal
+
+_MOST_DIGITS = 38
+_RANGES: dict[type[DataType], tuple[int, int]] = {
+    ByteType: (-(2**7), 2**7 - 1),
+    ShortType: (-(2**15), 2**15 - 1),
+    IntegerType: (-(2**31), 2**31 - 1),
+}
+_NUMBER = "^[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?$"
+
+
+# -- SQL -----------------------------------------------------------------------------------------
+
+
+def can_widen(kind: DataType) -> bool:
+    """Whether a value in a text file can need a wider type than this."""
+    return isinstance(kind, LongType | DecimalType) or type(kind) in _RANGES
+
+
+def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> str:
+    """SQL: the type that a column needs for a value that it has no room for, else NULL.
+
+    Args:
+        value: SQL of a variant.
+        kind: Type of the column; `can_widen` says yes.
+        prefers_decimal: Whether fractions are decimals to the inference, not doubles.
+    """
+    if isinstance(kind, DecimalType):
+        return wider_for_text(f"to_json({value})", kind)
+    seen = f"schema_of_variant({value})"
+    number = f"try_variant_get({value}, '$', 'bigint')"
+    precision = f"cast(regexp_extract({seen}, '([0-9]+),([0-9]+)', 1) AS int)"
+    scale = f"cast(regexp_extract({seen}, '([0-9]+),([0-9]+)', 2) AS int)"
+    whole = f"({precision} - {scale})"
+    is_decimal = f"{seen} LIKE 'DECIMAL(%'"
+    exact = "true" if prefers_decimal else f"{scale} = 0"
+    large = (f"{is_decimal} AND {exact} AND {_grows(kind, whole, scale)}", seen)
+    if isinstance(kind, LongType):
+        return _first(large)
+    low, high = _RANGES[type(kind)]
+    return _first(
+        (f"{seen} = 'BIGINT' AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
+        large,
+        (f"{is_decimal} OR {seen} IN ('DOUBLE', 'FLOAT')", "'DOUBLE'"),
+    )
+
+
+def wider_for_text(text: str, kind: DataType) -> str:
+    """As `wider_for_variant`, for a number as text.
+
+    Args:
+        text: SQL of a string.
+        kind: Type of the column; `can_widen` says yes.
+    """
+    parts = f"regexp_extract({text}, '^[+-]?0*([0-9]*)(?:[.]([0-9]*?)0*)?$', %d)"
+    whole, scale = f"length({parts % 1})", f"length({parts % 2})"
+    is_whole = f"{text} RLIKE '^[+-]?[0-9]+$'"
+    if isinstance(kind, DecimalType):
+        is_plain = f"{text} RLIKE '^[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)$'"
+        return _first((f"{is_plain} AND {_grows(kind, whole, scale)}", _decimal_sql(whole, scale)))
+    number = f"try_cast({text} AS bigint)"
+    beyond = f"{is_whole} AND {number} IS NULL AND {_grows(kind, whole, '0')}"
+    large = (beyond, _decimal_sql(whole, "0"))
+    if isinstance(kind, LongType):
+        return _first(large)
+    low, high = _RANGES[type(kind)]
+    return _first(
+        (f"{is_whole} AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
+        large,
+        (f"{text} RLIKE '{_NUMBER}' AND NOT {is_whole}", "'DOUBLE'"),
+    )
+
+
+def entry(path: str, wider: str) -> str:
+    """SQL: `path TYPE` as text, NULL without a type.
+
+    Args:
+        path: Of a column.
+        wider: SQL of the type.
+    """
+    return f"concat({literal(path + ' ')}, {wider})"
+
+
+def _grows(kind: DataType, whole: str, scale: str) -> str:
+    """SQL: whether a number with so many digits needs more of them, and no more than there are."""
+    if isinstance(kind, DecimalType):
+        have, finer = max(kind.precision - kind.scale, 1), kind.scale
+        # A parser rounds what has more digits behind the point, without a word.
+        more = f"({whole} > {have} OR {scale} > {finer}) AND "
+    else:
+        have, finer, more = (20 if isinstance(kind, LongType) else 10), 0, ""
+    return f"{more}greatest({have}, {whole}) + greatest({finer}, {scale}) <= {_MOST_DIGITS}"
+
+
+def _decimal_sql(whole: str, scale: str) -> str:
+    """SQL: the name of a decimal."""
+    return f"concat('DECIMAL(', greatest(1, {whole} + {scale}), ',', {scale}, ')')"
+
+
+def _first(*cases: tuple[str, str]) -> str:
+    inside = " ".join(f"WHEN {condition} THEN {value}" for condition, value in cases)
+    return f"CASE {inside} END"
+
+
+# -- schemas -------------------------------------------------------------------------------------
+
+
+def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
+    """The known schema with room for what files have; names and fields stay as they are.
+
+    Args:
+        known: The schema.
+        seen: Of files.
+        file_format: Narrow files must be readable with the wider type afterwards.
+    """
+    comparable = StructType([f for f in seen.fields if _is_column(known, f.name)])
+    wide, changes = widen(known, _supported(known, comparable, file_format))
+    return wide if changes else known
+
+
+def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
+    """The known schema with room for the values that rows told of.
+
+    Args:
+        known: The schema.
+        entries: Texts of `entry`.
+    """
+    for told in entries:
+        path, _, name = told.rpartition(" ")
+        known = _struct_at(known, split_path(path), _told_type(name))
+    return known
+
+
+def _told_type(name: str) -> DataType:
+    if name == "BIGINT":
+        return LongType()
+    if name == "DOUBLE":
+        return DoubleType()
+    precision, scale = name.removeprefix("DECIMAL(").removesuffix(")").split(",")
+    return DecimalType(int(precision), int(scale))
+
+
+def told_columns(entries: Iterable[str]) -> set[str]:
+    """The columns, in lower case, in which rows told of values, be it inside of them."""
+    return {split_path(told.rpartition(" ")[0])[0].lower() for told in entries}
+
+
+def changed_types(before: StructType, after: StructType) -> list[str]:
+    """What `widen_columns` and `widen_paths` changed, for people: `'id' BIGINT`."""
+    _, changes = widen(before, after)
+    return [
+        f"{'.'.join(change.path)!r} {change.after.simpleString().upper()}" for change in changes
+    ]
+
+
+def keep_wider(hinted: StructType, known: StructType) -> StructType:
+    """A schema with the types of hints where columns have not become wider than these since."""
+    before = {field.name.lower(): field for field in known.fields}
+    return StructType([_kept(f, before.get(f.name.lower())) for f in hinted.fields])
+
+
+def _kept(hinted: StructField, known: StructField | None) -> StructField:
+    if known is None:
+        return hinted
+    wide, changes = widen(StructType([hinted]), StructType([known]))
+    # What a hint newly says is no narrower version of what is there: it counts.
+    return wide[0] if changes and not widen(StructType([known]), wide)[1] else hinted
+
+
+def _is_column(known: StructType, name: str) -> bool:
+    folded = name.lower()
+    return any(f.name.lower() == folded and not f.metadata.get(RESCUED) for f in known.fields)
+
+
+def _supported(known: StructType, seen: StructType, file_format: str) -> StructType:
+    """What files have, without the types whose narrower files the format could not read then."""
+    types = {field.name.lower(): field.dataType for field in known.fields}
+    return StructType(
+        [
+            StructField(f.name, _supported_type(types[f.name.lower()], f.dataType, file_format))
+            for f in seen.fields
+            if f.name.lower() in types
+        ]
+    )
+
+
+def _supported_type(known: DataType, seen: DataType, file_format: str) -> DataType:
+    if isinstance(known, StructType) and isinstance(seen, StructType):
+        return _supported(known, seen, file_format)
+    if isinstance(known, ArrayType) and isinstance(seen, ArrayType):
+        return ArrayType(_supported_type(known.elementType, seen.elementType, file_format))
+    if isinstance(known, DateType):
+        # A text with a time in it is rescued, as on Databricks.
+        return seen if file_format == "parquet" else known
+    if isinstance(known, FloatType) and file_format in TEXTUAL:
+        return known  # a text does not say what it has room for
+    if file_format in ("avro", "orc"):
+        # Their readers make no decimals of whole numbers.
+        mixed = isinstance(seen, DecimalType) is not isinstance(known, DecimalType)
+        return known if mixed else seen
+    return seen
+
+
+def _struct_at(base: StructType, path: list[str], seen: DataType) -> StructType:
+    fields = [
+        StructField(f.name, _type_at(f.dataType, path[1:], seen), f.nullable, f.metadata)
+        if f.name.lower() == path[0].lower()
+        else f
+        for f in base.fields
+    ]
+    return StructType(fields)
+
+
+def _type_at(base: DataType, path: list[str], seen: DataType) -> DataType:
+    if isinstance(base, ArrayType):
+        return ArrayType(_type_at(base.elementType, path, seen), base.containsNull)
+    if path:
+        return _struct_at(base, path, seen) if isinstance(base, StructType) else base
+    return widened(base, seen) or base

@@ -1,0 +1,86 @@
+"""XML: from files to typed columns and what did not fit."""
+
+import re
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock.errors import ConnectorError
+from penstock.sources.files.options import Evolution, FileOptions
+from penstock.sources.files.rescue import FLAW, Comparison, typed_columns
+from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock.sources.files.sqltext import (
+    NO_TEXTS,
+    literal,
+    options_map,
+    text_fragment,
+    with_value,
+)
+
+_TEXT = "__files_text"
+_READER_ONLY = frozenset(
+    {"mode", "columnnameofcorruptrecord", "encoding", "charset", "inferschema", "samplingratio"}
+    | {"compression", "rowtag", "multiline", "roottag"}
+)
+
+
+def row_tag(options: FileOptions) -> str:
+    """The element that is a row.
+
+    Raises:
+        ConnectorError: `AUTOLOADER_OPTION_INVALID`: none was given.
+    """
+    tag = options.parser_option("rowTag").strip()
+    if not tag:
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            "XML files need the option 'rowTag': the name of the element that is a row",
+            hint='.option("rowTag", "order")',
+        )
+    return tag
+
+
+def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
+    """Parse text into `Rows`.
+
+    Args:
+        raw: Column `value` with one file each.
+        schema: Of the typed columns.
+        options: What was asked.
+    """
+    parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+    given = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+    df = decoded(raw, options, whole=True).selectExpr(f"{_elements(row_tag(options))} AS {_TEXT}")
+    parsed = f"from_xml({_TEXT}, {typed_columns(schema)}, {options_map(given)})"
+    df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}")
+    comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
+    variant = f"from_xml({_TEXT}, 'variant', {options_map(parse)})" if parse else ""
+    variant = variant or f"from_xml({_TEXT}, 'variant')"
+    record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
+    corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
+    left = comparison.left_over("f", TYPED, schema)
+    new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
+    is_widening = options.evolution is Evolution.WIDEN
+    wide = comparison.wider_types("f", schema) if is_widening else NO_TEXTS
+    broken = left_sql(fragments=corrupt, bad="true", broken=True)
+    whole = left_sql(fragments=left, new=new, wide=wide)
+    # A text that is no complete element cannot be made a variant: Spark would fail the batch.
+    slow = (
+        f"CASE WHEN {_TEXT} NOT RLIKE {literal(_complete(row_tag(options)))} THEN {broken} ELSE "
+        + with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
+        + " END"
+    )
+    df = df.selectExpr(_TEXT, TYPED, f"{slow} AS {LEFT}")
+    return Rows(df, schema, _TEXT)
+
+
+def _elements(tag: str) -> str:
+    """SQL: the row elements of a file, one a row; what is cut off at the end is a row as well."""
+    name = re.escape(tag)
+    whole = rf"<{name}(?:\s[^>]*+)?/>|<{name}(?:\s[^>]*+)?>[\s\S]*?(?:</{name}\s*>|\z)"
+    return f"explode(regexp_extract_all(value, {literal(whole)}, 0))"
+
+
+def _complete(tag: str) -> str:
+    name = re.escape(tag)
+    return rf"(?:/>|</{name}\s*>)\z"

@@ -1,0 +1,223 @@
+"""Up to which key everything is committed.
+
+Keys are taken in order and committed in any order: a transaction that took 5 may commit after the
+one that took 6 was read. So a key that was seen is a *mark* first. It is settled when no
+transaction can commit a smaller key any more:
+
+* PostgreSQL: an INSERT locks its table before it takes the key, until its transaction has ended.
+  The mark is read first, then the transactions that hold such a lock. When those have ended, all
+  keys up to the mark are visible, or never will be. `CREATE INDEX CONCURRENTLY` waits in this way.
+  Numbers of transactions would not do: their order is not that of the keys.
+* elsewhere: after a time that the user gives.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.errors import ConnectorError
+from penstock.sources.jdbc.database import DatabaseError
+from penstock.sources.jdbc.options import JdbcSourceOptions, Key
+
+_POLL_SECONDS = 0.05
+# One table, with its partitions; those that lie in other tables are written under their own locks.
+_WRITERS_OF_TABLE = """
+WITH RECURSIVE parts(relation) AS (
+  SELECT CAST(to_regclass(?) AS oid)
+  UNION SELECT inhrelid FROM pg_inherits JOIN parts ON inhparent = relation
+)
+SELECT DISTINCT virtualtransaction FROM pg_locks JOIN parts USING (relation)
+WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+# Whoever writes to any table that is not the server's own: a view or query may read it.
+_WRITERS = """
+SELECT DISTINCT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted AND relation >= 16384
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_PLAIN_NAME = re.compile(r'(?:(?:"(?:[^"]|"")+"|\w+)\.)?(?:"(?:[^"]|"")+"|\w+)')
+
+
+class Asks(Protocol):
+    """What is needed of a database."""
+
+    def query(self, sql: str, *values: str | int) -> list[tuple[str | None, ...]]:
+        """All rows of a query, as text."""
+
+
+Connect = Callable[[], AbstractContextManager[Asks]]
+
+
+class NotSettledError(Exception):
+    """Transactions hold the stream back for longer than it may be."""
+
+
+@dataclass
+class _Mark:
+    key: Key
+    taken: float
+    writers: frozenset[str]
+
+
+class Marks:
+    """The newest settled key of a stream. Used on one thread, but `stop` on any.
+
+    Args:
+        options: Of the stream.
+        newest: Reads the greatest key that is visible; `None` in an empty table.
+        connect: Opens a connection in which each statement sees what is committed then.
+        clock: Seconds, for waiting.
+    """
+
+    def __init__(
+        self,
+        options: JdbcSourceOptions,
+        newest: Callable[[Asks], Key | None],
+        connect: Connect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._newest = newest
+        self._connect = connect
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._mark: _Mark | None = None
+        self._looked = 0.0
+        self.settled: Key | None = None
+        """The last key that was settled; `None` before the first."""
+        self.seen: Key | None = None
+        """The greatest key that was visible when one was last looked for."""
+
+    def stop(self) -> None:
+        """End a wait."""
+        self._stopped.set()
+
+    def rest(self, seconds: float) -> None:
+        """Wait until the last look is so long ago."""
+        left = self._looked + seconds - self._clock()
+        if left > 0:
+            self._stopped.wait(left)
+
+    def settle(self, wait_seconds: float) -> Key | None:
+        """The newest settled key, after waiting so long for what is visible now.
+
+        Raises:
+            NotSettledError: The same transactions have held the stream back for too long.
+        """
+        until = self._clock() + wait_seconds
+        with self._connect() as database:
+            while True:
+                mark = self._mark = self._mark or self._take(database)
+                if mark is None:
+                    return self.settled
+                if self._is_settled(mark, database):
+                    self.settled, self._mark = mark.key, None
+                    return self.settled
+                self._looked = self._clock()
+                if self._looked >= until or self._stopped.wait(_POLL_SECONDS):
+                    break
+        held = self._clock() - mark.taken
+        is_late = self._options.settling_delay_seconds is None
+        if is_late and held >= self._options.settle_timeout_seconds and not self._stopped.is_set():
+            self._mark = None
+            raise NotSettledError(
+                f"{len(mark.writers)} transaction(s) have been writing for {held:.0f} seconds: "
+                "rows that they commit may have smaller keys than rows that are there"
+            )
+        return self.settled
+
+    def _take(self, database: Asks) -> _Mark | None:
+        self._looked = self._clock()
+        key = self._newest(database)
+        if key is None:
+            return None
+        self.seen = key
+        taken = self._clock()
+        if self._options.settling_delay_seconds is not None:
+            return _Mark(key, taken, frozenset())
+        # After the key was read: who took a smaller one holds the lock by now, or has ended.
+        return _Mark(key, taken, frozenset(self._writers(database)))
+
+    def _is_settled(self, mark: _Mark, database: Asks) -> bool:
+        delay = self._options.settling_delay_seconds
+        if delay is not None:
+            return self._clock() - mark.taken >= delay
+        if not mark.writers:
+            return True
+        # A transaction that is prepared for two-phase commit changes its name to `-1/...`.
+        return not [
+            name
+            for name in self._writers(database)
+            if name in mark.writers or name.startswith("-1/")
+        ]
+
+    def _writers(self, database: Asks) -> list[str]:
+        table = self._options.table
+        if self._options.is_query or _PLAIN_NAME.fullmatch(table) is None:
+            rows = database.query(_WRITERS)
+        else:
+            rows = database.query(_WRITERS_OF_TABLE, table)
+        return [str(name) for (name,) in rows]
+
+
+def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> JdbcSourceOptions:
+    """Refuse what running transactions do not show, and tell a view from a table.
+
+    Args:
+        database: A PostgreSQL.
+        options: Of the stream.
+        key: Name of the key column, as the table spells it.
+
+    Returns:
+        The options, with a view or foreign table marked as a query.
+
+    Raises:
+        ConnectorError: `JDBC_KEY_NOT_ORDERED` or `JDBC_OPTION_INVALID`.
+    """
+    if options.settling_delay_seconds is None:
+        ((standby,),) = database.query("SELECT pg_is_in_recovery()")
+        if standby in ("t", "true"):
+            raise ConnectorError(
+                "JDBC_OPTION_INVALID",
+                f"{options.place} is a standby: it does not show which transactions still write",
+                hint='read the primary, or set .option("settlingDelay", "1 minute"): the longest '
+                "time from taking a key to the commit",
+            )
+    if options.is_query or _PLAIN_NAME.fullmatch(options.table) is None:
+        return replace(options, is_query=True)
+    rows = database.query(
+        "SELECT c.relkind, s.cache_size, s.increment_by FROM pg_class c LEFT JOIN pg_sequences s "
+        "ON to_regclass(format('%I.%I', s.schemaname, s.sequencename)) = "
+        "to_regclass(CASE WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid "
+        "AND a.attname = ?) THEN pg_get_serial_sequence(CAST(c.oid AS regclass)::text, ?) END) "
+        "WHERE c.oid = to_regclass(?)",
+        key,
+        key,
+        options.table,
+    )
+    for kind, cached, step in rows:
+        if kind not in ("r", "p"):
+            return replace(options, is_query=True)
+        if step is not None and int(step) < 0:
+            raise ConnectorError(
+                "JDBC_KEY_NOT_ORDERED", f"the sequence of {key!r} counts down: its keys get smaller"
+            )
+        if cached is not None and int(cached) > 1 and options.overlap is None:
+            raise ConnectorError(
+                "JDBC_KEY_NOT_ORDERED",
+                f"the sequence of {key!r} hands out {cached} keys to each session at once (CACHE): "
+                "a session may use a small one at any time later, and its row would be lost",
+                hint="ALTER SEQUENCE ... CACHE 1; or read keys again with option `overlap`, and "
+                "let the table take each row once: @dp.table(deduplicate_by=[...])",
+            )
+    return options
+
+
+def is_missing(error: DatabaseError) -> bool:
+    """Whether an error says that a table or column is not there."""
+    return error.state in ("42P01", "42703", "3F000", "42S02", "42S22", "42X05", "42X04")

@@ -1,0 +1,124 @@
+"""A database from the driver, through the JDBC driver in Spark's JVM.
+
+A handful of statements per micro-batch go this way; rows never do. Connections are short: a driver
+process that hangs must hold neither locks nor sessions.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from penstock._observe.masking import shown
+
+
+class DatabaseError(Exception):
+    """The database or the way to it failed.
+
+    Attributes:
+        state: SQLSTATE; empty if it is not known.
+        text: What it said, without secrets.
+    """
+
+    def __init__(self, state: str, text: str) -> None:
+        self.state = state
+        self.text = text
+        super().__init__(f"{text} (SQLSTATE {state or 'unknown'})")
+
+    @property
+    def is_about_rows(self) -> bool:
+        """Whether the rows are what is wrong: the same ones fail again."""
+        return self.state[:2] in ("21", "22", "23")
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same statement may succeed later."""
+        return self.state[:2] not in ("0A", "21", "22", "23", "28", "3D", "3F", "42", "44")
+
+
+class Database:
+    """One open connection; not shared between threads.
+
+    Args:
+        connection: `java.sql.Connection`, in auto-commit mode.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, *values: str | int) -> int:
+        """Run a statement; returns the number of rows that it changed.
+
+        Raises:
+            DatabaseError: It failed.
+        """
+        with translated():
+            statement = self._connection.prepareStatement(sql)
+            try:
+                _bind(statement, values)
+                return int(statement.executeUpdate())
+            finally:
+                statement.close()
+
+    def query(self, sql: str, *values: str | int) -> list[tuple[str | None, ...]]:
+        """Run a query; returns all rows, as text.
+
+        Raises:
+            DatabaseError: It failed.
+        """
+        with translated():
+            statement = self._connection.prepareStatement(sql)
+            try:
+                _bind(statement, values)
+                rows = statement.executeQuery()
+                width = int(rows.getMetaData().getColumnCount())
+                found = []
+                while rows.next():
+                    found.append(tuple(rows.getString(at) for at in range(1, width + 1)))
+                return found
+            finally:
+                statement.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit what the block did, or roll it back if it raises.
+
+        Raises:
+            DatabaseError: A statement or the commit failed. After a failed commit nobody knows
+                whether the transaction is in.
+        """
+        with translated():
+            self._connection.setAutoCommit(False)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Py4JError):
+                self._connection.rollback()
+                self._connection.setAutoCommit(True)
+            raise
+        with translated():
+            self._connection.commit()
+            self._connection.setAutoCommit(True)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn an exception of the JDBC driver into a `DatabaseError`."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        java: Any = error.java_exception
+        try:
+            state = str(java.getSQLState() or "")
+        except Py4JError:
+            raise error from None  # no exception of the database
+        raise DatabaseError(state, shown(" ".join(str(java.getMessage()).split()))) from error
+
+
+def _bind(statement: Any, values: Sequence[str | int]) -> None:
+    for at, value in enumerate(values, 1):
+        if isinstance(value, str):
+            statement.setString(at, value)
+        else:
+            statement.setLong(at, value)

@@ -1,0 +1,521 @@
+"""A Spark source whose micro-batches Spark's own JDBC reader reads.
+
+Spark asks a source where it ends and for the rows between two offsets, on the thread of the query.
+This one is asked through py4j, as functions of `foreachBatch` are. It only plans: rows go from the
+database to Spark's tasks. Offsets are keys, and Spark keeps them in the checkpoint.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from penstock._model.exception_text import first_line
+from penstock._observe.masking import shown
+from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
+from penstock.quality.rules import quoted
+from penstock.sources.jdbc.commit_visibility import Asks, Marks, NotSettledError, check_postgresql
+from penstock.sources.jdbc.database import Database, DatabaseError, translated
+from penstock.sources.jdbc.options import (
+    JdbcSourceOptions,
+    Key,
+    KeyKind,
+    between,
+    count_between,
+    jdbc_source_options,
+    nth_key,
+    overlap_amount,
+    read_key,
+    split_range,
+)
+
+_WAIT_SECONDS = 1.0
+# Spark asks again at once where a flow has no interval.
+_IDLE_SECONDS = 1.0
+_KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
+    (T.IntegralType, KeyKind.INTEGER),
+    (T.DecimalType, KeyKind.DECIMAL),
+    (T.TimestampType, KeyKind.TIMESTAMP),
+    (T.TimestampNTZType, KeyKind.TIMESTAMP),
+)
+_opened: ContextVar[list["JdbcStream"] | None] = ContextVar("penstock_jdbc", default=None)
+
+
+@contextlib.contextmanager
+def collecting_jdbc() -> Iterator[list["JdbcStream"]]:
+    """Collect the streams from databases that are made inside."""
+    found: list[JdbcStream] = []
+    token = _opened.set(found)
+    try:
+        yield found
+    finally:
+        _opened.reset(token)
+
+
+def open_jdbc(
+    spark: SparkSession, options: Mapping[str, str], *, schema: Any, flow: str
+) -> DataFrame:
+    """A table, or query, as a stream of its rows in the order of a key.
+
+    Args:
+        spark: The session.
+        options: As the user gave them, secrets filled in.
+        schema: What was given to `schema()`; must be nothing.
+        flow: Whose stream this is, for errors.
+
+    Raises:
+        ConnectorError: Options or table are wrong.
+        FlowError: `JDBC_SOURCE_UNAVAILABLE`: the database is away.
+        SetupError: Its driver is not there.
+    """
+    if schema is not None:
+        raise ConnectorError(
+            "JDBC_OPTION_INVALID",
+            "a JDBC stream has the columns of its table",
+            hint='cast them in the query, or set .option("customSchema", "amount DOUBLE")',
+        )
+    stream = JdbcStream(spark, jdbc_source_options(options))
+    try:
+        df = stream.open()
+    except SourceFailure as failure:
+        raise failure.as_error(flow) from failure
+    collector = _opened.get()
+    if collector is not None:
+        collector.append(stream)
+    return df
+
+
+@dataclass
+class SourceFailure(Exception):
+    """Why a stream cannot go on, before it is known whose it is.
+
+    Attributes:
+        condition: Of the error.
+        message: Without secrets.
+        hint: The way out.
+        is_running: Whether the stream had begun, or only a flow can fail in this way.
+        retryable: Whether the same may work later.
+    """
+
+    condition: str
+    message: str
+    hint: str | None = None
+    is_running: bool = False
+    retryable: bool = False
+
+    def as_error(self, flow: str) -> PenstockError:
+        """As the error of a flow, or of its options."""
+        if not (self.is_running or self.retryable):
+            return ConnectorError(self.condition, self.message, hint=self.hint)
+        return FlowError(
+            self.condition,
+            f"flow {flow!r}: {self.message}",
+            flow=flow,
+            retryable=self.retryable,
+            hint=self.hint,
+        )
+
+
+@dataclass(frozen=True)
+class _Range:
+    """An offset: the last key that was planned, and what the batch before it had.
+
+    Attributes:
+        low: The key before the range; `None` for the first one.
+        high: Its last key.
+        rows: How many rows it had when it was planned.
+    """
+
+    low: Key | None
+    high: Key
+    rows: int
+
+
+class JdbcStream:
+    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
+
+    Args:
+        spark: The session.
+        options: Checked.
+    """
+
+    def __init__(self, spark: SparkSession, options: JdbcSourceOptions) -> None:
+        self._spark = spark
+        self._options = options
+        self._jvm: Any = spark._jvm
+        self._java_options: Any = None
+        self._schema = T.StructType()
+        self._key = ""
+        self._kind = KeyKind.INTEGER
+        self._overlap: float = 0
+        self._marks = Marks(options, self._newest, self._connected)
+        self._until: Key | None = None
+        self._is_bounded = False
+        self._is_compared = False
+        self._is_idle = False
+        self.on_failure: Callable[[SourceFailure], None] | None = None
+        """Told why the stream ends, before Spark is."""
+
+    # -- before the query ----------------------------------------------------------------------
+
+    def open(self) -> DataFrame:
+        """Look at the table, and give its stream.
+
+        Raises:
+            ConnectorError: The key cannot be used.
+            SourceFailure: The database refuses.
+        """
+        with self._explained():
+            self._look()
+        gateway = self._spark.sparkContext._gateway
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
+        relation = getattr(runtime, "StreamingExecutionRelation$")
+        plan = getattr(relation, "MODULE$").apply(self, self._spark._jsparkSession)
+        return self._frame(plan)
+
+    def _look(self) -> None:
+        options = self._options
+        java_reader = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions
+        given = {**options.reader, "url": options.url, "dbtable": options.table}
+        self._java_options = java_reader(self._jvm.PythonUtils.toScalaMap(given))
+        with self._connected() as database:
+            # The database's own words about a wrong password or name, before Spark's.
+            database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
+            self._schema = self._reader().load().schema
+            field = self._key_field()
+            dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
+            self._key = str(dialect.quoteIdentifier(field.name))
+            if options.is_postgresql:
+                self._options = check_postgresql(database, options, field.name)
+                self._marks = Marks(self._options, self._newest, self._connected)
+            self._overlap = overlap_amount(options, self._kind)
+            if options.starting_key is not None:
+                read_key(self._kind, options.starting_key)
+
+    def _reader(self) -> Any:
+        options = self._options
+        reader = self._spark.read.format("jdbc").options(**options.reader)
+        return reader.options(url=options.url, dbtable=options.table)
+
+    def _key_field(self) -> T.StructField:
+        wanted = self._options.key.strip('"`').lower()
+        found = [field for field in self._schema.fields if field.name.lower() == wanted]
+        if len(found) != 1:
+            raise ConnectorError(
+                "JDBC_KEY_INVALID",
+                f"{self._options.place} has no column {self._options.key!r}",
+                hint=f"its columns: {', '.join(self._schema.fieldNames())}",
+            )
+        for kind, key_kind in _KINDS:
+            if isinstance(found[0].dataType, kind):
+                self._kind = key_kind
+                return found[0]
+        raise ConnectorError(
+            "JDBC_KEY_INVALID",
+            f"column {found[0].name!r} of {self._options.place} is of type "
+            f"{found[0].dataType.simpleString()}, which is no key for a stream",
+            hint="name a column of whole numbers, or of times with option `overlap`",
+        )
+
+    # -- Spark asks ----------------------------------------------------------------------------
+
+    def latestOffset(self, start: Any, limit: Any) -> Any:
+        """The end of the next batch; Spark's limit is not used: the option is."""
+        with self._reported():
+            last = None if start is None else self._offset(start)
+            if self._is_idle and not self._is_bounded:
+                self._marks.rest(_IDLE_SECONDS)
+            mark = self._until if self._is_bounded else self._marks.settle(_WAIT_SECONDS)
+            self._is_idle = mark is None or (last is not None and mark.order <= last.high.order)
+            if mark is None or self._is_idle:
+                self._compare(mark, last)
+                return start
+            return self._java_offset(self._next(last, mark))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read what is committed now, and no more."""
+        with self._reported():
+            self._is_bounded = True
+            delay = self._options.settling_delay_seconds
+            longest = self._options.settle_timeout_seconds if delay is None else delay
+            self._until = self._marks.settle(longest + _WAIT_SECONDS)
+
+    def getBatch(self, start: Any, end: Any) -> Any:
+        """The rows above one offset, up to and with another."""
+        with self._reported():
+            last = self._offset(start.get()) if start.isDefined() else None
+            high = self._offset(end).high
+            return self._rows(None if last is None else last.high, high)._jdf
+
+    def reportLatestOffset(self) -> Any:
+        """The newest key that was seen, settled or not."""
+        seen = self._marks.seen
+        return None if seen is None else self._java_offset(_Range(None, seen, 0))
+
+    def deserializeOffset(self, text: str) -> Any:
+        """An offset out of the checkpoint."""
+        return self._serialized(text)
+
+    def schema(self) -> Any:
+        """Columns of the table."""
+        return self._spark._jsparkSession.parseDataType(self._schema.json())
+
+    def getDefaultReadLimit(self) -> Any:
+        """None of Spark's."""
+        return self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
+
+    def getOffset(self) -> Any:
+        """Never asked for: `latestOffset` is."""
+        raise NotImplementedError
+
+    def initialOffset(self) -> Any:
+        """Never asked for: a first batch has no start."""
+        raise NotImplementedError
+
+    def commit(self, end: Any) -> None:
+        """Nothing to forget."""
+
+    def stop(self) -> None:
+        """End a wait: the query ends."""
+        self._marks.stop()
+
+    def toString(self) -> str:
+        """For Spark's progress."""
+        return f"JDBC[{self._options.place}]"
+
+    def hashCode(self) -> int:
+        """Of this object."""
+        return id(self) & 0x7FFFFFFF
+
+    def equals(self, other: Any) -> bool:
+        """Only this object is."""
+        if isinstance(other, JdbcStream):
+            return other is self
+        return other is not None and int(other.hashCode()) == self.hashCode()
+
+    class Java:
+        """The interfaces that py4j makes of it."""
+
+        implements = (
+            "org.apache.spark.sql.execution.streaming.Source",
+            "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow",
+        )
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def _newest(self, database: Asks) -> Key | None:
+        ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
+        self._refuse_null_keys(database)
+        return None if text is None else read_key(self._kind, text)
+
+    def _refuse_null_keys(self, database: Asks) -> None:
+        count = count_between(self._options, f"{self._key} IS NULL")
+        ((rows,),) = database.query(count)
+        if int(rows or 0):
+            raise SourceFailure(
+                "JDBC_KEY_NULL",
+                f"{rows} row(s) of {self._options.place} have no {self._options.key}: the stream "
+                "would never read them",
+                "give them a key and make the column NOT NULL; to leave them out, read "
+                f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
+                is_running=True,
+            )
+
+    def _next(self, last: _Range | None, mark: Key) -> _Range:
+        """The next range: up to the mark, or to the last row that a batch may have."""
+        self._compare(mark, last)
+        low = None if last is None else last.high
+        condition = self._condition(low, mark)
+        with self._connected() as database:
+            found = database.query(
+                nth_key(self._options, self._key, condition, self._options.max_rows)
+            )
+            high = read_key(self._kind, str(found[0][0])) if found else mark
+            count = count_between(self._options, self._condition(low, high))
+            ((rows,),) = database.query(count)
+        return _Range(low, high, int(rows or 0))
+
+    def _compare(self, mark: Key | None, last: _Range | None) -> None:
+        """Refuse a table that has other keys than were read from it."""
+        if last is None or self._options.accept_key_back or self._overlap:
+            return
+        if mark is not None and mark.order < last.high.order:
+            raise self._went_back(
+                f"its greatest key is {mark.text}, but keys up to {last.high.text} were read: the "
+                "table was emptied, or restored from a backup"
+            )
+        if mark is None or (self._is_compared and mark.order == last.high.order):
+            return
+        self._is_compared = True
+        with self._connected() as database:
+            condition = self._condition(last.low, last.high)
+            ((rows,),) = database.query(count_between(self._options, condition))
+        if int(rows or 0) > last.rows:
+            first = "the beginning" if last.low is None else last.low.text
+            raise self._went_back(
+                f"{int(rows or 0) - last.rows} row(s) came to the keys after {first} up to "
+                f"{last.high.text} since those were read"
+            )
+
+    def _went_back(self, what: str) -> SourceFailure:
+        return SourceFailure(
+            "JDBC_KEY_WENT_BACK",
+            f"{self._options.place}: {what}",
+            "nothing was skipped yet. --full-refresh reads the table from its start; option "
+            '`overlap` reads keys again; .option("onKeyBack", "continue") goes on with greater '
+            "keys only",
+            is_running=True,
+        )
+
+    def _condition(self, low: Key | None, high: Key) -> str:
+        """The rows above `low`; from the first key on if there is none."""
+        start = self._options.starting_key
+        if low is None and start is not None:
+            return between(self._key, read_key(self._kind, start), high, inclusive=True)
+        return between(self._key, low, high)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _rows(self, low: Key | None, high: Key) -> DataFrame:
+        start = self._options.starting_key
+        inclusive = low is None and start is not None
+        if inclusive:
+            low = read_key(self._kind, str(start))
+        elif low is not None and self._overlap:
+            low = low.before(self._overlap)
+        conditions = split_range(
+            self._key, low, high, self._options.partitions, inclusive=inclusive
+        )
+        batch = self._spark.read.jdbc(
+            self._options.url,
+            self._options.table,
+            predicates=conditions,
+            properties=dict(self._options.reader),
+        )
+        self._check_columns(batch.schema)
+        java: Any = batch._jdf.queryExecution().analyzed()
+        logical = getattr(self._jvm.org.apache.spark.sql.execution.datasources, "LogicalRelation$")
+        stream = self._frame(getattr(logical, "MODULE$").apply(java.relation(), True))
+        if stream.columns == self._schema.fieldNames():
+            return stream
+        return stream.select(*(quoted(name) for name in self._schema.fieldNames()))
+
+    def _check_columns(self, now: T.StructType) -> None:
+        types = {field.name: field.dataType for field in now.fields}
+        for field in self._schema.fields:
+            found = types.get(field.name)
+            if found == field.dataType:
+                continue
+            what = "is gone" if found is None else f"is now of type {found.simpleString()}"
+            raise SourceFailure(
+                "JDBC_COLUMN_CHANGED",
+                f"column {field.name!r} of {self._options.place} {what}",
+                "bring it back, or start the update again: the query then sees the table as it is; "
+                "nothing of the batch was written",
+                is_running=True,
+            )
+
+    def _frame(self, plan: Any) -> DataFrame:
+        datasets = getattr(self._jvm.org.apache.spark.sql.classic, "Dataset$")
+        session = self._spark._jsparkSession
+        return DataFrame(getattr(datasets, "MODULE$").ofRows(session, plan), self._spark)
+
+    # -- offsets -------------------------------------------------------------------------------
+
+    def _offset(self, java: Any) -> _Range:
+        body = json.loads(str(java.json()))
+        low = body.get("after")
+        return _Range(
+            None if low is None else read_key(self._kind, str(low)),
+            read_key(self._kind, str(body["key"])),
+            int(body["rows"]),
+        )
+
+    def _java_offset(self, made: _Range) -> Any:
+        after = None if made.low is None else made.low.text
+        return self._serialized(
+            json.dumps({"key": made.high.text, "after": after, "rows": made.rows})
+        )
+
+    def _serialized(self, text: str) -> Any:
+        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
+        return runtime.SerializedOffset(text)
+
+    # -- the database --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Database]:
+        """A connection from Spark's own factory, in which each statement is a transaction."""
+        dialects = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects
+        with translated():
+            dialect = dialects.get(self._options.url)
+            connection = dialect.createConnectionFactory(self._java_options).apply(-1)
+        try:
+            yield Database(connection)
+        finally:
+            with contextlib.suppress(Py4JError):
+                connection.close()
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Tell the flow why its stream ends: Spark gets a text only."""
+        try:
+            with self._explained():
+                yield
+        except SourceFailure as failure:
+            self._tell(failure)
+            raise
+        except ConnectorError as error:
+            self._tell(SourceFailure(error.condition, error.message, error.hint, is_running=True))
+            raise
+
+    def _tell(self, failure: SourceFailure) -> None:
+        if self.on_failure is not None:
+            self.on_failure(failure)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        place = self._options.place
+        try:
+            yield
+        except NotSettledError as error:
+            raise SourceFailure(
+                "JDBC_NOT_SETTLED",
+                f"{place}: {error}",
+                "nothing is lost: the next update goes on. pg_locks and pg_stat_activity show who "
+                "writes; option `settleTimeout` waits longer",
+                is_running=True,
+                retryable=True,
+            ) from error
+        except DatabaseError as error:
+            raise self._refused(error) from error
+        except (Py4JJavaError, PySparkException) as error:
+            text = shown(first_line(error))
+            if "ClassNotFoundException" in str(error) or "No suitable driver" in str(error):
+                raise SetupError(
+                    "JARS_MISSING",
+                    "Spark's class path has no JDBC driver for "
+                    + ":".join(self._options.url.split(":")[:2]),
+                    hint="PostgreSQL: `penstock jars sync --set postgresql`; others: add the jar "
+                    "with the setting spark.jars, and its class as option `driver`",
+                ) from error
+            raise SourceFailure("JDBC_SOURCE_UNAVAILABLE", f"{place}: {text}") from error
+
+    def _refused(self, error: DatabaseError) -> SourceFailure:
+        return SourceFailure(
+            "JDBC_SOURCE_UNAVAILABLE",
+            f"{self._options.place}: {error}",
+            "check url, user, password and the name of the table"
+            if not error.may_pass
+            else "nothing is lost: it goes on after the last key",
+            retryable=error.may_pass,
+        )

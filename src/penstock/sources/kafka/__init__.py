@@ -1,0 +1,1 @@
+"""Kafka and Event Hubs: options, reading, offsets, lag."""

@@ -1,0 +1,191 @@
+"""Azure Event Hubs through its Kafka endpoint: a connection string is enough.
+
+Understands the options of the `eventhubs` format, and gives the columns that it gives. No Azure
+library is needed: an event hub is a topic, its namespace a cluster that wants SASL PLAIN over TLS.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock._model.redaction import remember_secret
+from penstock.errors import ConnectorError
+
+__all__ = ["as_events", "kafka_options", "source_options"]
+
+_PORT = 9093
+_STRING = "eventhubs.connectionString"
+_IGNORED = frozenset(
+    {
+        "eventhubs.consumergroup",
+        "eventhubs.receivertimeout",
+        "eventhubs.operationtimeout",
+        "eventhubs.prefetchcount",
+        "eventhubs.threadpoolsize",
+        "eventhubs.useexclusivereceiver",
+    }
+)
+_RENAMED = {
+    "maxeventspertrigger": "maxOffsetsPerTrigger",
+    "eventhubs.maxeventspertrigger": "maxOffsetsPerTrigger",
+    "failondataloss": "failOnDataLoss",
+}
+
+
+def kafka_options(connection_string: str) -> dict[str, str]:
+    """Options of Spark's Kafka source and sink that mean the same as a connection string.
+
+    Args:
+        connection_string: `Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...`, with
+            `;EntityPath=...` the name of the event hub.
+
+    Returns:
+        Servers and security; `subscribe` if the string names an event hub.
+
+    Raises:
+        ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID`.
+    """
+    remember_secret(connection_string)
+    parts: dict[str, str] = {}
+    for piece in connection_string.strip().strip(";").split(";"):
+        name, separator, value = piece.partition("=")
+        if not separator or not value.strip():
+            raise _invalid_string("it is not made of Name=Value with semicolons between")
+        parts[name.strip().lower()] = value.strip()
+    if "sharedaccesskey" in parts:
+        remember_secret(parts["sharedaccesskey"])
+    missing = [
+        name
+        for name in ("Endpoint", "SharedAccessKeyName", "SharedAccessKey")
+        if name.lower() not in parts
+    ]
+    if missing:
+        raise _invalid_string(f"it lacks {', '.join(missing)}")
+    endpoint = re.fullmatch(r"(?:sb|amqps)://([\w.-]+)(?::(\d+))?/?", parts["endpoint"])
+    if endpoint is None:
+        raise _invalid_string("its Endpoint is not sb://NAMESPACE.servicebus.windows.net/")
+    if '"' in connection_string or "\n" in connection_string:
+        raise _invalid_string("it holds a quotation mark or a line end")
+    password = connection_string.strip().replace("\\", "\\\\")
+    options = {
+        "kafka.bootstrap.servers": f"{endpoint[1]}:{endpoint[2] or _PORT}",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule "
+        f'required username="$ConnectionString" password="{password}";',
+        # The service closes idle connections after four minutes.
+        "kafka.connections.max.idle.ms": "180000",
+        "kafka.metadata.max.age.ms": "180000",
+        "kafka.request.timeout.ms": "60000",
+    }
+    if "entitypath" in parts:
+        options["subscribe"] = parts["entitypath"]
+    return options
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
+    """Options of the `eventhubs` format as those of Spark's Kafka source.
+
+    Options that begin with `kafka.` pass on, over those of the connection string.
+
+    Args:
+        options: As the user gave them, secrets filled in.
+        streaming: Whether they are for `readStream`.
+
+    Raises:
+        ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID` or `EVENTHUBS_OPTION_INVALID`.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    if _STRING.lower() not in given:
+        raise _invalid_string(f"option `{_STRING}` is missing")
+    made = kafka_options(given.pop(_STRING.lower()))
+    if name := given.pop("eventhubs.name", None):
+        made["subscribe"] = name
+    if "subscribe" not in made:
+        raise _invalid_string("it names no event hub: add ;EntityPath=NAME")
+    made["startingOffsets"] = "latest" if streaming else "earliest"
+    made["includeHeaders"] = "true"
+    for place, prefix in (
+        ("eventhubs.startingposition", "starting"),
+        ("eventhubs.endingposition", "ending"),
+    ):
+        position = given.pop(place, None)
+        if position is not None:
+            made |= _position(place, position, prefix, made)
+    for name, value in given.items():
+        if name in _RENAMED:
+            made[_RENAMED[name]] = value
+        elif name.startswith("kafka."):
+            made[name] = value
+        elif name not in _IGNORED:
+            raise ConnectorError(
+                "EVENTHUBS_OPTION_INVALID",
+                f"the option `{name}` of the eventhubs format is not supported",
+                hint='read with format("kafka") and sources.kafka.event_hubs.kafka_options(...)',
+            )
+    if "startingTimestamp" in made:
+        del made["startingOffsets"]
+    return made
+
+
+def as_events(df: DataFrame) -> DataFrame:
+    """Rows of Spark's Kafka source with the columns of the `eventhubs` format."""
+    text = F.transform_values
+    headers = F.map_from_entries(
+        F.transform(
+            F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
+            lambda header: F.struct(header["key"], header["value"]),
+        )
+    )
+    nothing = F.create_map().cast("map<string,string>")
+    return df.select(
+        F.col("value").alias("body"),
+        F.col("partition").cast("string").alias("partition"),
+        F.col("offset").cast("string").alias("offset"),
+        F.col("offset").alias("sequenceNumber"),
+        F.col("timestamp").alias("enqueuedTime"),
+        F.lit(None).cast("string").alias("publisher"),
+        F.col("key").cast("string").alias("partitionKey"),
+        text(headers, lambda _, value: value.cast("string")).alias("properties"),
+        nothing.alias("systemProperties"),
+    )
+
+
+def _position(name: str, text: str, prefix: str, made: Mapping[str, str]) -> dict[str, str]:
+    """`{"offset": "-1", "seqNo": -1, "enqueuedTime": null, "isInclusive": true}`."""
+    try:
+        position: dict[str, Any] = json.loads(text)
+        offset, sequence, at = (position.get(k) for k in ("offset", "seqNo", "enqueuedTime"))
+        if at:
+            moment = datetime.fromisoformat(str(at))
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            return {f"{prefix}Timestamp": str(round(moment.timestamp() * 1000))}
+    except (ValueError, AttributeError):
+        raise _invalid_position(name) from None
+    if str(offset) == "-1" or (offset is None and sequence == -1):
+        return {f"{prefix}Offsets": "earliest"}
+    if str(offset) == "@latest":
+        return {f"{prefix}Offsets": "latest"}
+    raise _invalid_position(name)
+
+
+def _invalid_position(name: str) -> ConnectorError:
+    return ConnectorError(
+        "EVENTHUBS_OPTION_INVALID",
+        f'option `{name}` is JSON with an offset "-1" or "@latest", or an enqueuedTime in ISO 8601',
+        hint='other places: format("kafka") with `startingOffsets`, per partition',
+    )
+
+
+def _invalid_string(reason: str) -> ConnectorError:
+    return ConnectorError(
+        "EVENTHUBS_CONNECTION_STRING_INVALID",
+        f"the connection string of Event Hubs cannot be used: {reason}",
+        hint="Endpoint=sb://NAMESPACE.servicebus.windows.net/;SharedAccessKeyName=NAME;"
+        "SharedAccessKey=KEY;EntityPath=HUB, from a secret: ${secret:eventhubs/connection}",
+    )

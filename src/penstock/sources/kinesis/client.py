@@ -1,0 +1,329 @@
+"""Talks to Kinesis: shards, iterators and records; throttled and unanswered requests come again."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NoReturn, TypeVar
+
+from penstock._model.extras import import_extra
+from penstock.errors import ConnectorError
+from penstock.sources.kinesis.offsets import Position, Shard
+from penstock.sources.kinesis.options import KinesisOptions
+
+_T = TypeVar("_T")
+_THROTTLED = frozenset(
+    {
+        "ProvisionedThroughputExceededException",
+        "LimitExceededException",
+        "ThrottlingException",
+        "Throttling",
+        "RequestLimitExceeded",
+        "KMSThrottlingException",
+        "SlowDown",
+    }
+)
+_BUSY = frozenset(
+    {"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"}
+)
+_EXPIRED = "ExpiredIteratorException"
+_FIRST_WAIT = 0.1
+_LONGEST_WAIT = 5.0
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One record as Kinesis has it."""
+
+    key: str
+    data: bytes
+    number: str
+    arrival: datetime
+
+    @property
+    def arrival_millis(self) -> int:
+        """When it came, since 1970."""
+        return int(self.arrival.timestamp() * 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """An answer to one request for records.
+
+    Attributes:
+        records: In their order; may be empty although more follow.
+        next: Iterator of the next page; `None` at the end of a closed shard.
+        behind_millis: How far its end is behind the end of the shard.
+        now: The server's clock, since 1970.
+    """
+
+    records: tuple[Record, ...]
+    next: str | None
+    behind_millis: int
+    now: int
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the shard had no more; records of one millisecond may be in several pages."""
+        return not self.records and self.behind_millis == 0
+
+
+class IteratorExpired(Exception):
+    """An iterator was not used for five minutes: a new one is needed."""
+
+
+class NotInShard(Exception):
+    """A sequence number that Kinesis does not find: what it stood for was removed."""
+
+
+def require_botocore() -> Any:
+    """The botocore package.
+
+    Raises:
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    return import_extra(
+        "botocore", "botocore.session", extra="kinesis", feature="the Kinesis source"
+    )
+
+
+class KinesisClient:
+    """One connection pool; used by several threads.
+
+    Args:
+        options: Where and as whom.
+        connections: How many requests run at once.
+
+    Raises:
+        MissingExtraError: botocore is not installed.
+        ConnectorError: `KINESIS_OPTION_INVALID`: no region, or an endpoint that is no URL.
+    """
+
+    def __init__(self, options: KinesisOptions, *, connections: int = 10) -> None:
+        require_botocore()
+        import botocore.exceptions
+        from botocore.config import Config
+
+        self._errors = botocore.exceptions
+        self._retry_seconds = options.retry_seconds
+        self._pause = threading.Event()
+        config = Config(
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=_READ_SECONDS,
+            max_pool_connections=connections,
+            retries={"total_max_attempts": 1},
+            user_agent_appid="penstock",
+        )
+        try:
+            self._client: Any = _session(options, config).create_client(
+                "kinesis",
+                region_name=options.region,
+                endpoint_url=options.endpoint,
+                config=config,
+            )
+        except (ValueError, self._errors.BotoCoreError) as error:
+            raise ConnectorError(
+                "KINESIS_OPTION_INVALID",
+                f"no connection can be made with these options: {error}",
+                hint='name the region: .option("region", "eu-central-1"), or AWS_REGION in the '
+                "environment",
+            ) from None
+
+    def shards(self, stream: str) -> tuple[list[Shard], int]:
+        """All shards of a stream that still have records, and the server's clock.
+
+        Raises:
+            ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
+        """
+        found: list[Shard] = []
+        wanted: dict[str, Any] = {"StreamName": stream}
+        while True:
+            answer = self._call("list_shards", f"stream {stream!r}", **wanted)
+            for entry in answer["Shards"]:
+                parents = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
+                found.append(
+                    Shard(
+                        id=entry["ShardId"],
+                        parents=tuple(parent for parent in parents if parent),
+                        first=int(entry["SequenceNumberRange"]["StartingSequenceNumber"]),
+                    )
+                )
+            if not answer.get("NextToken"):
+                return found, _server_time(answer)
+            wanted = {"NextToken": answer["NextToken"]}
+
+    def latest(self, stream: str, shard: str) -> str:
+        """An iterator behind the last record."""
+        return self._iterator(stream, shard, "LATEST")
+
+    def oldest(self, stream: str, shard: str) -> str:
+        """An iterator at the first record that is still there."""
+        return self._iterator(stream, shard, "TRIM_HORIZON")
+
+    def at(self, stream: str, shard: str, number: str) -> str:
+        """An iterator at a record.
+
+        Raises:
+            NotInShard: Kinesis no longer knows it.
+        """
+        return self._iterator(stream, shard, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=number)
+
+    def unread(self, stream: str, shard: str, position: Position) -> str:
+        """An iterator for a shard of which nothing was read yet."""
+        if position.since is None:
+            return self.oldest(stream, shard)
+        since = datetime.fromtimestamp(position.since / 1000, UTC)
+        return self._iterator(stream, shard, "AT_TIMESTAMP", Timestamp=since)
+
+    def _iterator(self, stream: str, shard: str, kind: str, **more: Any) -> str:
+        answer = self._call(
+            "get_shard_iterator",
+            f"shard {shard} of stream {stream!r}",
+            StreamName=stream,
+            ShardId=shard,
+            ShardIteratorType=kind,
+            **more,
+        )
+        return str(answer["ShardIterator"])
+
+    def page(self, iterator: str, limit: int) -> Page:
+        """The records behind an iterator.
+
+        Raises:
+            IteratorExpired: A new one is needed.
+            ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
+        """
+        answer = self._call("get_records", "records", ShardIterator=iterator, Limit=limit)
+        return Page(
+            records=tuple(
+                Record(
+                    key=entry["PartitionKey"],
+                    data=entry["Data"],
+                    number=entry["SequenceNumber"],
+                    arrival=entry["ApproximateArrivalTimestamp"].astimezone(UTC),
+                )
+                for entry in answer["Records"]
+            ),
+            next=answer.get("NextShardIterator") or None,
+            behind_millis=int(answer.get("MillisBehindLatest") or 0),
+            now=_server_time(answer),
+        )
+
+    def _call(self, operation: str, what: str, **arguments: Any) -> Mapping[str, Any]:
+        method: Callable[..., Mapping[str, Any]] = getattr(self._client, operation)
+        waits = backoff()
+        deadline = time.monotonic() + self._retry_seconds
+        while True:
+            try:
+                return method(**arguments)
+            except self._errors.ClientError as error:
+                by_number = "StartingSequenceNumber" in arguments
+                reason = self._translate(error, what, by_number=by_number)
+            except (
+                self._errors.NoCredentialsError,
+                self._errors.PartialCredentialsError,
+                self._errors.CredentialRetrievalError,
+                self._errors.ParamValidationError,
+            ) as error:
+                raise _refused(what, str(error)) from None
+            except (self._errors.HTTPClientError, self._errors.ConnectionError) as error:
+                reason = f"no answer ({type(error).__name__})"
+            wait = next(waits)
+            if time.monotonic() + wait > deadline:
+                raise ConnectorError(
+                    "KINESIS_UNREACHABLE",
+                    f"Kinesis did not give {what} within {self._retry_seconds:g} seconds: {reason}",
+                    hint="other readers share the limits of a shard (5 reads, 2 MB per second): "
+                    "read with longer triggers or lower `maxFetchRate`, or split shards",
+                )
+            self._pause.wait(wait)
+
+    def _translate(self, error: Any, what: str, *, by_number: bool) -> str:
+        """The reason of an error after which the request is made again; raises for others."""
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        message = str(error.response.get("Error", {}).get("Message", ""))
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code in _THROTTLED:
+            return f"throttled ({code})"
+        if code in _BUSY or status >= 500:
+            return f"it failed ({code or status})"
+        if code == _EXPIRED:
+            raise IteratorExpired from None
+        unknown_number = code == "InvalidArgumentException" or "SequenceNumber" in message
+        if by_number and unknown_number:
+            raise NotInShard from None
+        raise _refused(what, f"{code}: {message}") from None
+
+
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each repetition: twice as long each time, with chance in it."""
+    wait = _FIRST_WAIT
+    while True:
+        yield wait * random.uniform(0.5, 1.0)  # noqa: S311 - no secret is made of it
+        wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def _refused(what: str, reason: str) -> ConnectorError:
+    hint = "the reader needs kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords"
+    if "ResourceNotFound" in reason:
+        hint = "check `streamName` and `region`"
+    elif "redential" in reason:
+        hint = "give `awsAccessKey` and `awsSecretKey`, or one of AWS's default credentials"
+    return ConnectorError("KINESIS_REFUSED", f"Kinesis refused {what}: {reason}", hint=hint)
+
+
+def _server_time(answer: Mapping[str, Any]) -> int:
+    """The clock that stamps records, as far as it is known; to the second."""
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return int(parsedate_to_datetime(text).timestamp() * 1000)
+    except (TypeError, ValueError):
+        return int(time.time() * 1000)
+
+
+def _session(options: KinesisOptions, config: Any) -> Any:
+    """A session with the credentials that were asked for; without any, AWS's default chain."""
+    from botocore.session import Session
+
+    session = Session()
+    if options.access_key:
+        session.set_credentials(options.access_key, options.secret_key, options.session_token)
+    if not options.role_arn:
+        return session
+    from botocore.credentials import DeferredRefreshableCredentials
+
+    sts = session.create_client(
+        "sts", region_name=options.region, endpoint_url=options.sts_endpoint, config=config
+    )
+
+    def assume() -> dict[str, str]:
+        wanted = {"RoleArn": options.role_arn, "RoleSessionName": options.role_session_name}
+        if options.role_external_id:
+            wanted["ExternalId"] = options.role_external_id
+        try:
+            given = sts.assume_role(**wanted)["Credentials"]
+        except Exception as error:
+            _role_refused(options, error)
+        return {
+            "access_key": given["AccessKeyId"],
+            "secret_key": given["SecretAccessKey"],
+            "token": given["SessionToken"],
+            "expiry_time": given["Expiration"].isoformat(),
+        }
+
+    with_role = Session()
+    with_role._credentials = DeferredRefreshableCredentials(assume, "assume-role")
+    return with_role
+
+
+def _role_refused(options: KinesisOptions, error: Exception) -> NoReturn:
+    raise ConnectorError(
+        "KINESIS_REFUSED",
+        f"the role {options.role_arn} could not be assumed: {error}",
+        hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
+    ) from None

@@ -1,0 +1,196 @@
+"""Records of one shard, page by page, and the rows of a planned range of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from penstock.errors import ConnectorError
+from penstock.sources.kinesis.aggregation import unpack
+from penstock.sources.kinesis.client import (
+    IteratorExpired,
+    KinesisClient,
+    NotInShard,
+    Page,
+    Record,
+)
+from penstock.sources.kinesis.offsets import Position, ShardRange
+from penstock.sources.kinesis.options import KinesisOptions
+
+# Kinesis keeps records for at least a day.
+RETENTION_MILLIS = 24 * 3600 * 1000
+
+Row = tuple[str, bytes, str, str, str, datetime]
+
+
+class ShardReading:
+    """Pages of a shard behind a position; finds out whether Kinesis still knows the position.
+
+    Args:
+        client: Connected.
+        stream: Name of the stream.
+        shard: Name of the shard.
+        position: How far it was read.
+        limit: Most records of a page.
+
+    Attributes:
+        iterator: Of the next page; set it where it is known.
+        removed: Whether the last record that was read is no longer there, and maybe more.
+        skips_position: Whether pages begin after the record at which the position is.
+    """
+
+    def __init__(
+        self, client: KinesisClient, stream: str, shard: str, position: Position, limit: int
+    ) -> None:
+        self.iterator: str | None = None
+        self.removed = False
+        self.skips_position = True
+        self._client = client
+        self._stream = stream
+        self._shard = shard
+        self._position = position
+        self._expected: str | None = None
+        self._limit = limit
+        self._has_looked = False
+        self._above: int | None = None
+        self._is_judged = False
+
+    def next_page(self) -> Page:
+        """The next page."""
+        try:
+            page = self._client.page(self._opened(), self._limit)
+        except IteratorExpired:
+            self.iterator = None
+            page = self._client.page(self._opened(), self._limit)
+        self.iterator = page.next
+        if not page.records and page.behind_millis >= RETENTION_MILLIS and not self._has_looked:
+            page = self._from_the_oldest(page)
+        if self._above is not None:
+            page = self._without_what_was_read(page, self._above)
+        if self._expected is not None:
+            if page.records and page.records[0].number == self._expected:
+                if self.skips_position:
+                    page = replace(page, records=page.records[1:])
+                self._expected = None
+                if not page.records and page.next is not None:
+                    return self.next_page()
+            elif page.records or page.behind_millis == 0 or page.next is None:
+                self._expected, self.removed = None, True
+        if page.records:
+            self.skips_position = True
+            self._position = replace(self._position, after=page.records[-1].number)
+        return page
+
+    def _from_the_oldest(self, page: Page) -> Page:
+        """An iterator at what has expired gives nothing for ever, and never catches up.
+
+        So a look at the oldest records tells whether that is why a page has none: else it is a gap.
+        """
+        self._has_looked = True
+        after = self._position.after
+        if after is None:
+            self.iterator = self._client.unread(self._stream, self._shard, self._position)
+            return self.next_page()
+        oldest = self._client.page(self._client.oldest(self._stream, self._shard), self._limit)
+        if oldest.records and int(oldest.records[0].number) <= int(after):
+            return page
+        self.iterator, self._expected = oldest.next, None
+        self._above = int(after) - (0 if self.skips_position else 1)
+        return oldest
+
+    def _without_what_was_read(self, page: Page, above: int) -> Page:
+        kept = tuple(record for record in page.records if int(record.number) > above)
+        if not self._is_judged and (page.records or page.behind_millis == 0 or page.next is None):
+            self._is_judged, self.removed = True, len(kept) == len(page.records)
+        return replace(page, records=kept)
+
+    def _opened(self) -> str:
+        if self.iterator is not None:
+            return self.iterator
+        after = self._position.after
+        if after is None:
+            return self._client.unread(self._stream, self._shard, self._position)
+        try:
+            # At the last record, not after it: only so is it seen whether it is still there.
+            iterator = self._client.at(self._stream, self._shard, after)
+            self._expected = after
+        except NotInShard:
+            iterator = self._client.oldest(self._stream, self._shard)
+            self.removed = True
+        return iterator
+
+
+def until(records: tuple[Record, ...], millis: int) -> tuple[Record, ...]:
+    """The records that came before the first one that is later than a time."""
+    for index, record in enumerate(records):
+        if record.arrival_millis > millis:
+            return records[:index]
+    return records
+
+
+def rows_of(stream: str, shard: str, record: Record) -> list[Row]:
+    """The rows of a record, in the order of the source's columns."""
+    return [
+        (key, data, stream, shard, record.number, record.arrival)
+        for key, data in unpack(record.key, record.data)
+    ]
+
+
+def read_range(client: KinesisClient, options: KinesisOptions, part: ShardRange) -> Iterator[Row]:
+    """The rows of a range that was planned, as they were when it was.
+
+    Raises:
+        ConnectorError: `SOURCE_ROWS_LOST`: some are gone, and that is an error.
+    """
+    last = int(part.last)
+    # At the first one: a range says nothing about what is before it.
+    reading = ShardReading(
+        client, part.stream, part.shard, Position(after=part.first), options.records_per_fetch
+    )
+    reading.skips_position = False
+    count = 0
+    at_end = False
+    while not at_end:
+        page = reading.next_page()
+        for record in page.records:
+            if int(record.number) > last:
+                at_end = True
+                break
+            for row in rows_of(part.stream, part.shard, record):
+                count += 1
+                yield row
+            at_end = int(record.number) == last
+        at_end = at_end or page.next is None or page.at_end
+    if count != part.rows and options.fails_on_loss:
+        raise rows_lost(
+            part.stream,
+            part.shard,
+            f"a micro-batch that is read again has {count} of {part.rows} rows",
+        )
+
+
+def read_now(
+    client: KinesisClient,
+    options: KinesisOptions,
+    place: tuple[str, str],
+    position: Position,
+    end: int,
+) -> Iterator[Row]:
+    """The rows of a shard that arrived until a time, in milliseconds since 1970."""
+    stream, shard = place
+    reading = ShardReading(client, stream, shard, position, options.records_per_fetch)
+    at_end = False
+    while not at_end:
+        page = reading.next_page()
+        records = until(page.records, end)
+        for record in records:
+            yield from rows_of(stream, shard, record)
+        at_end = len(records) < len(page.records) or page.next is None or page.at_end
+
+
+def rows_lost(stream: str, shard: str, why: str) -> ConnectorError:
+    """The error about rows that nobody can read any more."""
+    return ConnectorError(
+        "SOURCE_ROWS_LOST",
+        f"rows of shard {shard} of stream {stream!r} may have been removed before they were "
+        f"read: {why}",
+    )

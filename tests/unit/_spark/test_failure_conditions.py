@@ -1,0 +1,149 @@
+import pytest
+
+from penstock._engine.boundary import first_line
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._spark.failures import flow_error
+from penstock.errors import FlowError
+
+FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
+WORKER = """[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+penstock.errors.ConnectorError: [{condition}] the schema registry http://r:1 cannot be used
+  hint: look"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "retryable"),
+    [("SCHEMA_REGISTRY_UNREACHABLE", True), ("SCHEMA_REGISTRY_REFUSED", False)],
+)
+def test_error_of_a_registry_is_found_in_the_text_of_a_worker(condition, retryable):
+    error = flow_error(WORKER.format(condition=condition), FLOW, batch_id=3)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == (condition, retryable)
+    assert "in batch 3: the schema registry http://r:1 cannot be used" in error.message
+    assert error.hint is not None
+
+
+def test_exception_of_another_function_in_a_worker_is_not_tried_again():
+    error = flow_error(WORKER.format(condition="SOMETHING"), FLOW)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
+
+
+def test_a_missing_topic_of_a_sink_is_named():
+    text = (
+        "Py4JJavaError: An error occurred while calling o1.save.\n: "
+        "org.apache.spark.SparkException: Job aborted: "
+        "org.apache.kafka.common.errors.TimeoutException: Topic no.such-topic not "
+        "present in metadata after 20000 ms."
+    )
+    error = flow_error(text, FLOW, batch_id=2)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("SINK_TOPIC_NOT_FOUND", True)
+    assert "topic 'no.such-topic' is not known to the brokers in batch 2" in error.message
+    assert "penstock broker topic" in (error.hint or "")
+
+
+def test_wrong_password_of_a_broker_is_not_tried_again():
+    text = "Caused by: org.apache.kafka.common.errors.SaslAuthenticationException: failed"
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert not error.retryable
+
+
+def test_what_real_time_mode_does_not_have_is_not_tried_again():
+    text = (
+        "org.apache.spark.SparkIllegalArgumentException: [STREAMING_REAL_TIME_MODE."
+        "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST] Streaming real-time mode has the following limitation: "
+        "The operator(s): BatchEvalPythonExec not in the operator allowlist for Real-Time Mode."
+    )
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("REAL_TIME_NOT_SUPPORTED", False)
+    assert "BatchEvalPythonExec" in error.message
+    assert "processingTime=0" in (error.hint or "")
+
+
+def test_cause_is_told_when_only_py4j_knows_which_object_was_called():
+    text = (
+        "Py4JJavaError: An error occurred while calling o330.update.\n: io.delta.exceptions."
+        "DeltaUnsupportedOperationException: row tracking needs a catalog\n\tat a.b.C.d(C.scala:1)"
+    )
+    error = flow_error(text, FLOW)
+    assert error.message == "flow 'f': it failed: row tracking needs a catalog"
+    assert first_line(Exception(text.removeprefix("Py4JJavaError: "))) == (
+        "row tracking needs a catalog"
+    )
+    assert first_line(Exception("[X] plain\n more;")) == "[X] plain"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("java.io.IOException: No space left on device", "no space left on device"),
+        (
+            "java.io.FileNotFoundException: /nowhere/offsets/.3.tmp (Read-only file system)",
+            "read-only file system for /nowhere/offsets/.3.tmp, on the file system of /",
+        ),
+        (
+            "OSError: [Errno 28] No space left on device: '/nowhere/state/flows/f.json'",
+            "no space left on device for /nowhere/state/flows/f.json, on the file system of /",
+        ),
+        ("Caused by: java.io.IOException: Disk quota exceeded", "disk quota exceeded in batch 3"),
+    ],
+)
+def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
+    error = flow_error(f"Job aborted\n\tat org.apache.x\n{text}\n\tat y", FLOW, batch_id=3)
+    assert isinstance(error, FlowError)
+    assert (error.condition, error.retryable) == ("DISK_FULL", True)
+    assert shown in error.message
+    assert "\n" not in error.message
+    assert "spark.local.dir" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        (
+            "Caused by: org.apache.hadoop.fs.ChecksumException: Checksum error: "
+            "file:/s/checkpoints/f/e/offsets/1 at 0 exp: 1 got: 2",
+            "CHECKPOINT_UNUSABLE",
+        ),
+        ("IllegalStateException: Log file was malformed: failed to read", "CHECKPOINT_UNUSABLE"),
+        ("ChecksumException: Checksum error: file:/data/offsets.json at 0", "FLOW_FAILED"),
+    ],
+)
+def test_a_checkpoint_that_differs_from_its_checksum_is_not_tried_again(text, condition):
+    error = flow_error(text, FLOW)
+    assert isinstance(error, FlowError)
+    assert error.condition == condition
+    assert error.retryable is (condition == "FLOW_FAILED")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "CAST_INVALID_INPUT",
+        "CAST_OVERFLOW",
+        "DIVIDE_BY_ZERO",
+        "REMAINDER_BY_ZERO",
+        "ARITHMETIC_OVERFLOW",
+        "BINARY_ARITHMETIC_OVERFLOW",
+        "INVALID_ARRAY_INDEX",
+        "INVALID_ARRAY_INDEX_IN_ELEMENT_AT",
+    ],
+)
+def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
+    text = f"Caused by: org.apache.spark.SparkArithmeticException: [{condition}] 'n/a' is no number"
+    error = flow_error(text, FLOW, batch_id=3)
+    assert not error.retryable
+    assert "flow 'f': it failed in batch 3" in error.message
+    assert "the query of t computes" in error.hint
+    assert "spark.sql.ansi.enabled" in error.hint
+
+
+@pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])
+def test_failure_that_ansi_mode_does_not_decide_has_no_hint_at_it(condition):
+    assert flow_error(f"[{condition}] x", FLOW).hint is None

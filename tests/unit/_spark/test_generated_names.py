@@ -1,0 +1,142 @@
+"""Two processes describe one query by the same text; two queries never."""
+
+import pytest
+
+from penstock._engine.flow_state import FlowState, check_state, state_of
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._repair.migration_record import migration_of
+from penstock._spark.generated_names import (
+    stable_operators,
+    stable_plan,
+    without_generated_names,
+)
+from penstock.errors import CheckpointError
+
+UUID_1, UUID_2 = "38d99452b3f6445595fc78cb1566339f", "17060a64eeb94847b8b741e47f39ccde"
+FLOW = Flow(name="agg", target="agg", function=lambda: None, origin=SourceLocation("x.sql", 1))
+
+# As two processes of an earlier version stored them.
+SAME = [
+    (
+        "aggregate by [__penstock_5.id] of [__penstock_5.id, sum(CAST(__penstock_5.v AS DOUBLE)) "
+        "AS total]",
+        "aggregate by [__penstock_61.id] of [__penstock_61.id, sum(CAST(__penstock_61.v AS DOUBLE))"
+        " AS total]",
+    ),
+    (
+        "aggregate by [__penstock_2.`n m`, __penstock_2.st.`value`] of [count(1) AS c]",
+        "aggregate by [__penstock_7.`n m`, __penstock_7.st.`value`] of [count(1) AS c]",
+    ),
+    (
+        "aggregate by [window, `__penstock_2`.id] of [pivotfirst(__penstock_2.name, "
+        "`sum(__penstock_2.v)`) AS `__pivot_sum(__penstock_2.v) AS ``sum(__penstock_2.v)```]",
+        "aggregate by [window, `__penstock_3`.id] of [pivotfirst(__penstock_3.name, "
+        "`sum(__penstock_3.v)`) AS `__pivot_sum(__penstock_3.v) AS ``sum(__penstock_3.v)```]",
+    ),
+    (
+        f"aggregate by [_pyspark_{UUID_1}.id] of [sum(_pyspark_{UUID_1}.v) AS `sum(v)`]",
+        f"aggregate by [_pyspark_{UUID_2}.id] of [sum(_pyspark_{UUID_2}.v) AS `sum(v)`]",
+    ),
+    (
+        "stream-stream join INNER on Some(((id = id2) AND exists(arr, lambdafunction((lambda x_1 "
+        "= lambda y_2), lambda x_1, false))))",
+        "stream-stream join INNER on Some(((id = id2) AND exists(arr, lambdafunction((lambda x_8 "
+        "= lambda y_9), lambda x_8, false))))",
+    ),
+    (
+        "stream-stream join INNER on Some((id#4L = id#12L))",
+        "stream-stream join INNER on Some((id = id))",
+    ),
+]
+DIFFERENT = [
+    ("aggregate by [__penstock_5.id] of []", "aggregate by [__penstock_5.v] of []"),
+    ("aggregate by [] of [sum(__penstock_5.v)]", "aggregate by [] of [max(__penstock_5.v)]"),
+    ("aggregate by [a.id] of []", "aggregate by [b.id] of []"),
+    (
+        "aggregate by [] of [sum(CAST(__penstock_1.v AS DOUBLE))]",
+        "aggregate by [] of [sum(CAST(__penstock_1.v AS BIGINT))]",
+    ),
+    ("join on Some((id = id2))", "join on Some((id = id3))"),
+    ("join on exists(lambda x_1 = lambda x_1)", "join on exists(lambda x_1 = lambda y_2)"),
+    ("source StreamingRelation", "source StreamingRelationV2"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_one_query_has_one_text_in_every_process(one, other):
+    assert one != other
+    assert without_generated_names(one) == without_generated_names(other)
+    assert stable_operators([one]) == stable_operators(stable_operators([other]))
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_two_queries_have_two_texts(one, other):
+    assert without_generated_names(one) != without_generated_names(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "aggregate by [o.id] of [o.id, sum(o.v) AS t]",
+        "aggregate by [my__penstock_3.id] of [_pyspark_total.id]",
+        "aggregate by [transform(arr, lambdafunction(namedlambdavariable()))] of [<lambda>(name)]",
+    ],
+)
+def test_a_text_stays_when_no_process_made_it_up(text):
+    assert without_generated_names(text) == text
+
+
+@pytest.mark.parametrize(("stored", "now"), SAME)
+def test_a_checkpoint_of_an_earlier_version_goes_on_when_the_query_is_the_same(stored, now):
+    state = state_of({"epoch": "e", "stateful_operators": [stored, "source StreamingRelation"]})
+    operators = stable_operators([now, "source StreamingRelation"])
+    check_state(FLOW, state, operators=operators, output_mode="complete", display="agg")
+
+
+@pytest.mark.parametrize(("stored", "now"), DIFFERENT)
+def test_a_checkpoint_of_an_earlier_version_is_refused_when_the_query_is_another(stored, now):
+    state = state_of({"epoch": "e", "stateful_operators": [stored]})
+    with pytest.raises(CheckpointError) as refused:
+        check_state(
+            FLOW,
+            state,
+            operators=stable_operators([now]),
+            output_mode="complete",
+            display="agg",
+        )
+    assert refused.value.condition == "STATEFUL_QUERY_CHANGED"
+    assert "__penstock_" not in refused.value.message
+
+
+def test_a_state_without_operators_stays_one_that_never_started():
+    assert state_of({"epoch": "e"}).stateful_operators is None
+    assert state_of({"epoch": "e", "stateful_operators": []}) == FlowState(
+        epoch="e", stateful_operators=()
+    )
+
+
+def test_a_migration_of_an_earlier_version_is_comparable_with_the_query_of_now():
+    stored, now = SAME[0]
+    migration = migration_of(
+        '{"migration_id": "m", "flow": "agg", "stage": "building", "start": "earliest", '
+        '"position": {}, "table_id": "t", "old_version": 3, "old_quarantine": -1, '
+        f'"query": {{"operators": ["{stored}"], "output_mode": "complete", "columns": {{}}}}, '
+        f'"old": {{"epoch": "e", "stateful_operators": ["{stored}"]}}}}'
+    )
+    assert migration.query["operators"] == list(stable_operators([now]))
+    assert state_of(migration.old).stateful_operators == stable_operators([now])
+
+
+def test_a_plan_has_one_text_when_only_counters_of_the_process_differ():
+    def plan(first: int, second: int, left: int, right: int, relation: str) -> str:
+        return (
+            f"WithCTE\n:- CTERelationDef {first}, false\n:- CTERelationDef {second}, false\n"
+            f"+- Join\n   :- CTERelationRef {left}, true\n   +- CTERelationRef {right}, true\n"
+            f"      +- {relation}"
+        )
+
+    text = stable_plan(plan(0, 1, 0, 1, "KafkaTable@1f3a"))
+    assert text == stable_plan(plan(12, 17, 12, 17, "KafkaTable@ff0"))
+    assert text != stable_plan(plan(0, 1, 1, 0, "KafkaTable@1f3a"))
+    assert text != stable_plan(plan(0, 1, 0, 1, "OtherTable@1f3a"))

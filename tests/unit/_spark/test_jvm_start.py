@@ -1,0 +1,65 @@
+"""How Spark's JVM is started: local or not, which signals it ignores, and why it did not start."""
+
+import subprocess
+
+import pytest
+
+from penstock._spark.session import (
+    SessionOptions,
+    _ignore_stop_signals,
+    _reason,
+    effective_configuration,
+)
+from penstock._spark.session_defaults import is_local, session_defaults
+
+CAUSED = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: java.lang.reflect.InvocationTargetException: null
+\tat java.base/java.net.X.y(Unknown Source)
+Caused by: java.net.BindException: Address already in use: Service 'sparkDriver' failed"""
+MEMORY = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkIllegalArgumentException: [INVALID_DRIVER_MEMORY] System memory 8126464
+\tat org.apache.spark.memory.X.y(Unknown Source)"""
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local", True),
+        ("local[2]", True),
+        ("local[*, 3]", True),
+        ("local-cluster[2,1,1024]", False),
+        ("spark://localhost:7077", False),
+    ],
+)
+def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
+    assert is_local(master) is expected
+    options = SessionOptions(app_name="p", master=master, jars=("a.jar", "b.jar"))
+    conf = effective_configuration(options)
+    assert (conf.get("spark.jars") == "a.jar,b.jar") is not expected
+    defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
+    assert ("spark.driver.host" in defaults) is expected
+    assert ("spark.hadoop.fs.file.impl" in defaults) is expected
+
+
+def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:
+    script = "kill -TERM $$; kill -INT $$; kill -HUP $$; exit 7"
+    code = subprocess.run(["sh", "-c", script], preexec_fn=_ignore_stop_signals, check=False)
+    assert code.returncode == 7
+    assert subprocess.run(["sh", "-c", script], check=False).returncode == -15
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (MEMORY, "SparkIllegalArgumentException: [INVALID_DRIVER_MEMORY] System memory 8126464"),
+        (
+            CAUSED,
+            "InvocationTargetException: null; caused by BindException: Address already in use: "
+            "Service 'sparkDriver' failed",
+        ),
+        ("java ended with exit code 1", "java ended with exit code 1"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_reason_names_the_cause_in_java(text: str, reason: str) -> None:
+    assert _reason(RuntimeError(text)) == reason

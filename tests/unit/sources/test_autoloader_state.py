@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
+
+from penstock._tables.files import StorageFiles
+from penstock.sources.files.batch_log import batch_files
+from penstock.sources.files.columnar_rows import misfit
+from penstock.sources.files.inference import sample_size
+from penstock.sources.files.listing import file_name, file_name_of_uri, readable
+from penstock.sources.files.merging import (
+    add_fields,
+    add_paths,
+    mark_rescued,
+    one_spelling,
+    visible,
+    widest,
+)
+from penstock.sources.files.opening import source_key
+from penstock.sources.files.store import FolderSchemaStore, MemorySchemaStore
+
+
+def struct(**types) -> StructType:
+    return StructType([StructField(name, kind, True) for name, kind in types.items()])
+
+
+ONE = struct(id=LongType(), o=struct(p=LongType()), l=ArrayType(struct(k=StringType())))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FolderSchemaStore:
+    return FolderSchemaStore(StorageFiles(None), str(tmp_path))
+
+
+def test_versions_and_notes_come_back_when_they_were_saved(folder, tmp_path):
+    assert folder.load() == []
+    assert folder.note("x") is None
+    folder.save(ONE)
+    folder.save(struct(id=LongType()))
+    folder.save_note("x", ["a", 1])
+    again = FolderSchemaStore(StorageFiles(None), str(tmp_path))
+    assert again.load() == [ONE, struct(id=LongType())]
+    assert again.note("x") == ["a", 1]
+    assert (tmp_path / "_schemas" / "1").exists()
+
+
+def test_a_torn_version_counts_as_absent_when_it_is_read(folder, tmp_path):
+    folder.save(ONE)
+    (tmp_path / "_schemas" / "1").write_text('{"version": 1, "sch')
+    assert folder.load() == [ONE]
+    folder.save(struct(id=LongType()))
+    assert len(folder.load()) == 2
+
+
+def test_a_memory_store_writes_nothing_and_shows_what_is_kept_when_there_is_some(folder, tmp_path):
+    folder.save(ONE)
+    folder.save_note("x", 1)
+    before = sorted(tmp_path.rglob("*"))
+    memory = MemorySchemaStore(folder)
+    assert memory.load() == [ONE]
+    assert memory.note("x") == 1
+    memory.save(struct(id=StringType()))
+    memory.save_note("x", 2)
+    assert memory.load() == [ONE, struct(id=StringType())]
+    assert memory.note("x") == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_first_start_takes_what_the_analysis_learned_when_nothing_is_kept(tmp_path):
+    learned = MemorySchemaStore()
+    learned.save_note("partition_columns", ["day"])
+    learned.save(ONE)
+    store = FolderSchemaStore(StorageFiles(None), str(tmp_path), seed=learned)
+    assert store.load() == [ONE]
+    assert FolderSchemaStore(StorageFiles(None), str(tmp_path)).load() == [ONE]
+    assert store.note("partition_columns") == ["day"]
+
+
+def test_only_new_fields_are_added_at_the_end_when_a_schema_grows():
+    seen = struct(
+        ID=StringType(),
+        new=DoubleType(),
+        o=struct(q=LongType(), P=StringType()),
+        l=ArrayType(struct(k=LongType(), z=LongType())),
+    )
+    grown, added = add_fields(ONE, seen)
+    assert grown.simpleString() == (
+        "struct<id:bigint,o:struct<p:bigint,q:bigint>,l:array<struct<k:string,z:bigint>>,new:double>"
+    )
+    assert sorted(added) == ["l.z", "new", "o.q"]
+    assert add_fields(grown, seen)[1] == []
+
+
+def test_paths_become_strings_when_no_type_is_known():
+    grown, added = add_paths(ONE, ["o.q", "l.z", "`a.b`", "id", "id.x", "none.x"])
+    assert added == ["o.q", "l.z", "`a.b`"]
+    assert grown["a.b"].dataType == StringType()
+    assert "q:string" in grown.simpleString()
+
+
+def test_marked_fields_are_hidden_when_a_schema_is_shown():
+    marked, added = mark_rescued(ONE, struct(x=LongType(), o=struct(p=LongType(), q=LongType())))
+    assert sorted(added) == ["o.q", "x"]
+    assert visible(marked) == ONE
+    assert StructType.fromJson(marked.jsonValue()) == marked
+
+
+def test_types_are_wide_enough_when_files_differ():
+    found = widest([struct(a=LongType(), b=LongType()), struct(A=DoubleType(), b=StringType())])
+    assert found.simpleString() == "struct<a:double,b:string>"
+    assert one_spelling(struct(a=LongType(), A=StringType())) == struct(a=LongType())
+
+
+def test_a_type_that_would_lose_values_is_named_when_files_are_compared():
+    assert misfit(ONE, struct(id=LongType(), other=StringType())) is None
+    assert "'id' is STRING" in (misfit(ONE, struct(id=StringType())) or "")
+    assert "'o.p'" in (misfit(ONE, struct(o=struct(p=DoubleType()))) or "")
+
+
+def test_names_are_one_when_spark_spells_them_differently():
+    assert file_name("file:///a/b") == file_name("file:/a/b") == "/a/b"
+    assert file_name_of_uri("file:/a%20b/c%2541+ü") == "/a b/c%41+ü"
+    assert file_name("s3a://bucket/x") == "s3a://bucket/x"
+    assert readable("/a[1]*{b}") == "/a\\[1\\]\\*\\{b\\}"
+
+
+def test_a_source_keeps_its_key_when_other_options_change():
+    one = source_key("/in", {"cloudFiles.format": "json"})
+    assert one == source_key(["/in"], {"format": "JSON", "header": "true"})
+    assert one != source_key("/in2", {"cloudFiles.format": "json"})
+    assert one != source_key("/in", {"cloudFiles.format": "csv"})
+
+
+def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(tmp_path):
+    def write(name: str, *lines: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines))
+
+    entry = '{"path":"file:/in/%s","timestamp":1,"batchId":%d}'
+    write("offsets/0", "v1", "{}", '{"logOffset":0}', "-")
+    write("offsets/1", "v1", "{}", '{"logOffset":2}', '{"other":1}')
+    write("sources/0/0", "v1", entry % ("a", 0))
+    write("sources/0/1", "v1", entry % ("b", 1))
+    write("sources/0/2.compact", "v1", entry % ("a", 0), entry % ("b", 1), entry % ("c", 2))
+    files = StorageFiles(None)
+    assert batch_files(files, str(tmp_path), 0) == ["file:/in/a"]
+    assert batch_files(files, str(tmp_path), 1) == ["file:/in/b", "file:/in/c"]
+    assert batch_files(files, str(tmp_path), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("100", 100), ("1k", 1024), ("2 KB", 2048), ("1.5mb", 1572864), ("10b", 10), ("1G", 2**30)],
+)
+def test_size_of_the_sample_is_understood_when_it_has_a_unit(text, size):
+    assert sample_size(text) == size

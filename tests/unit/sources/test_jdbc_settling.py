@@ -1,0 +1,101 @@
+"""When a key counts as settled: against a database that is a list of transactions."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from penstock.sources.jdbc.commit_visibility import Marks, NotSettledError
+from penstock.sources.jdbc.options import Key, KeyKind, jdbc_source_options
+
+OPTIONS = {"url": "jdbc:postgresql://db/shop", "dbtable": "orders", "partitionColumn": "id"}
+
+
+class Server:
+    """Keys that are visible, and transactions that write; `on_ask` may change both."""
+
+    def __init__(self) -> None:
+        self.visible: list[int] = []
+        self.writers: set[str] = set()
+        self.now = 0.0
+        self.asked: list[str] = []
+
+    def query(self, sql, *values):
+        self.asked.append(sql)
+        return [(name,) for name in sorted(self.writers)]
+
+    def newest(self, database):
+        assert database is self
+        return Key(KeyKind.INTEGER, str(max(self.visible))) if self.visible else None
+
+    def clock(self) -> float:
+        self.now += 0.25
+        return self.now
+
+    def marks(self, **more: str) -> Marks:
+        options = jdbc_source_options({**OPTIONS, **more})
+        return Marks(options, self.newest, lambda: nullcontext(self), self.clock)
+
+
+def settled(marks: Marks) -> int | None:
+    key = marks.settle(0)
+    return None if key is None else int(key.text)
+
+
+def test_a_key_is_settled_when_those_who_wrote_before_have_ended():
+    server = Server()
+    marks = server.marks()
+    assert settled(marks) is None
+    server.visible, server.writers = [2], {"1/7"}
+    assert settled(marks) is None
+    # Others come and write on: they take greater keys.
+    server.visible, server.writers = [2, 4], {"1/7", "2/8"}
+    assert settled(marks) is None
+    server.visible, server.writers = [1, 2, 4], {"2/8"}
+    assert settled(marks) == 2
+    # Now the mark is 4, and the second one holds it back.
+    assert settled(marks) == 2
+    server.writers = {"3/9"}
+    assert settled(marks) == 4
+
+
+def test_a_prepared_transaction_holds_back_under_its_new_name():
+    server = Server()
+    marks = server.marks()
+    server.visible, server.writers = [2], {"1/7"}
+    assert settled(marks) is None
+    server.writers = {"-1/7"}
+    assert settled(marks) is None
+    server.writers = set()
+    assert settled(marks) == 2
+
+
+def test_a_delay_asks_no_server_for_transactions():
+    server = Server()
+    marks = server.marks(url="jdbc:mysql://db/shop", settlingDelay="10 seconds")
+    server.visible = [2]
+    assert settled(marks) is None
+    server.visible = [1, 2, 5]
+    server.now += 10
+    assert settled(marks) == 2
+    assert server.asked == []
+
+
+def test_a_transaction_that_stays_is_an_error():
+    server = Server()
+    marks = server.marks(settleTimeout="30 seconds")
+    server.visible, server.writers = [2], {"1/7"}
+    assert settled(marks) is None
+    server.now += 30
+    with pytest.raises(NotSettledError, match="1 transaction"):
+        marks.settle(0)
+
+
+def test_views_are_held_back_by_whoever_writes():
+    server = Server()
+    marks = server.marks(dbtable="(SELECT * FROM a JOIN b USING (id)) x")
+    server.visible = [1]
+    assert settled(marks) == 1
+    assert "parts" not in server.asked[0]
+    server.visible = [2]
+    assert settled(server.marks()) == 2
+    assert "to_regclass" in server.asked[1]

@@ -1,0 +1,29 @@
+"""Brokers that the source names and the settings map."""
+
+import pytest
+
+from penstock._model.paths import PathMap
+from penstock.sources.kafka.options import at_mapped_servers
+
+SECURED = {
+    "Kafka.Bootstrap.Servers": "prod:9092",
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.jaas.config": "password",
+    "subscribe": "orders",
+}
+MAP = PathMap({"kafka://prod:9092": "kafka://localhost:9092"}).map
+
+
+def test_a_mapped_broker_is_dialled_without_the_credentials_of_the_other():
+    assert at_mapped_servers(SECURED, MAP) == {
+        **SECURED,
+        "Kafka.Bootstrap.Servers": "localhost:9092",
+        "kafka.security.protocol": "PLAINTEXT",
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"subscribe": "x"}, {**SECURED, "Kafka.Bootstrap.Servers": "other:9092"}]
+)
+def test_options_stay_when_no_broker_of_theirs_is_mapped(options):
+    assert at_mapped_servers(options, MAP) == options

@@ -1,0 +1,65 @@
+"""When unread rows go, from what is known of a partition; and that unknown stays unknown."""
+
+from penstock.sources.kafka.retention import Loss, Retention, Risk, StartRate, risk_of
+
+WEEK = Retention(deletes=True, milliseconds=604_800_000, size=-1)
+SIZED = Retention(deletes=True, milliseconds=-1, size=1000)
+BOTH = Retention(deletes=True, milliseconds=100_000, size=1000)
+
+
+def risk(retention, *, offset=50, earliest=10, latest=90, oldest=0, now=40_000, rate=None) -> Risk:
+    return risk_of(
+        offset,
+        earliest=earliest,
+        latest=latest,
+        oldest_ms=oldest,
+        retention=retention,
+        now_ms=now,
+        start_rate=rate,
+    )
+
+
+def test_age_gives_the_earliest_time_and_size_what_the_start_does():
+    assert (risk(WEEK).loss, risk(WEEK).seconds, risk(WEEK).by) == ("expected", 604_760.0, "age")
+    assert risk(BOTH, now=500_000).seconds == 0.0
+    assert (risk(SIZED, rate=2.0).seconds, risk(SIZED, rate=2.0).by) == (20.0, "size")
+    # Whichever comes first.
+    assert (risk(BOTH, rate=4.0).seconds, risk(BOTH, rate=4.0).by) == (10.0, "size")
+    assert (risk(BOTH, rate=0.1).seconds, risk(BOTH, rate=0.1).by) == (60.0, "age")
+
+
+def test_what_is_gone_is_told_whatever_the_settings_say():
+    found = risk(None, offset=50, earliest=70)
+    assert (found.loss, found.seconds, found.lost_records) == (Loss.HAPPENED, 0.0, 20)
+
+
+def test_nothing_goes_where_nothing_is_unread_or_nothing_is_deleted():
+    assert risk(WEEK, latest=50).loss is Loss.NONE
+    assert risk(Retention(deletes=False, milliseconds=1, size=1)).loss is Loss.NONE
+    assert risk(Retention(deletes=True, milliseconds=-1, size=-1)).loss is Loss.NONE
+
+
+def test_unknown_is_neither_never_nor_now():
+    for found in (
+        risk(None),
+        risk(WEEK, oldest=None),
+        risk(SIZED, rate=None),
+        risk(WEEK, earliest=None),
+        risk(WEEK, latest=None),
+    ):
+        assert (found.loss, found.seconds) == (Loss.UNKNOWN, None)
+    assert risk(WEEK, earliest=None).lost_records is None
+
+
+def test_the_rate_is_known_once_the_start_has_moved():
+    rate = StartRate()
+    rate.note(0.0, 100)
+    assert rate.offsets_per_second is None
+    rate.note(10.0, 100)
+    assert rate.offsets_per_second is None
+    rate.note(20.0, 140)
+    assert rate.offsets_per_second == 2.0
+    for second in range(30, 8000, 10):
+        rate.note(float(second), 140)
+    assert rate.offsets_per_second is None
+    assert len(rate.seen) < 200

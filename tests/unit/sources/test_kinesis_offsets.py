@@ -1,0 +1,90 @@
+import json
+
+from penstock.sources.kinesis.offsets import (
+    Offset,
+    Position,
+    Shard,
+    ShardRange,
+    is_offset,
+    ranges,
+    reconcile,
+)
+
+NOW = 1_000
+
+
+def test_an_offset_is_the_same_after_its_json():
+    offset = Offset(
+        {
+            "b": {"s1": Position(after="7", first="3", rows=4, seen=9, closed=True, lost="1")},
+            "a": {"s0": Position(since=5), "s2": Position()},
+        },
+        tolerant=True,
+    )
+    text = json.dumps(offset.to_json())
+    again = Offset.from_json(json.loads(text))
+    assert again == offset
+    assert json.dumps(again.to_json()) == text
+    assert again.tolerant
+    assert is_offset(json.loads(text))
+    assert not is_offset({"topic": {"0": 1}})
+    assert not is_offset(None)
+
+
+def test_a_batch_has_the_ranges_of_shards_that_moved():
+    start = Offset({"a": {"s0": Position(after="5", first="1", rows=5), "s1": Position()}})
+    end = Offset(
+        {
+            "a": {
+                "s0": Position(after="5", first="1", rows=5, closed=True),
+                "s1": Position(after="9", first="8", rows=2),
+                "s2": Position(seen=3),
+            }
+        }
+    )
+    assert ranges(start, end) == [ShardRange(stream="a", shard="s1", first="8", last="9", rows=2)]
+    assert ranges(end, end) == []
+    assert [part.shard for part in ranges(Offset(), end)] == ["s0", "s1"]
+
+
+def test_children_wait_until_a_checkpoint_has_read_their_parents():
+    shards = [
+        Shard(id="s0"),
+        Shard(id="s1"),
+        Shard(id="s2", parents=("s0", "s1")),
+        Shard(id="s3", parents=("s2",)),
+    ]
+    known = {"s0": Position(after="1", closed=True), "s1": Position(after="2")}
+    first = reconcile(known, shards, NOW)
+    assert list(first.ready) == ["s1"]
+    assert first.positions["s2"] == Position(seen=NOW)
+    read = {**first.positions, "s1": Position(after="3", closed=True)}
+    second = reconcile(read, shards, NOW)
+    assert list(second.ready) == ["s2"]
+
+
+def test_a_child_begins_at_once_when_its_parent_is_no_longer_there():
+    found = reconcile({}, [Shard(id="s5", parents=("s1", "s2"))], NOW)
+    assert list(found.ready) == ["s5"]
+
+
+def test_shards_are_forgotten_when_they_were_read_and_missed_when_they_were_not():
+    known = {
+        "s0": Position(after="4", closed=True),
+        "s1": Position(after="5"),
+        "s2": Position(),
+        "s3": Position(after="6"),
+    }
+    found = reconcile(known, [Shard(id="s3", first=1)], NOW)
+    assert "s0" not in found.positions
+    assert list(found.gone) == ["s1", "s2"]
+    assert (found.positions["s1"].lost, found.positions["s2"].lost) == ("5", "?")
+    assert found.positions["s1"].closed
+    # A batch later they are gone for good.
+    assert set(reconcile(found.positions, [Shard(id="s3", first=1)], NOW).positions) == {"s3"}
+
+
+def test_a_stream_is_another_one_when_its_numbers_begin_behind_what_was_read():
+    known = {"s0": Position(after="49680445287252483051")}
+    assert reconcile(known, [Shard(id="s0", first=49680445287252483052)], NOW).recreated == "s0"
+    assert reconcile(known, [Shard(id="s0", first=49680445287252483051)], NOW).recreated is None

@@ -1,0 +1,74 @@
+"""A shard whose iterator gives nothing: because of a gap, or because its place has expired."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.sources.kinesis.client import Page, Record
+from penstock.sources.kinesis.offsets import Position
+from penstock.sources.kinesis.reading import ShardReading
+
+DAYS = 3 * 24 * 3600 * 1000
+
+
+class Pages:
+    """Answers with prepared pages, by iterator."""
+
+    def __init__(self, **pages: Page) -> None:
+        self._pages = pages
+
+    def at(self, stream: str, shard: str, number: str) -> str:
+        return "at"
+
+    def oldest(self, stream: str, shard: str) -> str:
+        return "oldest"
+
+    def page(self, iterator: str, limit: int) -> Page:
+        return self._pages[iterator]
+
+
+def page(*numbers: int, next: str | None = None, behind: int = 0) -> Page:
+    records = tuple(
+        Record(key="k", data=b"x", number=str(number), arrival=datetime(2026, 1, 1, tzinfo=UTC))
+        for number in numbers
+    )
+    return Page(records=records, next=next, behind_millis=behind, now=0)
+
+
+def reading(client: Any) -> ShardReading:
+    return ShardReading(client, "orders", "s0", Position(after="5"), 10)
+
+
+def numbers(found: Page) -> list[int]:
+    return [int(record.number) for record in found.records]
+
+
+def test_reading_goes_on_through_a_gap_when_what_was_read_is_still_there():
+    client = Pages(
+        at=page(5, next="gap", behind=DAYS),
+        gap=page(next="after", behind=DAYS),
+        oldest=page(3, 4, 5, next="other", behind=DAYS),
+        after=page(6, 7),
+    )
+    one = reading(client)
+    assert numbers(one.next_page()) == []
+    assert numbers(one.next_page()) == [6, 7]
+    assert not one.removed
+
+
+def test_reading_begins_at_the_oldest_record_when_its_place_has_expired():
+    client = Pages(at=page(next="at", behind=DAYS), oldest=page(8, 9))
+    one = reading(client)
+    assert numbers(one.next_page()) == [8, 9]
+    assert one.removed
+
+
+def test_no_record_comes_twice_when_the_oldest_are_behind_a_gap():
+    client = Pages(
+        at=page(next="at", behind=DAYS),
+        oldest=page(next="later", behind=DAYS),
+        later=page(4, 5, 6),
+    )
+    one = reading(client)
+    assert numbers(one.next_page()) == []
+    assert numbers(one.next_page()) == [6]
+    assert not one.removed
