@@ -163,7 +163,7 @@ def test_a_refusal_names_the_stream_and_no_keys(
 def test_a_batch_reads_everything_and_plans_show_no_keys(
     proxy: FaultProxy, make_stream: MakeStream, spark, capsys
 ):
-    from penstock.sources.kinesis.reader import read_kinesis
+    from penstock.sources.kinesis.source import read_kinesis
 
     stream = make_stream(2)
     stream.put(*map(order, range(12)))

@@ -27,7 +27,7 @@ from penstock.sources.files.opening import (
     read_source,
 )
 from penstock.sources.files.recovery import check_files, recover
-from penstock.sources.files.store import FolderSchemaStore
+from penstock.sources.memory import FolderMemory
 
 FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("pipeline.py", 1))
 
@@ -44,7 +44,7 @@ class FileStream:
         self._checkpoint = str(root / "checkpoint")
         self._parsed = root / "parsed"
         self._memory = root / "state"
-        self.state = FolderSchemaStore(StorageFiles(spark), str(self._memory))
+        self.state = FolderMemory(StorageFiles(spark), str(self._memory))
         self.restarts: list[str] = []
         self.columns: list[str] = []
         self.types: dict[str, str] = {}

@@ -49,7 +49,7 @@ from penstock.sources.kafka.reader import (
     note_kafka,
     read_event_hub,
 )
-from penstock.sources.kinesis.reader import read_kinesis
+from penstock.sources.kinesis.source import read_kinesis
 from penstock.sources.options import FILE_FORMATS, prepare_reader_options
 from penstock.sources.position import at_files, current_position, delta_stream
 

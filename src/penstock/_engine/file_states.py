@@ -5,7 +5,7 @@ import threading
 from penstock._engine.flow_state import StateStore
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout, path_segment
-from penstock.sources.files.store import FolderSchemaStore, MemorySchemaStore, SchemaStore
+from penstock.sources.memory import FolderMemory, PassingMemory, SourceMemory
 
 _NO_EPOCH = "batch"
 
@@ -23,10 +23,10 @@ class FileStates:
         self._files = files
         self._root = f"{layout.state_dir}/files"
         self._flows = flows
-        self._analysed: dict[tuple[str, str], MemorySchemaStore] = {}
+        self._analysed: dict[tuple[str, str], PassingMemory] = {}
         self._lock = threading.Lock()
 
-    def store(self, flow: str, key: str, *, analysis: bool) -> SchemaStore:
+    def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
         """The store of one source.
 
         Args:
@@ -40,10 +40,10 @@ class FileStates:
         with self._lock:
             if not analysis:
                 seed = self._analysed.get((flow, key))
-                return FolderSchemaStore(self._files, folder, seed=seed)
+                return FolderMemory(self._files, folder, seed=seed)
             if (flow, key) not in self._analysed:
-                persisted = FolderSchemaStore(self._files, folder)
-                self._analysed[flow, key] = MemorySchemaStore(persisted)
+                persisted = FolderMemory(self._files, folder)
+                self._analysed[flow, key] = PassingMemory(persisted)
             return self._analysed[flow, key]
 
 
@@ -51,9 +51,9 @@ class MemoryStates:
     """Stores that nothing of is kept."""
 
     def __init__(self) -> None:
-        self._stores: dict[tuple[str, str], MemorySchemaStore] = {}
+        self._stores: dict[tuple[str, str], PassingMemory] = {}
 
-    def store(self, flow: str, key: str, *, analysis: bool) -> SchemaStore:
+    def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
         """See `FileStates.store`."""
         del analysis
-        return self._stores.setdefault((flow, key), MemorySchemaStore())
+        return self._stores.setdefault((flow, key), PassingMemory())

@@ -25,7 +25,7 @@ from penstock._spark.failures import flow_error, full_text
 from penstock.errors import PenstockError
 from penstock.sources.jdbc.stream import JdbcStream, SourceFailure
 from penstock.sources.kafka.reader import LostRange, describe_loss
-from penstock.sources.kinesis.reader import describe_lost_records, lost_records
+from penstock.sources.kinesis.source import describe_lost_records, lost_records
 
 _STOP_CHECK_SECONDS = 1.0
 _ATTACH_SECONDS = 60.0

@@ -17,7 +17,7 @@ from penstock.sources.files.merging import (
     widest,
 )
 from penstock.sources.files.opening import source_key
-from penstock.sources.files.store import FolderSchemaStore, MemorySchemaStore
+from penstock.sources.memory import FolderMemory, PassingMemory
 
 
 def struct(**types) -> StructType:
@@ -28,8 +28,8 @@ ONE = struct(id=LongType(), o=struct(p=LongType()), l=ArrayType(struct(k=StringT
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> FolderSchemaStore:
-    return FolderSchemaStore(StorageFiles(None), str(tmp_path))
+def folder(tmp_path: Path) -> FolderMemory:
+    return FolderMemory(StorageFiles(None), str(tmp_path))
 
 
 def test_versions_and_notes_come_back_when_they_were_saved(folder, tmp_path):
@@ -38,7 +38,7 @@ def test_versions_and_notes_come_back_when_they_were_saved(folder, tmp_path):
     folder.save(ONE)
     folder.save(struct(id=LongType()))
     folder.save_note("x", ["a", 1])
-    again = FolderSchemaStore(StorageFiles(None), str(tmp_path))
+    again = FolderMemory(StorageFiles(None), str(tmp_path))
     assert again.load() == [ONE, struct(id=LongType())]
     assert again.note("x") == ["a", 1]
     assert (tmp_path / "_schemas" / "1").exists()
@@ -56,7 +56,7 @@ def test_a_memory_store_writes_nothing_and_shows_what_is_kept_when_there_is_some
     folder.save(ONE)
     folder.save_note("x", 1)
     before = sorted(tmp_path.rglob("*"))
-    memory = MemorySchemaStore(folder)
+    memory = PassingMemory(folder)
     assert memory.load() == [ONE]
     assert memory.note("x") == 1
     memory.save(struct(id=StringType()))
@@ -67,12 +67,12 @@ def test_a_memory_store_writes_nothing_and_shows_what_is_kept_when_there_is_some
 
 
 def test_the_first_start_takes_what_the_analysis_learned_when_nothing_is_kept(tmp_path):
-    learned = MemorySchemaStore()
+    learned = PassingMemory()
     learned.save_note("partition_columns", ["day"])
     learned.save(ONE)
-    store = FolderSchemaStore(StorageFiles(None), str(tmp_path), seed=learned)
+    store = FolderMemory(StorageFiles(None), str(tmp_path), seed=learned)
     assert store.load() == [ONE]
-    assert FolderSchemaStore(StorageFiles(None), str(tmp_path)).load() == [ONE]
+    assert FolderMemory(StorageFiles(None), str(tmp_path)).load() == [ONE]
     assert store.note("partition_columns") == ["day"]
 
 

@@ -7,7 +7,7 @@ from penstock._observe.lag import source_view
 from penstock._spark.failures import flow_error
 from penstock.errors import CheckpointError, FlowError
 from penstock.sources.kinesis.offsets import Offset, Position
-from penstock.sources.kinesis.reader import describe_lost_records, lost_records
+from penstock.sources.kinesis.source import describe_lost_records, lost_records
 
 
 def progress(start: Offset | None, end: Offset, rows: int, tolerant: bool = True):

@@ -35,7 +35,7 @@ from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, fil
 from penstock.sources.files.partitions import partition_schema, partition_sql
 from penstock.sources.files.rows import Rows, finished
 from penstock.sources.files.sqltext import literal, name
-from penstock.sources.files.store import SchemaStore
+from penstock.sources.memory import SourceMemory
 from penstock.sources.files.widening import keep_wider
 from penstock.sources.files.xml_rows import xml_rows
 
@@ -69,7 +69,7 @@ class OpenedFiles:
     schema: StructType
     partitions: StructType
     columns: tuple[str, ...]
-    state: SchemaStore
+    state: SourceMemory
     key_order: Mapping[str, list[str]]
 
     @property
@@ -113,7 +113,7 @@ def open_files(
     options: Mapping[str, str],
     schema: StructType | str | None,
     streaming: bool,
-    state: SchemaStore,
+    state: SourceMemory,
     analysis: bool,
 ) -> DataFrame:
     """Files as Auto Loader reads them.
@@ -151,7 +151,7 @@ def open_source(
     options: Mapping[str, str],
     schema: StructType | str | None,
     streaming: bool,
-    state: SchemaStore,
+    state: SourceMemory,
     analysis: bool,
 ) -> OpenedFiles:
     """The first half of `open_files`: what the options, the files and the memory say."""
@@ -257,7 +257,7 @@ def _parsed(schema: StructType | str | None) -> StructType | None:
 
 
 def _learned(
-    found: _Found, options: FileOptions, state: SchemaStore, *, streaming: bool
+    found: _Found, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
     """The schema that was inferred at the first start, or is now."""
     versions = state.load() if streaming else []
@@ -315,7 +315,7 @@ def _nothing_found(found: _Found, options: FileOptions) -> DefinitionError:
 
 
 def _given(
-    schema: StructType, found: _Found, options: FileOptions, state: SchemaStore
+    schema: StructType, found: _Found, options: FileOptions, state: SourceMemory
 ) -> tuple[StructType, StructType, FileOptions]:
     """The user's own schema, split into what is data and what is made otherwise."""
     fields = {field.name.lower(): field for field in schema.fields}
@@ -347,7 +347,7 @@ def _given(
     return StructType(data), StructType(partitions), options
 
 
-def _order(found: _Found, options: FileOptions, state: SchemaStore) -> Mapping[str, list[str]]:
+def _order(found: _Found, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
     if options.format != "json":
         return {}
     order = state.note(_KEY_ORDER)

@@ -9,7 +9,13 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
-from penstock.sources.kafka.reader import KafkaRead
+from penstock.sources.kafka.admin import (
+    KafkaAdmin,
+    KafkaOptions,
+    TopicPartition,
+    admin_of,
+    client_properties,
+)
 from penstock.sources.kafka.retention import Retention, StartRate, risk_of
 
 _TIMEOUT_MS = 5000
@@ -17,65 +23,78 @@ _SILENT_SECONDS = 5.0
 _CONFIG_SECONDS = 300.0
 _READ_PARTITIONS = 64
 _READ_SECONDS = 3.0
+_CONSUMER = {
+    "enable.auto.commit": "false",
+    "auto.offset.reset": "none",
+    "allow.auto.create.topics": "false",
+    "max.poll.records": "1",
+    "max.partition.fetch.bytes": "65536",
+    "fetch.max.bytes": "1048576",
+}
 _SUBSCRIPTION = re.compile(r"KafkaV2\[(Subscribe|SubscribePattern|Assign)\[(.*)\]\]$")
 
-Place = tuple[str, int]
-"""Topic and partition."""
+# Brokers that did not answer, and until when they are not asked again; one for all flows, so that
+# these do not wait for the same brokers one after the other.
+_silent: dict[str, float] = {}
 
 
 class KafkaLag:
-    """Measures the streams from Kafka of one flow. One thread at a time.
+    """Measures one stream from Kafka. One thread at a time.
 
     Costs two requests to the brokers, and one record of each partition whose oldest unread record
     is another one than the last time; never more than a few seconds.
 
     Args:
         spark: Its JVM has the Kafka client.
-        reads: The flow's streams.
+        options: Of the stream.
         now_ms: The time as Kafka's timestamps have it.
-        silent: Brokers that did not answer, and until when nobody asks them again; one for all
-            flows, so that they do not wait for the same brokers one after the other.
+        silent: See `_silent`.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        reads: Sequence[KafkaRead],
+        options: KafkaOptions,
         now_ms: Callable[[], int] = lambda: round(time.time() * 1000),
         silent: dict[str, float] | None = None,
     ) -> None:
-        self._silent = silent if silent is not None else {}
+        self._silent = _silent if silent is None else silent
         self._failed: Py4JJavaError | None = None
+        self._spark = spark
         self._jvm: Any = spark._jvm
-        self._reads = list(reads)
+        self._options = options
         self._now_ms = now_ms
         self._retention: dict[str, tuple[float, Retention | None]] = {}
-        self._rates: dict[Place, StartRate] = {}
-        self._oldest: dict[Place, tuple[int, int | None]] = {}
+        self._rates: dict[TopicPartition, StartRate] = {}
+        self._oldest: dict[TopicPartition, tuple[int, int | None]] = {}
 
-    def measure(self, description: str, offsets: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """What is known about one source; what is not is `None`.
+    def measure(self, offsets: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+        """What is known about the stream; what is not is `None`.
 
         Args:
-            description: Spark's name of the source.
             offsets: The first unread offset by topic and partition, as in a progress report.
         """
-        read = self._read_of(description)
-        places = {
+        next_offsets = {
             (topic, int(number)): offset
             for topic, partitions in offsets.items()
             for number, offset in partitions.items()
         }
-        earliest: dict[Place, int] = {}
-        latest: dict[Place, int] = {}
+        earliest: dict[TopicPartition, int] = {}
+        latest: dict[TopicPartition, int] = {}
         retention: dict[str, Retention | None] = {}
         problem: str | None = None
-        servers = "" if read is None else read.option("kafka.bootstrap.servers") or ""
-        if read is not None and places:
+        servers = self._options.servers
+        if next_offsets:
             if time.monotonic() >= self._silent.get(servers, 0.0):
                 self._failed = None
-                with self._noting_failure(), self._admin(read) as admin:
-                    earliest, latest = self._bounds(admin, places)
+                with (
+                    self._noting_failure(),
+                    admin_of(self._spark, self._options, _TIMEOUT_MS) as admin,
+                ):
+                    known = list(next_offsets)
+                    # A partition that is gone must not hide the others.
+                    earliest = admin.offsets(known, "earliest", self._note)
+                    latest = admin.offsets(known, "latest", self._note)
                     if latest:
                         retention = self._retentions(admin, sorted(offsets))
                 if not latest and self._failed is not None:
@@ -86,18 +105,19 @@ class KafkaLag:
             else:
                 problem = _no_answer(servers)
         unread = {
-            place: max(offset, earliest[place])
-            for place, offset in places.items()
-            if latest.get(place, 0) > offset and place in earliest
+            partition: max(offset, earliest[partition])
+            for partition, offset in next_offsets.items()
+            if latest.get(partition, 0) > offset and partition in earliest
         }
-        if read is not None and unread:
-            self._read_oldest(read, unread, latest)
+        if unread:
+            self._read_oldest(unread, latest)
         partitions = [
-            self._partition(place, offset, earliest, latest, retention.get(place[0]))
-            for place, offset in sorted(places.items())
+            self._partition(partition, offset, earliest, latest, retention.get(partition[0]))
+            for partition, offset in sorted(next_offsets.items())
         ]
         shown = {
-            topic: None if found is None else found.as_json() for topic, found in retention.items()
+            topic: None if settings is None else settings.as_json()
+            for topic, settings in retention.items()
         }
         return {
             "kind": "kafka",
@@ -108,21 +128,21 @@ class KafkaLag:
 
     def _partition(
         self,
-        place: Place,
+        partition: TopicPartition,
         offset: int,
-        earliest: Mapping[Place, int],
-        latest: Mapping[Place, int],
+        earliest: Mapping[TopicPartition, int],
+        latest: Mapping[TopicPartition, int],
         retention: Retention | None,
     ) -> dict[str, Any]:
-        begin, end = earliest.get(place), latest.get(place)
+        begin, end = earliest.get(partition), latest.get(partition)
         rate = None
         if begin is not None:
-            moving = self._rates.setdefault(place, StartRate())
+            moving = self._rates.setdefault(partition, StartRate())
             moving.note(time.monotonic(), begin)
             rate = moving.offsets_per_second
         oldest = None
         if begin is not None and end is not None and end > offset:
-            at, stamp = self._oldest.get(place, (-1, None))
+            at, stamp = self._oldest.get(partition, (-1, None))
             oldest = stamp if at == max(offset, begin) else None
         now = self._now_ms()
         risk = risk_of(
@@ -136,8 +156,8 @@ class KafkaLag:
         )
         behind = None if oldest is None else round(max(0, now - oldest) / 1000, 1)
         return {
-            "topic": place[0],
-            "partition": str(place[1]),
+            "topic": partition[0],
+            "partition": str(partition[1]),
             "offset": offset,
             "earliest_offset": begin,
             "latest_offset": end,
@@ -153,142 +173,68 @@ class KafkaLag:
     def _noting_failure(self) -> Iterator[None]:
         try:
             yield
-        except Py4JJavaError as error:
-            self._failed = error
-        except Py4JError:
-            self._failed = None  # the JVM is going down
+        except Py4JError as error:
+            self._note(error)
 
-    # -- the client ----------------------------------------------------------------------------
+    def _note(self, error: Py4JError) -> None:
+        # Another error than one of Java's: the JVM is going down.
+        self._failed = error if isinstance(error, Py4JJavaError) else None
 
-    def _read_of(self, description: str) -> KafkaRead | None:
-        if len(self._reads) == 1:
-            return self._reads[0]
-        match = _SUBSCRIPTION.match(description)
-        if match is None:
-            return None
-        kind, text = match.groups()
-        option = kind[0].lower() + kind[1:]
-        given = [read for read in self._reads if read.option(option) is not None]
-        topics = {name.strip() for name in text.split(",")}
-        for read in given:
-            wanted = read.option(option) or ""
-            if kind == "Subscribe" and {name.strip() for name in wanted.split(",")} == topics:
-                return read
-            if kind == "SubscribePattern" and wanted == text:
-                return read
-        return given[0] if len(given) == 1 else None
-
-    def _properties(self, read: KafkaRead, **more: str) -> Any:
-        properties = self._jvm.java.util.Properties()
-        for name, value in read.options.items():
-            if name.lower().startswith("kafka."):
-                properties.put(name[len("kafka.") :], value)
-        properties.put("default.api.timeout.ms", str(_TIMEOUT_MS))
-        properties.put("request.timeout.ms", str(_TIMEOUT_MS))
-        for name, value in more.items():
-            properties.put(name.replace("_", "."), value)
-        return properties
-
-    @contextlib.contextmanager
-    def _admin(self, read: KafkaRead) -> Iterator[Any]:
-        clients = self._jvm.org.apache.kafka.clients.admin
-        admin = clients.AdminClient.create(self._properties(read))
-        try:
-            yield admin
-        finally:
-            admin.close(self._jvm.java.time.Duration.ZERO)
-
-    def _topic_partition(self, place: Place) -> Any:
-        return self._jvm.org.apache.kafka.common.TopicPartition(*place)
-
-    def _bounds(
-        self, admin: Any, places: Mapping[Place, int]
-    ) -> tuple[dict[Place, int], dict[Place, int]]:
-        """The first and the next offset of each partition that there is."""
-        specs = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
-        known = {place: self._topic_partition(place) for place in places}
-        answers = []
-        for spec in (specs.earliest(), specs.latest()):
-            wanted = self._jvm.java.util.HashMap()
-            for partition in known.values():
-                wanted.put(partition, spec)
-            answers.append(admin.listOffsets(wanted))
-        found: list[dict[Place, int]] = []
-        for answer in answers:
-            offsets: dict[Place, int] = {}
-            for place, partition in known.items():
-                # A partition that is gone must not hide the others.
-                with self._noting_failure():
-                    offsets[place] = int(answer.partitionResult(partition).get().offset())
-            found.append(offsets)
-        return found[0], found[1]
-
-    def _retentions(self, admin: Any, topics: Sequence[str]) -> dict[str, Retention | None]:
+    def _retentions(self, admin: KafkaAdmin, topics: Sequence[str]) -> dict[str, Retention | None]:
         now = time.monotonic()
-        due = [
-            topic
-            for topic in topics
-            if now - self._retention.get(topic, (float("-inf"), None))[0] > _CONFIG_SECONDS
-        ]
+        never = float("-inf"), None
+        due = [t for t in topics if now - self._retention.get(t, never)[0] > _CONFIG_SECONDS]
         if due:
-            configs = self._jvm.org.apache.kafka.common.config
-            kind = getattr(configs, "ConfigResource$Type").TOPIC
-            resources = {topic: configs.ConfigResource(kind, topic) for topic in due}
-            wanted = self._jvm.java.util.ArrayList()
-            for resource in resources.values():
-                wanted.add(resource)
-            answers = admin.describeConfigs(wanted).values()
-            for topic, resource in resources.items():
-                found = None
+            for topic, answer in admin.topic_configs(due).items():
+                settings = None
                 with contextlib.suppress(Py4JError, ValueError, AttributeError):
-                    found = _retention(answers.get(resource).get())
-                self._retention[topic] = (now, found)
+                    settings = _retention(answer.get())
+                self._retention[topic] = (now, settings)
         return {topic: self._retention[topic][1] for topic in topics}
 
     def _read_oldest(
-        self, read: KafkaRead, unread: Mapping[Place, int], latest: Mapping[Place, int]
+        self, unread: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
     ) -> None:
         """Learn the timestamps of records by reading these records, and no others."""
-        new = [place for place, at in unread.items() if self._oldest.get(place, (-1,))[0] != at]
-        new.sort(key=lambda place: unread[place] - latest[place])
-        chosen = {place: self._topic_partition(place) for place in new[:_READ_PARTITIONS]}
+        new = [
+            partition
+            for partition, at in unread.items()
+            if self._oldest.get(partition, (-1,))[0] != at
+        ]
+        new.sort(key=lambda partition: unread[partition] - latest[partition])
+        of_java = self._jvm.org.apache.kafka.common.TopicPartition
+        chosen = {partition: of_java(*partition) for partition in new[:_READ_PARTITIONS]}
         if not chosen:
             return
-        with contextlib.suppress(Py4JError), self._consumer(read) as consumer:
+        with contextlib.suppress(Py4JError), self._consumer() as consumer:
             wanted = self._jvm.java.util.ArrayList()
             for partition in chosen.values():
                 wanted.add(partition)
             consumer.assign(wanted)
-            for place, partition in chosen.items():
-                consumer.seek(partition, unread[place])
+            for partition, partition in chosen.items():
+                consumer.seek(partition, unread[partition])
             waiting = dict(chosen)
             deadline = time.monotonic() + _READ_SECONDS
             while waiting and time.monotonic() < deadline:
                 records = consumer.poll(self._jvm.java.time.Duration.ofMillis(300)).iterator()
                 while records.hasNext():
                     record = records.next()
-                    place = (str(record.topic()), int(record.partition()))
-                    partition = waiting.pop(place, None)
+                    partition = (str(record.topic()), int(record.partition()))
+                    partition = waiting.pop(partition, None)
                     if partition is None:
                         continue
                     stamp = int(record.timestamp())
-                    self._oldest[place] = (unread[place], stamp if stamp >= 0 else None)
+                    self._oldest[partition] = (unread[partition], stamp if stamp >= 0 else None)
                     done = self._jvm.java.util.ArrayList()
                     done.add(partition)
                     consumer.pause(done)
 
     @contextlib.contextmanager
-    def _consumer(self, read: KafkaRead) -> Iterator[Any]:
+    def _consumer(self) -> Iterator[Any]:
         # As little as the brokers give: one batch of records at a time.
-        properties = self._properties(
-            read,
-            enable_auto_commit="false",
-            auto_offset_reset="none",
-            allow_auto_create_topics="false",
-            max_poll_records="1",
-            max_partition_fetch_bytes="65536",
-            fetch_max_bytes="1048576",
-        )
+        properties = client_properties(self._spark, self._options, _TIMEOUT_MS)
+        for name, value in _CONSUMER.items():
+            properties.put(name, value)
         properties.remove("group.id")
         bytes_of = self._jvm.org.apache.kafka.common.serialization.ByteArrayDeserializer
         consumer = self._jvm.org.apache.kafka.clients.consumer.KafkaConsumer(
@@ -324,3 +270,30 @@ def _retention(config: Any) -> Retention:
         milliseconds=int(config.get("retention.ms").value()),
         size=int(config.get("retention.bytes").value()),
     )
+
+
+def is_stream_of(description: str, options: KafkaOptions) -> bool:
+    """Whether a source of Spark's progress reads what a stream with these options reads.
+
+    Args:
+        description: Spark's name of the source.
+        options: Of the stream.
+    """
+    match = _SUBSCRIPTION.match(description)
+    if match is None:
+        return False
+    kind, text = match.groups()
+    wanted = options.get(kind[0].lower() + kind[1:])
+    if wanted is None:
+        return False
+    match kind:
+        case "Subscribe":
+            return _names(wanted) == _names(text)
+        case "SubscribePattern":
+            return wanted == text
+        case _:
+            return True
+
+
+def _names(text: str) -> set[str]:
+    return {name.strip() for name in text.split(",")}

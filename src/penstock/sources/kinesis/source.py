@@ -1,194 +1,236 @@
-"""What Spark calls: the data source, its stream reader and its batch reader.
+"""Kinesis as a source: streams of shards, read by a data source in Python."""
 
-These classes run in Python processes that Spark starts beside the driver and on executors, which
-import this module. The options come with the class (`kinesis_source`), not as Spark's options:
-those are part of plans, and these have credentials in them.
-"""
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from penstock._model.flow import Flow
+from penstock._observe.masking import shown
+from penstock._tables.checkpoint_files import Checkpoint
+from penstock.errors import CheckpointError, FlowError, PenstockError
+from penstock.sources import checkpoints
+from penstock.sources.base import (
+    Loss,
+    OpenedSource,
+    Position,
+    Range,
+    RangeReport,
+    Read,
+    Source,
+    StartKind,
+    StartPosition,
+    StartReport,
+    not_read_yet,
+    range_invalid,
+    start_not_available,
 )
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from penstock.sources.kinesis.client import require_botocore
+from penstock.sources.kinesis.data_source import BEHIND, FORMAT, kinesis_source
+from penstock.sources.kinesis.failures import FAILURE, HINTS, MAY_PASS
+from penstock.sources.kinesis.offsets import Offset, is_offset, ranges
+from penstock.sources.kinesis.options import KinesisOptions, source_options
+from penstock.sources.kinesis.options import StartPosition as InitialPosition
 
-from penstock.sources.kinesis.client import KinesisClient
-from penstock.sources.kinesis.offsets import Offset, Position, ShardRange, ranges
-from penstock.sources.kinesis.options import KinesisOptions
-from penstock.sources.kinesis.probing import Prober
-from penstock.sources.kinesis.reading import Row, read_now, read_range
-
-FORMAT = "kinesis"
-BEHIND = "behind_millis"
-COLUMNS = (
-    "partitionKey STRING, data BINARY, stream STRING, shardId STRING, sequenceNumber STRING, "
-    "approximateArrivalTimestamp TIMESTAMP"
-)
-# A task with more is slow to send, and on a cluster has a limit of 128 MB.
-_TASK_BYTES = 8 << 20
+_TIME = "approximateArrivalTimestamp"
 
 
-def kinesis_source(options: KinesisOptions) -> type[DataSource]:
-    """A class of data source for one read; it is pickled with its options, not by its name."""
+class KinesisSource(Source):
+    """Streams of Amazon Kinesis; nothing is asked of Kinesis before a query starts."""
 
-    class Kinesis(KinesisDataSource):
-        settings = options
+    formats = (FORMAT,)
 
-    return Kinesis
+    def describe(self, read: Read) -> str:
+        """See `Source.describe`."""
+        names = [v for k, v in read.options.items() if k.lower() == "streamname"]
+        return f"kinesis {names[0] if names else ''}".rstrip()
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`.
+
+        The source is registered anew for each read, with the options in its class: options of
+        Spark's are shown in plans.
+
+        Raises:
+            ConnectorError: The options are wrong.
+            MissingExtraError: botocore is not installed.
+        """
+        checked = source_options(read.options, streaming=read.is_stream)
+        require_botocore()
+        options = _options_at(checked, read.position)
+        read.spark.dataSource.register(kinesis_source(options))
+        reader: Any = read.spark.readStream if read.is_stream else read.spark.read
+        name = f"kinesis {', '.join(checked.streams)}"
+        return KinesisStream(reader.format(FORMAT).load(), read, name=name)
 
 
-class KinesisDataSource(DataSource):
-    """Streams of Amazon Kinesis.
+class KinesisStream(OpenedSource):
+    """Streams of shards. Positions are times of arrival; see `OpenedSource`.
 
-    Attributes:
-        settings: Checked options.
+    A range has the records that arrived in it, by Kinesis' own clock: `approximateArrivalTimestamp`.
     """
 
-    settings: KinesisOptions
+    def __init__(self, rows: Any, read: Read, *, name: str) -> None:
+        super().__init__(_within(rows, read.position), name=name, unit="milliseconds")
 
-    @classmethod
-    def name(cls) -> str:
-        """See `DataSource.name`."""
-        return FORMAT
-
-    def schema(self) -> str:
-        """The columns of Databricks' connector."""
-        return COLUMNS
-
-    def streamReader(self, schema: StructType) -> "KinesisStreamReader":
-        """See `DataSource.streamReader`."""
-        return KinesisStreamReader(self.settings)
-
-    def reader(self, schema: StructType) -> "KinesisBatchReader":
-        """See `DataSource.reader`."""
-        return KinesisBatchReader(self.settings)
-
-
-@dataclass
-class ShardSlice:
-    """A part of a task: a range, with its rows or to be read again."""
-
-    part: ShardRange
-    rows: list[Row] | None
-
-
-@dataclass
-class StreamTask(InputPartition):
-    """What one task of a micro-batch reads."""
-
-    slices: list[ShardSlice]
-
-
-class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches beside the driver, and reads them in tasks.
-
-    Args:
-        options: Checked. The reader is pickled before it connects.
-    """
-
-    def __init__(self, options: KinesisOptions) -> None:
-        self._options = options
-
-    @cached_property
-    def _prober(self) -> Prober:
-        return Prober(self._options, KinesisClient(self._options, connections=16))
-
-    def initialOffset(self) -> dict[str, Any]:
-        """See `DataSourceStreamReader.initialOffset`."""
-        return self._prober.initial().to_json()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """See `SupportsTriggerAvailableNow`."""
-        self._prober.end_with_what_is_there()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Read on. A micro-batch is limited by time and size, whatever the limit: see `probing`."""
-        before = Offset.from_json(start)
-        after = self._prober.advance(before)
-        return start if after == before else after.to_json()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far behind each shard's last read was: Kinesis tells time, no count of records."""
-        behind = self._prober.behind_millis
-        if not behind:
+    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+        """See `OpenedSource.lag`."""
+        latest = progress.get("latestOffset")
+        if not isinstance(latest, dict) or BEHIND not in latest:
             return None
-        return {BEHIND: {"/".join(place): millis for place, millis in sorted(behind.items())}}
+        from penstock._observe.lag import source_view
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """See `DataSourceStreamReader.partitions`."""
-        until = Offset.from_json(end)
-        tasks: list[StreamTask] = []
-        size = 0
-        for part in ranges(Offset.from_json(start), until):
-            rows = self._prober.rows(until, part)
-            weight = 0 if rows is None else sum(len(row[1]) for row in rows)
-            full = bool(tasks) and len(tasks[-1].slices) >= self._options.shards_per_task
-            if not tasks or full or size + weight > _TASK_BYTES:
-                tasks.append(StreamTask([]))
-                size = 0
-            size += weight
-            tasks[-1].slices.append(ShardSlice(part, rows))
-        return tasks
+        return {"kind": "kinesis", "shards": source_view(progress)["shards"]}
 
-    def read(self, partition: InputPartition) -> Iterator[Row]:
-        """See `DataSourceStreamReader.read`."""
-        assert isinstance(partition, StreamTask)
-        client: KinesisClient | None = None
-        for piece in partition.slices:
-            if piece.rows is not None:
-                yield from piece.rows
-                continue
-            client = client or KinesisClient(self._options)
-            yield from read_range(client, self._options, piece.part)
+    def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
+        """See `OpenedSource.lost`; only with `failOnDataLoss=false` a query gets that far."""
+        return lost_records(progress)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """See `DataSourceStreamReader.commit`."""
-        self._prober.forget(Offset.from_json(end))
+    def explain(self, text: str, flow: Flow) -> PenstockError | None:
+        """See `OpenedSource.explain`: what the data source raised in Spark's Python processes."""
+        match = FAILURE.search(text)
+        if match is None:
+            return None
+        condition, message = match[1], shown(match[2])
+        hint = HINTS.get(condition, match[3] and shown(match[3]))
+        raised = CheckpointError if condition == "STREAM_RECREATED" else FlowError
+        return raised(
+            condition,
+            f"flow {flow.name!r}: it failed: {message}",
+            flow=flow.name,
+            retryable=condition in MAY_PASS,
+            origin=flow.origin,
+            hint=hint and hint.replace("TABLE", flow.target),
+        )
+
+    def start(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, StartReport]:
+        """See `OpenedSource.start`."""
+        seen = _seen_ms(done)
+        since = _time_of(at, now_ms)
+        report = StartReport(
+            source=self.name,
+            unit=self.unit,
+            again=None if since is None else max(0, seen - since),
+            skipped=0 if since is None else max(0, since - seen) if seen else None,
+        )
+        if since is None:
+            return {"from_the_start": True}, report
+        return {"arrived_from": since}, report
+
+    def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
+        """See `OpenedSource.range`."""
+        if wanted.files is not None:
+            raise range_invalid("--files is for folders", "leave it out")
+        seen = _seen_ms([done])
+        begin = _time_of(wanted.begin, wanted.now_ms)
+        end = seen if wanted.end is None else _time_of(wanted.end, wanted.now_ms)
+        if end is None or end > seen:
+            raise not_read_yet(
+                wanted.flow, f"it has read {self.name} up to {seen} ms since 1970"
+            )
+        position: dict[str, Any] = {"arrived_before": end}
+        if begin is None:
+            position["from_the_start"] = True
+        else:
+            position["arrived_from"] = begin
+        text = f"arrived from {wanted.begin} to {wanted.end or 'where the flow is'}"
+        count = max(1, end - (begin or 0))
+        return position, RangeReport(source=self.name, unit=self.unit, count=count, text=text)
+
+    def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
+        """See `OpenedSource.is_past_end`."""
+        end, before = _json(progress.get("endOffset")), position.get("arrived_before")
+        if before is None or not is_offset(end):
+            return False
+        shards = [p for s in Offset.from_json(end).streams.values() for p in s.values()]
+        return all(shard.closed or shard.seen >= before for shard in shards)
 
 
-@dataclass
-class BatchTask(InputPartition):
-    """What one task of a batch reads."""
+def _options_at(options: KinesisOptions, position: Position) -> KinesisOptions:
+    if position.get("from_the_start"):
+        return replace(options, start=InitialPosition(kind="trim_horizon"))
+    since = position.get("arrived_from")
+    if since is None:
+        return options
+    return replace(options, start=InitialPosition(kind="at_timestamp", millis=int(since)))
 
-    shards: list[tuple[str, str, Position]]
-    until: int
+
+def _within(rows: Any, position: Position) -> Any:
+    conditions: list[Column] = []
+    arrived = F.unix_millis(F.col(_TIME))
+    if (since := position.get("arrived_from")) is not None:
+        conditions.append(arrived >= since)
+    if (before := position.get("arrived_before")) is not None:
+        conditions.append(arrived < before)
+    for condition in conditions:
+        rows = rows.where(condition)
+    return rows
 
 
-class KinesisBatchReader(DataSourceReader):
-    """Everything that is there when the batch is planned.
+def _time_of(at: StartPosition, now_ms: int) -> int | None:
+    match at.kind:
+        case StartKind.EARLIEST:
+            return None
+        case StartKind.LATEST:
+            return now_ms
+        case StartKind.TIMESTAMP:
+            return at.timestamp_ms
+        case _:
+            raise start_not_available(
+                at, f"Kinesis streams have no {at.kind.value}s here", "use a timestamp"
+            )
 
-    Args:
-        options: Checked.
-    """
 
-    def __init__(self, options: KinesisOptions) -> None:
-        self._options = options
+def _seen_ms(done: Sequence[Checkpoint]) -> int:
+    """Time until which everything that had arrived was read; 0 if nothing was."""
+    seen = [
+        shard.seen
+        for checkpoint in done
+        for offset in checkpoints.last_offsets(checkpoint)
+        if is_offset(offset)
+        for shards in Offset.from_json(offset).streams.values()
+        for shard in shards.values()
+        if not shard.closed
+    ]
+    return min(seen, default=0)
 
-    def partitions(self) -> list[InputPartition]:
-        """See `DataSourceReader.partitions`."""
-        prober = Prober(self._options, KinesisClient(self._options))
-        start = prober.initial()
-        shards = [
-            (stream, shard, position)
-            for stream, positions in sorted(start.streams.items())
-            for shard, position in sorted(positions.items())
-        ]
-        step = self._options.shards_per_task
-        return [
-            BatchTask(shards[at : at + step], prober.end_with_what_is_there())
-            for at in range(0, len(shards), step)
-        ]
 
-    def read(self, partition: InputPartition) -> Iterator[Row]:
-        """See `DataSourceReader.read`."""
-        assert isinstance(partition, BatchTask)
-        client = KinesisClient(self._options)
-        for stream, shard, position in partition.shards:
-            yield from read_now(client, self._options, (stream, shard), position, partition.until)
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
+    """What the micro-batch of a source's report was to read, and could not."""
+    start, end = progress.get("startOffset"), progress.get("endOffset")
+    if not isinstance(end, Mapping) or not is_offset(end):
+        return []
+    before = Offset.from_json(start) if isinstance(start, Mapping) and is_offset(start) else Offset()
+    after = Offset.from_json(end)
+    losses = []
+    for stream, shards in after.streams.items():
+        for shard, position in shards.items():
+            if position.lost and before.get(stream, shard) != position:
+                number = None if position.lost == "?" else position.lost
+                losses.append(_loss(stream, shard, after=number))
+    parts = ranges(before, after)
+    missing = sum(part.rows for part in parts) - int(progress.get("numInputRows", 0))
+    if missing > 0 and after.tolerant:
+        streams = sorted({part.stream for part in parts})
+        # Where rows of several shards are missing, only their sum is known.
+        shard = parts[0].shard if len(parts) == 1 else "*"
+        losses.append(_loss(",".join(streams), shard, rows=missing))
+    return losses
+
+
+def _loss(stream: str, shard: str, *, after: str | None = None, rows: int | None = None) -> Loss:
+    text = f"{stream}/{shard}"
+    if rows is not None:
+        text = f"{rows} row(s) of {text}"
+    elif after:
+        text = f"{text} after {after}"
+    return Loss(text=text, body={"stream": stream, "shard": shard, "after": after, "rows": rows})

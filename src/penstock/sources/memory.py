@@ -1,4 +1,4 @@
-"""What a stream of files remembers: schema versions and small notes.
+"""What a source remembers of one flow: schema versions and small notes.
 
 A folder store lies beside the flow's other state and dies with the flow's epoch, as the checkpoint
 does. A memory store is for dry runs: it shows what a folder holds and keeps what is new to itself.
@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from penstock._tables.files import StorageFiles
 
 
-class SchemaStore(Protocol):
+class SourceMemory(Protocol):
     """Versions of one source's schema, and notes about it. One writer at a time."""
 
     def load(self) -> list[StructType]:
@@ -28,7 +28,7 @@ class SchemaStore(Protocol):
         """Save something that JSON can hold, replacing what has that name."""
 
 
-class FolderSchemaStore:
+class FolderMemory:
     """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
 
     A file is written whole or not at all; a torn one (HDFS) counts as absent.
@@ -41,14 +41,14 @@ class FolderSchemaStore:
     """
 
     def __init__(
-        self, files: StorageFiles, folder: str, *, seed: "MemorySchemaStore | None" = None
+        self, files: StorageFiles, folder: str, *, seed: "PassingMemory | None" = None
     ) -> None:
         self._files = files
         self._folder = folder.rstrip("/")
         self._seed = seed
 
     def load(self) -> list[StructType]:
-        """See `SchemaStore.load`."""
+        """See `SourceMemory.load`."""
         found: list[StructType] = []
         while (schema := self._read(len(found))) is not None:
             found.append(schema)
@@ -60,7 +60,7 @@ class FolderSchemaStore:
         return found
 
     def save(self, schema: StructType) -> None:
-        """See `SchemaStore.save`."""
+        """See `SourceMemory.save`."""
         number = 0
         while self._read(number) is not None:
             number += 1
@@ -68,11 +68,11 @@ class FolderSchemaStore:
         self._files.write(f"{self._folder}/_schemas/{number}", json.dumps(body, indent=1))
 
     def note(self, name: str) -> Any:
-        """See `SchemaStore.note`."""
+        """See `SourceMemory.note`."""
         return _parsed(self._files.read(f"{self._folder}/{name}.json"))
 
     def save_note(self, name: str, value: Any) -> None:
-        """See `SchemaStore.save_note`."""
+        """See `SourceMemory.save_note`."""
         self._files.write(f"{self._folder}/{name}.json", json.dumps(value, indent=1))
 
     def _read(self, number: int) -> StructType | None:
@@ -80,14 +80,14 @@ class FolderSchemaStore:
         return None if body is None else StructType.fromJson(body["schema"])
 
 
-class MemorySchemaStore:
+class PassingMemory:
     """Keeps everything in memory; reads what a persisted store has, and never writes to it.
 
     Args:
         persisted: What was kept by earlier updates.
     """
 
-    def __init__(self, persisted: SchemaStore | None = None) -> None:
+    def __init__(self, persisted: SourceMemory | None = None) -> None:
         self._persisted = persisted
         self._added: list[StructType] = []
         self._notes: dict[str, Any] = {}
@@ -103,22 +103,22 @@ class MemorySchemaStore:
         return self._notes
 
     def load(self) -> list[StructType]:
-        """See `SchemaStore.load`."""
+        """See `SourceMemory.load`."""
         before = self._persisted.load() if self._persisted is not None else []
         return [*before, *self._added]
 
     def save(self, schema: StructType) -> None:
-        """See `SchemaStore.save`."""
+        """See `SourceMemory.save`."""
         self._added.append(schema)
 
     def note(self, name: str) -> Any:
-        """See `SchemaStore.note`."""
+        """See `SourceMemory.note`."""
         if name in self._notes or self._persisted is None:
             return self._notes.get(name)
         return self._persisted.note(name)
 
     def save_note(self, name: str, value: Any) -> None:
-        """See `SchemaStore.save_note`."""
+        """See `SourceMemory.save_note`."""
         self._notes[name] = value
 
 

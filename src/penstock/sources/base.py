@@ -1,0 +1,500 @@
+"""The contract of a source: a system that flows read streams from.
+
+A `Source` is a system, known by the names of its formats. Its `open` turns a configured reader into
+an `OpenedSource`: the rows of one stream of one query, and the answers to whatever is asked about
+this stream later. Another package adds a system with an entry point `penstock.sources` that names a
+subclass of `Source`; no other code has to know it. docs/adding-a-source.md has a complete one.
+
+Only `open` must be written. A source that does no more is read from where its options say, has no
+lag, and cannot be reset to a position; the checkpoint of Spark gives it exactly-once delivery as
+long as a batch that is planned again has the same rows.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock._model.flow import Flow
+from penstock._tables.checkpoint_files import Checkpoint
+from penstock.errors import PenstockError, PlanError, SpecError
+from penstock.sources.memory import PassingMemory, SourceMemory
+
+Offsets = Mapping[str, Mapping[str, int]]
+"""Topic to partition (stream to shard) to offset."""
+
+Position = Mapping[str, Any]
+"""Where the streams of a flow begin and end: JSON, kept with the flow. Each source reads the keys
+that it wrote itself; `merged` puts the parts of several together."""
+
+
+class StartKind(StrEnum):
+    """How a user names a start position."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    VERSION = "version"
+    OFFSETS = "offsets"
+    KEY = "key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPosition:
+    """A position in the streams of a flow, as a user names it.
+
+    Attributes:
+        kind: Which of the following counts.
+        timestamp_ms: Milliseconds since 1970, of `TIMESTAMP`.
+        version: Of a Delta table, of `VERSION`.
+        offsets: Of `OFFSETS`; partitions that are not named are read from their first record.
+        key: The first key of a table in a database, of `KEY`.
+    """
+
+    kind: StartKind
+    timestamp_ms: int = 0
+    version: int = 0
+    offsets: Offsets = field(default_factory=dict)
+    key: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case StartKind.OFFSETS:
+                return f"offsets {json.dumps(self.offsets)}"
+            case StartKind.TIMESTAMP:
+                return iso(self.timestamp_ms)
+            case StartKind.VERSION:
+                return f"version {self.version}"
+            case StartKind.KEY:
+                return f"key {self.key}"
+            case _:
+                return self.kind.value
+
+
+EARLIEST = StartPosition(kind=StartKind.EARLIEST)
+
+
+def parse_start(text: str, option: str = "--from") -> StartPosition:
+    """A start position from the command line.
+
+    Args:
+        text: `earliest`, `latest`, an ISO timestamp (UTC if it has no offset), `version=12`,
+            `key=500`, or offsets as JSON.
+        option: Named in the error.
+
+    Raises:
+        SpecError: `START_INVALID`.
+    """
+    word = text.strip()
+    if word.lower() in (StartKind.EARLIEST, StartKind.LATEST):
+        return StartPosition(kind=StartKind(word.lower()))
+    name, is_pair, value = word.partition("=")
+    try:
+        if word.startswith("{"):
+            return StartPosition(kind=StartKind.OFFSETS, offsets=_offsets(json.loads(word)))
+        if is_pair and name.strip().lower() == "version" and int(value) >= 0:
+            return StartPosition(kind=StartKind.VERSION, version=int(value))
+        if is_pair and name.strip().lower() == "key" and value.strip():
+            return StartPosition(kind=StartKind.KEY, key=value.strip())
+        if not is_pair or name.strip().lower() == "timestamp":
+            at = datetime.fromisoformat((value if is_pair else word).strip())
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+            return StartPosition(
+                kind=StartKind.TIMESTAMP, timestamp_ms=round(at.timestamp() * 1000)
+            )
+    except (ValueError, OverflowError, AttributeError, TypeError):
+        pass
+    raise SpecError(
+        "START_INVALID",
+        f"{option} {text!r} is not a start position",
+        hint="use `earliest`, `latest`, a timestamp such as `2026-03-01T10:00:00Z`, `version=12` "
+        "of a Delta table, `key=500` of a table in a database, or offsets such as "
+        '`{"orders": {"0": 250}}`',
+    )
+
+
+def _offsets(body: Any) -> Offsets:
+    offsets = {
+        str(topic): {str(number): int(offset) for number, offset in parts.items()}
+        for topic, parts in body.items()
+    }
+    if any(offset < 0 for parts in offsets.values() for offset in parts.values()):
+        raise ValueError
+    return offsets
+
+
+def iso(milliseconds: int) -> str:
+    """A timestamp as ISO string in UTC."""
+    at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A reader of a query, when `load` is called.
+
+    Attributes:
+        spark: The session.
+        format: As in `format()`, lower case.
+        options: With secrets filled in, names as the user spelled them.
+        schema: As in `schema()`; `None` if it was not called.
+        paths: Mapped and absolute.
+        is_stream: Whether it is `readStream`.
+        flow: Name of the flow; empty while source files are loaded.
+        is_analysis: Whether the query is only looked at: nothing may be remembered.
+        position: Where the flow's streams begin, and end; empty = where the options say.
+        memory: Gives what a source remembers, by a key of its own; it dies with the checkpoint.
+        load: Loads with Spark's own reader, after setting these options.
+    """
+
+    spark: SparkSession
+    format: str
+    options: Mapping[str, str]
+    load: Callable[[Mapping[str, str]], DataFrame]
+    schema: StructType | str | None = None
+    paths: tuple[str, ...] = ()
+    is_stream: bool = True
+    flow: str = ""
+    is_analysis: bool = False
+    position: Position = field(default_factory=dict)
+    memory: Callable[[str], SourceMemory] = lambda _: PassingMemory()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartReport:
+    """What a start position means for one source.
+
+    Attributes:
+        source: Its name.
+        unit: What is counted: `offsets`, `versions`, `files`, `rows`.
+        again: How many are read that the flow has read already; `None` if unknown.
+        skipped: How many that it has not read are never read; `None` if unknown.
+    """
+
+    source: str
+    unit: str
+    again: int | None
+    skipped: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeReport:
+    """What a range is of one source.
+
+    Attributes:
+        source: Its name.
+        unit: As in `StartReport`.
+        count: How many.
+        text: From where to where.
+    """
+
+    source: str
+    unit: str
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceHistory:
+    """What a source still has of what a table was made of.
+
+    Attributes:
+        source: Its name.
+        unit: As in `StartReport`.
+        again: How many the flow reads again; `None` if unknown.
+        size: Of what is read, in bytes; `None` if unknown.
+        missing: What the old table was made of and the new one will not be; empty if nothing.
+        note: What else there is to know.
+    """
+
+    source: str
+    unit: str
+    again: int | None
+    size: int | None = None
+    missing: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A range of a flow's sources, as a user names it.
+
+    Attributes:
+        flow: Name of the flow.
+        begin: The first rows.
+        end: The rows behind the last, of versions the last one; `None` = where the flow is.
+        files: Pattern of file names; `None` = all.
+        now_ms: The time.
+    """
+
+    flow: str
+    begin: StartPosition
+    end: StartPosition | None
+    files: str | None
+    now_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Rows that a source no longer had when they were to be read.
+
+    Attributes:
+        text: What is lost, for the message.
+        body: The same for the event log.
+    """
+
+    text: str
+    body: Mapping[str, Any]
+
+
+class OpenedSource:
+    """One stream of a query, or one read of a batch query.
+
+    `lag` is called on a thread of its own, `lost` on that of Spark's listener, the others on the
+    thread of the command or of the query; never two at the same time for one method.
+
+    Args:
+        df: Its rows.
+        name: For people; without secrets.
+        unit: What its positions count.
+    """
+
+    def __init__(self, df: DataFrame, *, name: str, unit: str = "rows") -> None:
+        self.df = df
+        self.name = name
+        self.unit = unit
+
+    # -- a running flow ------------------------------------------------------------------------
+
+    def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
+        """Compare what is read with what the checkpoint has read; called before each start.
+
+        Args:
+            known: What was returned before the first start, of all sources of the flow.
+            flow: For the error.
+            display: Name of its target.
+
+        Returns:
+            What to remember, such as the ids of topics.
+
+        Raises:
+            CheckpointError: The name means something else now.
+        """
+        return {}
+
+    def prepare_start(self, checkpoint: str) -> str | None:
+        """Bring a checkpoint in line with the source, before the query starts.
+
+        Args:
+            checkpoint: Folder of the query; may not exist yet.
+
+        Returns:
+            Why the query must be made again, as a warning; `None` if it must not.
+        """
+        return None
+
+    def check_batch(self, checkpoint: str, batch_id: int) -> None:
+        """Look at a planned batch before it is written; raises to refuse it."""
+
+    def explain(self, text: str, flow: Flow) -> PenstockError | None:
+        """The error for a failure that this source caused; `None` if it did not.
+
+        May remember what lets the next start succeed, such as a larger schema; the error is
+        retryable then.
+
+        Args:
+            text: All that the failure says, with its causes in the JVM.
+            flow: The flow that failed.
+        """
+        return None
+
+    def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
+        """What a batch was to read and did not get.
+
+        Args:
+            progress: The entry of one source in Spark's report, of any source of the flow.
+        """
+        return ()
+
+    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+        """How far the flow is behind, as `lag_progress` has it; `None` for other sources.
+
+        Args:
+            progress: As for `lost`.
+            java_source: Spark's own object of the source; `None` if there is none.
+
+        Returns:
+            `kind`, `seconds_behind` and the figures of the source; `None` for unknown figures.
+        """
+        return None
+
+    # -- other start positions -----------------------------------------------------------------
+
+    def start(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, StartReport]:
+        """Fix a start position, so that a batch that is planned again begins at the same row.
+
+        Args:
+            at: As the user named it.
+            done: Checkpoints of which the target has rows.
+            now_ms: The time.
+
+        Returns:
+            What `open` finds in `Read.position`, and what it means.
+
+        Raises:
+            PlanError: `START_NOT_AVAILABLE`.
+        """
+        if at.kind is not StartKind.EARLIEST:
+            raise start_not_available(
+                at, f"{self.name} is only read from where its options say"
+            )
+        return {}, StartReport(source=self.name, unit=self.unit, again=None, skipped=None)
+
+    def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
+        """Fix both ends of a range that the flow has read.
+
+        Raises:
+            PlanError: `BACKFILL_RANGE_INVALID`, `BACKFILL_NOT_READ_YET`, `START_NOT_AVAILABLE`.
+        """
+        raise range_invalid(
+            f"{self.name} cannot be read again from a position",
+            "Kafka, Kinesis, files, Delta tables and tables of databases can",
+        )
+
+    def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
+        """Whether all that is still to come lies behind a range.
+
+        Args:
+            position: From `range`.
+            progress: As for `lost`.
+        """
+        return False
+
+    def check_range(
+        self, position: Position, done: Checkpoint, checkpoint: str, batch: int
+    ) -> None:
+        """Refuse a batch of a range that the flow has not read.
+
+        Args:
+            position: From `range`.
+            done: The flow's own checkpoint.
+            checkpoint: Folder of the query that reads the range.
+            batch: Its batch.
+
+        Raises:
+            PlanError: `BACKFILL_NOT_READ_YET`.
+        """
+
+    def history(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, SourceHistory]:
+        """As `start`, for a table that is computed anew: what is no longer there?"""
+        position, report = self.start(at, done, now_ms)
+        missing = f"it is not known what {self.name} still has"
+        return position, SourceHistory(
+            source=report.source, unit=report.unit, again=report.again, missing=missing
+        )
+
+
+class Source(ABC):
+    """A system, by the names of its formats. One object per process, without state.
+
+    Attributes:
+        formats: Names for `format()`, lower case.
+        kinds_of_start: Start positions that make sense for it besides `earliest`.
+    """
+
+    formats: ClassVar[tuple[str, ...]] = ()
+
+    def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
+        """The options as Spark takes them, with defaults.
+
+        Args:
+            options: With secrets filled in.
+            is_stream: Whether they are for `readStream`.
+
+        Raises:
+            ConnectorError: It cannot be read with these options.
+        """
+        return dict(options)
+
+    def map_options(
+        self, options: Mapping[str, str], map_path: Callable[[str], str]
+    ) -> dict[str, str]:
+        """The options with paths and addresses of another platform replaced; see `paths`."""
+        return dict(options)
+
+    def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
+        """Addresses that a read connects to, for the list of what a project needs."""
+        return ()
+
+    def describe(self, read: Read) -> str:
+        """The source in words: format and place; no secrets."""
+        place = read.paths[0] if read.paths else ""
+        return f"{read.format or 'files'} {place}".rstrip()
+
+    @abstractmethod
+    def open(self, read: Read) -> OpenedSource:
+        """The rows of a reader.
+
+        Called on the thread of the query function, for each analysis and each start.
+
+        Raises:
+            PenstockError: It is not there, or cannot be read.
+        """
+
+
+def merged(parts: Sequence[Position]) -> dict[str, Any]:
+    """The position of a flow from those of its sources; mappings below a key are put together."""
+    whole: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            known = whole.get(key)
+            both = isinstance(known, Mapping) and isinstance(value, Mapping)
+            whole[key] = {**known, **value} if both else value  # type: ignore[dict-item]
+    return whole
+
+
+def start_not_available(at: StartPosition, reason: str, hint: str = "use `earliest`") -> PlanError:
+    """The error for a start position that a source does not have."""
+    return PlanError("START_NOT_AVAILABLE", f"the flow cannot start at {at}: {reason}", hint=hint)
+
+
+def range_invalid(reason: str, hint: str) -> PlanError:
+    """The error for a range that a source does not have."""
+    return PlanError(
+        "BACKFILL_RANGE_INVALID", f"this range cannot be backfilled: {reason}", hint=hint
+    )
+
+
+def not_read_yet(flow: str, what: str) -> PlanError:
+    """The range has rows that the flow will still read by itself."""
+    return PlanError(
+        "BACKFILL_NOT_READ_YET",
+        f"flow {flow!r} has not read all of the range yet: {what}; it would add them once more",
+        hint="run an update first, or end the range before them with --to",
+    )
+
+
+def age_of_oldest(times: Iterable[int | None], now_ms: int) -> float | None:
+    """Seconds since the oldest of some times; 0 if there is none, `None` if one is unknown."""
+    known = list(times)
+    if None in known:
+        return None
+    oldest = min((at for at in known if at is not None), default=now_ms)
+    return round(max(0, now_ms - oldest) / 1000, 1)
+
+
+def path_key(path: str) -> str:
+    """One spelling of a path: local ones have several."""
+    if path.startswith("file:"):
+        path = "/" + path.removeprefix("file:").lstrip("/")
+    return path.rstrip("/")

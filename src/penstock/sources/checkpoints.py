@@ -1,0 +1,55 @@
+"""How far the checkpoints of a flow have read, as sources look it up."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock._tables.checkpoint_files import Checkpoint
+
+
+def is_known(checkpoints: Sequence[Checkpoint]) -> bool:
+    """Whether the checkpoints say how far they have read; False if the files of one are gone."""
+    return all(c.planned or (c.exists and not c.finished) for c in checkpoints)
+
+
+def that_count(checkpoints: Sequence[Checkpoint], replaced_ms: int) -> list[Checkpoint]:
+    """The checkpoints of which a table may have rows.
+
+    Args:
+        checkpoints: The one that the flow continues with and those before.
+        replaced_ms: When all rows of the table were replaced: those that ended before do not count.
+    """
+    return [c for c in checkpoints if c.is_current or _ended_ms(c) > replaced_ms]
+
+
+def last_offsets(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
+    """The end of the newest planned batch, one entry per source that writes JSON objects."""
+    if checkpoint.planned:
+        for offset in checkpoint.planned[-1].offsets:
+            if isinstance(offset, dict):
+                yield offset
+
+
+def first_offsets(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
+    """What sources noted before their first batch; Spark writes a zero byte before it."""
+    for log in sorted((checkpoint.path / "sources").glob("*/0")):
+        try:
+            offset = json.loads(log.read_text(encoding="utf-8").rpartition("\n")[2])
+        except (OSError, ValueError):
+            continue
+        if isinstance(offset, dict):
+            yield offset
+
+
+def created_ms(checkpoint: Checkpoint) -> int:
+    """When Spark gave the query its id: written once, before the first batch; 0 if unknown."""
+    try:
+        return round((checkpoint.path / "metadata").stat().st_mtime * 1000)
+    except OSError:
+        return 0
+
+
+def _ended_ms(checkpoint: Checkpoint) -> int:
+    """When its last batch was finished; 0 if it has none."""
+    times = [file.stat().st_mtime for file in (checkpoint.path / "commits").glob("[0-9]*")]
+    return round(max(times, default=0) * 1000)

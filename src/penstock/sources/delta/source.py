@@ -1,0 +1,341 @@
+"""Streams of Delta tables, the pipeline's own and others."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock._model.flow import Flow
+from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+from penstock._tables.log_scan import LoggedRemovals, append_only_start, logged_removals
+from penstock.errors import FlowError, PenstockError, PlanError
+from penstock.sources import checkpoints
+from penstock.sources.base import (
+    OpenedSource,
+    Position,
+    Range,
+    RangeReport,
+    Read,
+    Source,
+    SourceHistory,
+    StartKind,
+    StartPosition,
+    StartReport,
+    not_read_yet,
+    path_key,
+    range_invalid,
+    start_not_available,
+)
+from penstock.sources.delta.lag import PendingVersions
+
+_DESCRIPTION = "DeltaSource["
+_STARTS = ("startingversion", "startingtimestamp")
+_FEEDS = ("readchangefeed", "readchangedata")
+_SKIPS = ("skipchangecommits", "ignorechanges")
+# With these a query says itself how the beginning is read.
+_OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "schemalocation")
+_MOST_FILES = 20_000
+_LONGEST_LOG = 10_000
+_BEYOND_NEWEST = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled"
+
+
+class DeltaSource(Source):
+    """Delta tables, read by Delta's own source."""
+
+    formats = ("delta",)
+
+    def describe(self, read: Read) -> str:
+        """See `Source.describe`."""
+        return f"delta {read.paths[0]}" if read.paths else "delta"
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`."""
+        if not read.is_stream or len(read.paths) != 1:
+            return OpenedSource(read.load(read.options), name=self.describe(read))
+        return DeltaStream(read, read.paths[0])
+
+
+class DeltaStream(OpenedSource):
+    """A stream of one table. Positions are versions; see `OpenedSource`.
+
+    Args:
+        read: The reader; its options may say where to begin.
+        path: Of the table.
+    """
+
+    def __init__(self, read: Read, path: str) -> None:
+        self.path = path_key(path)
+        self._location = path
+        self._spark = read.spark
+        self._delta = DeltaJvm(read.spark)
+        self._lag = PendingVersions(read.spark)
+        self._options = {name.lower(): value for name, value in read.options.items()}
+        super().__init__(self._rows(read), name=f"table {self.path}", unit="versions")
+
+    def _rows(self, read: Read) -> DataFrame:
+        position = read.position
+        version = position.get("versions", {}).get(self.path)
+        options = read.options
+        if version is not None or position.get("from_the_start"):
+            options = {k: v for k, v in options.items() if k.lower() not in _STARTS}
+        if version is None:
+            if options is read.options:
+                return read.load(options)
+        else:
+            options = {**options, "startingVersion": str(version)}
+            if version > int(self._delta.snapshot(self._location).version()):
+                return self._waiting(options)
+        rows = self._spark.readStream.format("delta").options(**options).load(self._location)
+        last = position.get("end_versions", {}).get(self.path)
+        return rows if last is None else self._within(rows, int(version or 0), int(last))
+
+    def _waiting(self, options: Mapping[str, str]) -> DataFrame:
+        """A stream that begins at a version which is yet to come; Delta would refuse it.
+
+        Delta looks at its setting when the first batch is planned, in the session in which the
+        stream was made: one of its own, so that nothing else gets the setting.
+        """
+        session: Any = self._spark._jsparkSession.cloneSession()
+        session.conf().set(_BEYOND_NEWEST, "true")
+        reader = session.readStream().format("delta")
+        for key, value in options.items():
+            reader = reader.option(key, value)
+        jvm: Any = self._spark._jvm
+        dataset = jvm.org.apache.spark.sql.classic.Dataset
+        plan = reader.load(self._location).logicalPlan()
+        return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+
+    def _within(self, rows: DataFrame, first: int, last: int) -> DataFrame:
+        """The rows that commits of a range have added."""
+        if "_commit_version" in rows.columns:  # a change feed has it as a column
+            return rows.where(F.col("_commit_version").between(first, last))
+        names = added_files(self._spark, self._location, first, last)
+        # Delta's streams have no `_metadata`; right above the scan, the name of its file holds.
+        return rows.where(F.element_at(F.split(F.input_file_name(), "/"), -1).isin(names))
+
+    # -- a running flow ------------------------------------------------------------------------
+
+    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+        """See `OpenedSource.lag`."""
+        name, end = str(progress.get("description", "")), progress.get("endOffset")
+        if not name.startswith(_DESCRIPTION) or not isinstance(end, dict):
+            return None
+        path = name[len(_DESCRIPTION) : -1]
+        return self._lag.measure(path, end) if path_key(path) == self.path else None
+
+    def explain(self, text: str, flow: Flow) -> PenstockError | None:
+        """See `OpenedSource.explain`: rows of the table were changed or deleted."""
+        for sign in ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE"):
+            if sign in text:
+                return FlowError(
+                    "SOURCE_ROWS_CHANGED",
+                    f"flow {flow.name!r}: it reads a table whose rows were changed or deleted: "
+                    f"{self.path}",
+                    flow=flow.name,
+                    retryable=False,
+                    origin=flow.origin,
+                    hint='read its change feed (option "readChangeFeed"), ignore changes with '
+                    'option "skipChangeCommits", or --full-refresh this table',
+                )
+        return None
+
+    # -- other start positions -----------------------------------------------------------------
+
+    def start(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, StartReport]:
+        """See `OpenedSource.start`."""
+        version = self._version(at)
+        read = self._read_by(done)
+        is_known = checkpoints.is_known(done)
+        report = StartReport(
+            source=self.name,
+            unit=self.unit,
+            again=max(0, read - version) if is_known else None,
+            skipped=max(0, version - read) if is_known else None,
+        )
+        if at.kind is StartKind.EARLIEST:
+            return {"from_the_start": True}, report
+        return {"versions": {self.path: version}}, report
+
+    def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
+        """See `OpenedSource.range`; the last version belongs to the range."""
+        if wanted.files is not None:
+            raise range_invalid("--files is for folders", "leave it out")
+        whole = self._whole_version(done)
+        first = self._version(wanted.begin)
+        if wanted.end is None:
+            last = whole - 1
+        elif wanted.end.kind is StartKind.VERSION:
+            last = wanted.end.version
+        else:
+            last = self._version(wanted.end) - 1
+        if last >= whole:
+            raise not_read_yet(
+                wanted.flow,
+                f"it has read {self.name} before version {whole}, the range ends with {last}",
+            )
+        report = RangeReport(
+            source=self.name,
+            unit=self.unit,
+            count=max(0, last - first + 1),
+            text=f"{first} to {last}",
+        )
+        return {"versions": {self.path: first}, "end_versions": {self.path: last}}, report
+
+    def history(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, SourceHistory]:
+        """See `OpenedSource.history`."""
+        position, report = self.start(at, done, now_ms)
+        snapshot = self._delta.snapshot(self._location)
+        newest = int(snapshot.version())
+        start = position.get("versions", {}).get(self.path)
+        if at.kind is StartKind.EARLIEST and not self.has_any(_OWN_BEGINNING):
+            # In the order in which its rows came, so that a watermark finds as few late.
+            whole = append_only_start(self._delta, self._location, newest, most=_LONGEST_LOG)
+            if whole is not None:
+                position = {**position, "versions": {self.path: whole}}
+        missing, note = lost_versions(
+            logged_removals(self._delta, self._location, newest),
+            own_start=self._options.get("startingversion", ""),
+            start=start,
+            read=self._read_by(done),
+            created_ms=min((checkpoints.created_ms(c) for c in done), default=0),
+        )
+        return position, SourceHistory(
+            source=report.source,
+            unit=report.unit,
+            again=report.again,
+            size=size_in_bytes(snapshot),
+            missing=missing,
+            note=note,
+        )
+
+    @property
+    def on_replacement(self) -> str:
+        """What the stream does with a commit that replaces all rows of the table.
+
+        `stops`, `skips` (the commit is passed over) or `changes` (a change feed has it as deleted
+        and inserted rows).
+        """
+        if self.has_any(_FEEDS):
+            return "changes"
+        return "skips" if self.has_any(_SKIPS) else "stops"
+
+    def has_any(self, names: Sequence[str]) -> bool:
+        """Whether one of these options is set."""
+        return any(self._options.get(name, "false").lower() != "false" for name in names)
+
+    def _version(self, at: StartPosition) -> int:
+        """The first version that belongs to what begins at a position.
+
+        Raises:
+            PlanError: `START_NOT_AVAILABLE`: the table does not have it any more, or not yet.
+        """
+        rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._location}`")
+        known = {
+            int(row["version"]): int(row["at"])
+            for row in rows.selectExpr("version", "unix_millis(timestamp) AS at").collect()
+        }
+        first, newest = min(known), max(known)
+        match at.kind:
+            case StartKind.EARLIEST:
+                return first
+            case StartKind.LATEST:
+                return newest + 1
+            case StartKind.TIMESTAMP:
+                later = [version for version, time in known.items() if time >= at.timestamp_ms]
+                return min(later, default=newest + 1)
+            case StartKind.VERSION:
+                if not first <= at.version <= newest + 1:
+                    raise PlanError(
+                        "START_NOT_AVAILABLE",
+                        f"table {self.path} has no version {at.version}: its log has {first} to "
+                        f"{newest}",
+                        hint=f"use one of them, or {newest + 1} for what comes next",
+                    )
+                return at.version
+            case _:
+                raise start_not_available(
+                    at, f"a Delta table has no {at.kind.value}", "use a version or a timestamp"
+                )
+
+    def _read_by(self, done: Sequence[Checkpoint]) -> int:
+        """The version before which the checkpoints have read; a version read in part counts."""
+        versions = [0]
+        for offset in self._offsets(done):
+            is_begun = offset.get("isStartingVersion") or int(offset.get("index", -1)) >= 0
+            versions.append(int(offset["reservoirVersion"]) + bool(is_begun))
+        return max(versions)
+
+    def _whole_version(self, done: Checkpoint) -> int:
+        """As `_read_by`, without what may be read in part only."""
+        versions = [
+            0 if offset.get("isStartingVersion") else int(offset["reservoirVersion"])
+            for offset in self._offsets([done])
+        ]
+        return max(versions, default=0)
+
+    def _offsets(self, done: Sequence[Checkpoint]) -> list[Mapping[str, Any]]:
+        table_id = self._delta.metadata(self._delta.begin(self._location)).id
+        return [
+            offset
+            for checkpoint in done
+            for offset in checkpoints.last_offsets(checkpoint)
+            if "reservoirVersion" in offset and str(offset.get("reservoirId")) == table_id
+        ]
+
+
+def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[str]:
+    """Names of the files that the commits of a range have added.
+
+    Raises:
+        PlanError: `BACKFILL_RANGE_INVALID`: there are too many to name.
+    """
+    delta = DeltaJvm(spark)
+    names: list[str] = []
+    for version in range(first, last + 1):
+        for line in delta.commit_lines(path, version) or ():
+            if line.startswith('{"add"'):
+                # Delta's names of files are unique, and have no characters that URIs escape.
+                names.append(json.loads(line)["add"]["path"].rpartition("/")[2])
+        if len(names) > _MOST_FILES:
+            raise range_invalid(
+                f"versions {first} to {last} of {path} have more than {_MOST_FILES:,} files",
+                "backfill a part of the range, and then the next",
+            )
+    return names
+
+
+def lost_versions(
+    removals: LoggedRemovals, *, own_start: str, start: int | None, read: int, created_ms: int
+) -> tuple[str, str]:
+    """What a table has lost since a flow began to read it, and what is not known.
+
+    Args:
+        removals: Of its log.
+        own_start: Option `startingVersion` of the query.
+        start: The version that the flow shall begin with; `None` for the table as it is.
+        read: The version before which the flow has read it.
+        created_ms: When the flow began to read.
+    """
+    missing = ""
+    changed = [
+        f"{version} ({operation})"
+        for version, (operation, at) in removals.versions.items()
+        if read and (version >= int(own_start) if own_start.isdecimal() else at > created_ms)
+    ]
+    if start is not None and start > 0:
+        missing = f"what was in the table before version {start} is not read"
+    elif changed:
+        missing = "rows that the flow has read were removed or changed since, by version " + (
+            ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        )
+    note = ""
+    if removals.first > 0:
+        note = f"its log begins at version {removals.first}: what was removed before is not known"
+    return missing, note

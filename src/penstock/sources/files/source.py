@@ -1,0 +1,298 @@
+"""Files as sources: Spark's own streams of them, and Auto Loader (`cloudFiles`)."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock._model.flow import Flow
+from penstock._model.paths import real_path
+from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.files import StorageFiles, local_path
+from penstock.errors import PenstockError
+from penstock.sources import checkpoints
+from penstock.sources.base import (
+    OpenedSource,
+    Position,
+    Range,
+    RangeReport,
+    Read,
+    Source,
+    SourceHistory,
+    StartKind,
+    StartPosition,
+    StartReport,
+    iso,
+    not_read_yet,
+    path_key,
+    start_not_available,
+)
+from penstock.sources.files.batch_log import batch_entries, batch_files
+from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
+from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
+from penstock.sources.files.overwritten import forget_overwritten
+from penstock.sources.files.recovery import check_files, recover
+
+FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
+_DESCRIPTION = "FileStreamSource["
+_FOLDER_OPTIONS = ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
+_RANGE_OPTIONS = {
+    "modifiedAfter": "modified_after",
+    "modifiedBefore": "modified_before",
+    "pathGlobFilter": "files",
+}
+
+
+class FileSource(Source):
+    """Spark's own streams of files, and batches of them."""
+
+    formats = FORMATS
+
+    def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
+        """See `Source.check_options`."""
+        if not is_stream or "maxfileage" in {name.lower() for name in options}:
+            return dict(options)
+        # Spark skips files older than 7 days (by the newest one seen) without a word.
+        return {**options, "maxFileAge": "36500d"}
+
+    def map_options(
+        self, options: Mapping[str, str], map_path: Callable[[str], str]
+    ) -> dict[str, str]:
+        """See `Source.map_options`: the folder for files that are done."""
+        return {
+            name: real_path(value, map_path)
+            if name.lower() in _FOLDER_OPTIONS and value
+            else value
+            for name, value in options.items()
+        }
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`."""
+        name = f"files {read.paths[0]}" if read.paths else "files"
+        if not read.is_stream:
+            return OpenedSource(read.load(read.options), name=name)
+        # Spark's own streams refuse the times as options.
+        rows = _within(read.load(_options_at(read.options, read.position, times=False)), read)
+        return FileStream(rows, read.spark, name=name)
+
+
+class AutoLoaderSource(FileSource):
+    """Auto Loader: files with an inferred schema that grows, and nothing lost."""
+
+    formats = ("cloudfiles",)
+
+    def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
+        """See `Source.check_options`; `file_options` checks them with the schema."""
+        return dict(options)
+
+    def describe(self, read: Read) -> str:
+        """See `Source.describe`."""
+        kinds = [v for k, v in read.options.items() if k.lower() in _FORMAT_OPTIONS]
+        return f"{kinds[0] if kinds else 'files'} {', '.join(read.paths)}"
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`."""
+        options = read.options
+        if read.is_stream:
+            options = _options_at(options, read.position, times=True)
+        place = read.paths[0] if len(read.paths) == 1 else list(read.paths)
+        opened = open_source(
+            read.spark,
+            path=place,
+            options=options,
+            schema=read.schema,
+            streaming=read.is_stream,
+            state=read.memory(source_key(place, options)),
+            analysis=read.is_analysis,
+        )
+        rows = read_source(opened, streaming=read.is_stream)
+        name = f"files {', '.join(read.paths)}"
+        return FileStream(rows, read.spark, name=name, opened=opened)
+
+
+_FORMAT_OPTIONS = ("cloudfiles.format", "format")
+
+
+class FileStream(OpenedSource):
+    """A stream of files. Positions are times of their last change; see `OpenedSource`.
+
+    Args:
+        rows: Of the files.
+        spark: The session.
+        name: For people.
+        opened: What Auto Loader knows; `None` for Spark's own streams.
+    """
+
+    def __init__(
+        self, rows: DataFrame, spark: SparkSession, *, name: str, opened: OpenedFiles | None = None
+    ) -> None:
+        super().__init__(rows, name=name, unit="files")
+        self.opened = opened
+        self._spark = spark
+        self._lag = PendingFiles(spark)
+
+    # -- a running flow ------------------------------------------------------------------------
+
+    def prepare_start(self, checkpoint: str) -> str | None:
+        """See `OpenedSource.prepare_start`: files that were overwritten are read again."""
+        sources = [] if self.opened is None else [self.opened]
+        again = forget_overwritten(self._spark, sources, checkpoint)
+        if not again:
+            return None
+        shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
+        return f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
+
+    def check_batch(self, checkpoint: str, batch_id: int) -> None:
+        """See `OpenedSource.check_batch`: files may have other columns than the schema."""
+        if self.opened is not None and self.opened.shows_columns_by_file:
+            check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
+
+    def explain(self, text: str, flow: Flow) -> PenstockError | None:
+        """See `OpenedSource.explain`: new fields, files that cannot be read."""
+        return None if self.opened is None else recover(text, [self.opened], flow)
+
+    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+        """See `OpenedSource.lag`."""
+        if not str(progress.get("description", "")).startswith(_DESCRIPTION):
+            return None
+        return dict(UNKNOWN_FILES) if java_source is None else self._lag.measure(java_source)
+
+    # -- other start positions -----------------------------------------------------------------
+
+    def start(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, StartReport]:
+        """See `OpenedSource.start`."""
+        after = None if at.kind is StartKind.EARLIEST else _time_of(at, now_ms)
+        taken = _taken_by(done).values()
+        again = len([1 for changed in taken if after is None or changed > after])
+        is_known = checkpoints.is_known(done)
+        report = StartReport(
+            source=self.name,
+            unit=self.unit,
+            again=again if is_known else None,
+            skipped=0 if after is None and is_known else None,
+        )
+        if after is None:
+            return {"from_the_start": True}, report
+        return {"modified_after": iso(after)}, report
+
+    def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
+        """See `OpenedSource.range`."""
+        begin, end = wanted.begin, wanted.end
+        after = None if begin.kind is StartKind.EARLIEST else _time_of(begin, wanted.now_ms)
+        before = wanted.now_ms if end is None else _time_of(end, wanted.now_ms) + 1
+        taken = [
+            path
+            for path, changed in _taken_by([done]).items()
+            if (after is None or changed > after)
+            and changed < before
+            and (wanted.files is None or fnmatchcase(path.rpartition("/")[2], wanted.files))
+        ]
+        text = f"changed from {'the beginning' if after is None else begin} to {iso(before)}"
+        text += f", {wanted.files}" if wanted.files else ""
+        position: dict[str, Any] = {"modified_before": iso(before)}
+        if after is not None:
+            position["modified_after"] = iso(after)
+        if wanted.files is not None:
+            position["files"] = wanted.files
+        report = RangeReport(source=self.name, unit=self.unit, count=len(taken), text=text)
+        return position, report
+
+    def check_range(
+        self, position: Position, done: Checkpoint, checkpoint: str, batch_id: int
+    ) -> None:
+        """See `OpenedSource.check_range`."""
+        after, before = position.get("modified_after"), position.get("modified_before")
+        taken = {path_key(path) for path in _taken_by([done])}
+        new = [
+            path
+            for path, changed in batch_entries(StorageFiles(self._spark), checkpoint, batch_id)
+            if (after is None or iso(changed) > after)
+            and (before is None or iso(changed) < before)
+            and path_key(path) not in taken
+        ]
+        if new:
+            raise not_read_yet(done.flow, f"{len(new)} files such as {new[0]}")
+
+    def history(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, SourceHistory]:
+        """See `OpenedSource.history`."""
+        position, report = self.start(at, done, now_ms)
+        after = position.get("modified_after")
+        gone = [
+            path
+            for path, changed in _taken_by(done).items()
+            if (after is not None and iso(changed) <= after) or not self._exists(path)
+        ]
+        missing = ""
+        if gone:
+            missing = f"{len(gone):,} files that the flow has read are not read, such as {gone[0]}"
+        return position, SourceHistory(
+            source=report.source, unit=report.unit, again=report.again, missing=missing
+        )
+
+    def _exists(self, path: str) -> bool:
+        path = path.partition("#")[0]  # a fragment marks a file that was read before it changed
+        local = local_path(path)
+        if local is not None:
+            return local.exists()
+        jvm: Any = self._spark._jvm
+        hadoop = jvm.org.apache.hadoop.fs.Path(path)
+        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
+        return bool(hadoop.getFileSystem(conf).exists(hadoop))
+
+
+def _options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
+    """The options with the times and names of a range."""
+    result = dict(options)
+    for name, key in _RANGE_OPTIONS.items():
+        value = position.get(key)
+        if value is not None and (times or key == "files"):
+            spellings = (name.lower(), f"cloudfiles.{name.lower()}")
+            result = {kept: v for kept, v in result.items() if kept.lower() not in spellings}
+            result[name] = str(value)
+    return result
+
+
+def _within(rows: DataFrame, read: Read) -> DataFrame:
+    """The rows of files that were changed in a range; others are not opened."""
+    after, before = read.position.get("modified_after"), read.position.get("modified_before")
+    changed = F.col("_metadata.file_modification_time")
+    if after is not None:
+        rows = rows.where(changed > F.lit(after).cast("timestamp"))
+    if before is not None:
+        rows = rows.where(changed < F.lit(before).cast("timestamp"))
+    return rows
+
+
+def _time_of(at: StartPosition, now_ms: int) -> int:
+    """The time after which files belong to what begins at a position."""
+    match at.kind:
+        case StartKind.LATEST:
+            return now_ms
+        case StartKind.TIMESTAMP:
+            # Files that were changed at that time belong to the range.
+            return at.timestamp_ms - 1
+        case _:
+            raise start_not_available(at, f"files have no {at.kind.value}s", "use a timestamp")
+
+
+def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:
+    """The files that checkpoints have taken into batches, with the time of their last change."""
+    files: dict[str, int] = {}
+    for checkpoint in done:
+        for log in (checkpoint.path / "sources").glob("*/*"):
+            if not log.is_file() or not log.name.removesuffix(".compact").isdecimal():
+                continue
+            for line in log.read_text(encoding="utf-8").splitlines()[1:]:
+                try:
+                    entry = json.loads(line)
+                    files[str(entry["path"])] = int(entry["timestamp"])
+                except (ValueError, KeyError, TypeError):
+                    continue  # the first offsets of another system
+    return files

@@ -1,0 +1,214 @@
+"""The one admin client of Kafka, in Spark's JVM: topics, their ids, offsets and settings."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._model.exception_text import first_line
+from penstock.errors import ConnectorError
+
+TIMEOUT_MS = 15_000
+
+TopicPartition = tuple[str, int]
+"""Topic and number of the partition."""
+
+
+@dataclass(frozen=True)
+class KafkaOptions:
+    """Options of a stream as Spark got them: with secrets, never shown."""
+
+    options: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return "KafkaOptions(...)"
+
+    def get(self, name: str) -> str | None:
+        """An option in any spelling."""
+        return next((v for k, v in self.options.items() if k.lower() == name.lower()), None)
+
+    @property
+    def servers(self) -> str:
+        """Addresses of the brokers."""
+        return self.get("kafka.bootstrap.servers") or ""
+
+    @property
+    def tolerates_loss(self) -> bool:
+        """Whether the query continues when rows are gone."""
+        return (self.get("failOnDataLoss") or "true").lower() == "false"
+
+
+class KafkaAdmin:
+    """An open client for the brokers of one stream; raises `Py4JError` if they do not answer.
+
+    Args:
+        spark: Its JVM has the Kafka client.
+        options: Of the stream.
+        client: Java's `AdminClient`.
+    """
+
+    def __init__(self, spark: SparkSession, options: KafkaOptions, client: Any) -> None:
+        self._jvm: Any = spark._jvm
+        self._options = options
+        self._client = client
+
+    def topics(self) -> list[str]:
+        """The topics that the stream reads now."""
+        if names := self._options.get("subscribe"):
+            return [name.strip() for name in names.split(",") if name.strip()]
+        if text := self._options.get("assign"):
+            return list(json.loads(text))
+        pattern = re.compile(self._options.get("subscribePattern") or "")
+        return [name for name in self._client.listTopics().names().get() if pattern.fullmatch(name)]
+
+    def topic_ids(self) -> dict[str, str]:
+        """Kafka's ids of the topics that there are, by name."""
+        names = self.topics()
+        futures = self._client.describeTopics(self._list(names)).topicNameValues()
+        ids: dict[str, str] = {}
+        for topic in names:
+            # A topic that does not exist yet must not hide the others.
+            with contextlib.suppress(Py4JError):
+                ids[topic] = str(futures.get(topic).get().topicId().toString())
+        return ids
+
+    def partitions(self) -> list[TopicPartition]:
+        """All partitions of the topics."""
+        names = self.topics()
+        described = self._client.describeTopics(self._list(names)).allTopicNames().get()
+        return [
+            (topic, int(info.partition()))
+            for topic in names
+            for info in described.get(topic).partitions()
+        ]
+
+    def offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        at: str | int,
+        on_error: Callable[[Py4JError], None] | None = None,
+    ) -> dict[TopicPartition, int]:
+        """One offset of each partition.
+
+        Args:
+            partitions: Of any topics.
+            at: `earliest`, `latest` (of the next record), or milliseconds since 1970: the first
+                record that is not older, -1 where there is none.
+            on_error: Takes the failure of a single partition, which is left out then.
+        """
+        specs = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
+        spec = specs.forTimestamp(at) if isinstance(at, int) else getattr(specs, at)()
+        wanted = self._jvm.java.util.HashMap()
+        known = {partition: self.java_partition(partition) for partition in partitions}
+        for java in known.values():
+            wanted.put(java, spec)
+        answer = self._client.listOffsets(wanted)
+        offsets: dict[TopicPartition, int] = {}
+        for partition, java in known.items():
+            try:
+                offsets[partition] = int(answer.partitionResult(java).get().offset())
+            except Py4JError as error:
+                if on_error is None:
+                    raise
+                on_error(error)
+        return offsets
+
+    def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Any]:
+        """Java's future of the settings of each topic."""
+        configs = self._jvm.org.apache.kafka.common.config
+        kind = getattr(configs, "ConfigResource$Type").TOPIC
+        resources = {topic: configs.ConfigResource(kind, topic) for topic in topics}
+        answers = self._client.describeConfigs(self._list(resources.values())).values()
+        return {topic: answers.get(resource) for topic, resource in resources.items()}
+
+    def java_partition(self, partition: TopicPartition) -> Any:
+        """Java's `TopicPartition`."""
+        return self._jvm.org.apache.kafka.common.TopicPartition(*partition)
+
+    def _list(self, values: Any) -> Any:
+        made = self._jvm.java.util.ArrayList()
+        for value in values:
+            made.add(value)
+        return made
+
+
+def client_properties(spark: SparkSession, options: KafkaOptions, timeout_ms: int) -> Any:
+    """Java's `Properties` for a client of the brokers of a stream."""
+    jvm: Any = spark._jvm
+    properties = jvm.java.util.Properties()
+    for name, value in options.options.items():
+        if name.lower().startswith("kafka."):
+            properties.put(name[len("kafka.") :], value)
+    properties.put("default.api.timeout.ms", str(timeout_ms))
+    properties.put("request.timeout.ms", str(timeout_ms))
+    return properties
+
+
+@contextlib.contextmanager
+def admin_of(
+    spark: SparkSession, options: KafkaOptions, timeout_ms: int = TIMEOUT_MS
+) -> Iterator[KafkaAdmin]:
+    """A client for the brokers of a stream, closed at the end."""
+    jvm: Any = spark._jvm
+    properties = client_properties(spark, options, timeout_ms)
+    client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+    try:
+        yield KafkaAdmin(spark, options, client)
+    finally:
+        client.close(jvm.java.time.Duration.ZERO)
+
+
+class TopicOffsets:
+    """The first, the next, and the first offsets since a timestamp, of the topics of a stream.
+
+    Args:
+        spark: Its JVM has the Kafka client.
+        options: Of the stream.
+    """
+
+    def __init__(self, spark: SparkSession, options: KafkaOptions) -> None:
+        self._spark = spark
+        self._options = options
+
+    def earliest(self) -> dict[str, dict[str, int]]:
+        """The first offset that each partition still has.
+
+        Raises:
+            ConnectorError: `KAFKA_NOT_ANSWERING`; so do the others.
+        """
+        return self._of("earliest")
+
+    def latest(self) -> dict[str, dict[str, int]]:
+        """The offset of the next record of each partition."""
+        return self._of("latest")
+
+    def since(self, timestamp_ms: int) -> dict[str, dict[str, int]]:
+        """The first offset whose record is not older; the next one where there is no such."""
+        offsets, ends = self._of(timestamp_ms), self.latest()
+        return {
+            topic: {
+                number: offset if offset >= 0 else ends.get(topic, {}).get(number, 0)
+                for number, offset in partitions.items()
+            }
+            for topic, partitions in offsets.items()
+        }
+
+    def _of(self, at: str | int) -> dict[str, dict[str, int]]:
+        try:
+            with admin_of(self._spark, self._options) as admin:
+                offsets = admin.offsets(admin.partitions(), at)
+        except Py4JError as error:
+            raise ConnectorError(
+                "KAFKA_NOT_ANSWERING",
+                "Kafka did not say which offsets the topics of the flow have: " + first_line(error),
+                hint="check that the brokers run and that the user may describe the topics",
+            ) from error
+        found: dict[str, dict[str, int]] = {}
+        for (topic, number), offset in offsets.items():
+            found.setdefault(topic, {})[str(number)] = offset
+        return found

@@ -1,0 +1,410 @@
+"""Kafka and Event Hubs as sources: what Spark reads, and what it does not watch over.
+
+Spark knows offsets only. A topic that was deleted and created again starts at 0: as long as it is
+shorter than before, Spark fails; once it is longer, rows are skipped silently. And with
+`failOnDataLoss=false` rows that retention removed leave nothing but a line in Spark's log.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from penstock._model.flow import Flow
+from penstock._tables.checkpoint_files import Checkpoint
+from penstock.errors import CheckpointError
+from penstock.sources import checkpoints
+from penstock.sources.base import (
+    Loss,
+    Offsets,
+    OpenedSource,
+    Position,
+    Range,
+    RangeReport,
+    Read,
+    Source,
+    SourceHistory,
+    StartKind,
+    StartPosition,
+    StartReport,
+    not_read_yet,
+    range_invalid,
+    start_not_available,
+)
+from penstock.sources.kafka.admin import KafkaOptions, TopicOffsets, admin_of
+from penstock.sources.kafka.event_hubs import as_events, source_options
+from penstock.sources.kafka.lag import KafkaLag, is_stream_of
+from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_source_options
+
+_STARTS = (
+    "startingoffsets",
+    "startingtimestamp",
+    "startingoffsetsbytimestamp",
+    "startingoffsetsbytimestampstrategy",
+)
+_MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
+_SHOWN_RANGES = 5
+_EMPTY: Mapping[str, int] = {}
+
+
+class KafkaSource(Source):
+    """Topics of Kafka, read by Spark's own connector."""
+
+    formats = ("kafka",)
+
+    def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
+        """See `Source.check_options`."""
+        return prepare_source_options(options, streaming=is_stream)
+
+    def map_options(
+        self, options: Mapping[str, str], map_path: Callable[[str], str]
+    ) -> dict[str, str]:
+        """See `Source.map_options`: the brokers."""
+        return at_mapped_servers(options, map_path)
+
+    def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
+        """See `Source.endpoints`."""
+        return [value for name, value in options.items() if name.lower() == SERVERS]
+
+    def describe(self, read: Read) -> str:
+        """See `Source.describe`."""
+        options = KafkaOptions(read.options)
+        topics = (options.get(name) for name in ("subscribe", "subscribePattern", "assign"))
+        return f"kafka {next((text for text in topics if text), '')}".rstrip()
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`."""
+        if not read.is_stream:
+            return OpenedSource(read.load(read.options), name=self.describe(read))
+        return KafkaStream(read, name=self.describe(read))
+
+
+class EventHubSource(KafkaSource):
+    """Event Hubs through the Kafka protocol, with the options and columns of `eventhubs`."""
+
+    formats = ("eventhubs",)
+
+    def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
+        """See `Source.check_options`."""
+        return prepare_source_options(
+            source_options(options, streaming=is_stream), streaming=is_stream
+        )
+
+    def map_options(
+        self, options: Mapping[str, str], map_path: Callable[[str], str]
+    ) -> dict[str, str]:
+        """See `Source.map_options`."""
+        return dict(options)
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`."""
+        if not read.is_stream:
+            rows = read.spark.read.format("kafka").options(**read.options).load()
+            return OpenedSource(as_events(rows), name=self.describe(read))
+        stream = KafkaStream(read, name=self.describe(read))
+        stream.df = as_events(stream.df)
+        return stream
+
+
+class KafkaStream(OpenedSource):
+    """A stream of topics. Positions are offsets; see `OpenedSource`."""
+
+    def __init__(self, read: Read, *, name: str) -> None:
+        self._spark = read.spark
+        self._options = KafkaOptions(read.options)
+        self._topics = TopicOffsets(read.spark, self._options)
+        self._lag = KafkaLag(read.spark, self._options)
+        options = _options_at(read.options, read.position, self._topics)
+        rows = read.spark.readStream.format("kafka").options(**options).load()
+        super().__init__(_before_end(rows, read.position), name=name, unit="offsets")
+
+    # -- a running flow ------------------------------------------------------------------------
+
+    def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
+        """See `OpenedSource.check_identity`: ids of topics.
+
+        A cluster that does not answer, or does not let the user describe topics, is no error here:
+        Spark will report what is wrong, or there is nothing to compare.
+
+        Raises:
+            CheckpointError: `TOPIC_RECREATED`.
+        """
+        ids: dict[str, str] = {}
+        with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
+            ids = admin.topic_ids()
+        for topic, topic_id in ids.items():
+            if known.get(topic, topic_id) != topic_id:
+                raise CheckpointError(
+                    "TOPIC_RECREATED",
+                    f"flow {flow.name!r} has read topic {topic!r}, which was deleted and created "
+                    "again: the offsets of its checkpoint mean other rows now",
+                    flow=flow.name,
+                    origin=flow.origin,
+                    hint=f"--full-refresh {display} reads the new topic from its start; to keep "
+                    "the rows of the old one, give the flow a new name: it starts with a new "
+                    "checkpoint",
+                )
+        return ids
+
+    def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
+        """See `OpenedSource.lost`: offsets that retention had removed."""
+        if not self._options.tolerates_loss or not self._is_mine(progress):
+            return ()
+        return lost_ranges(progress, int(progress.get("numInputRows", 0)), self._earliest)
+
+    def _earliest(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+        with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
+            offsets = admin.offsets([(topic, number) for number in partitions], "earliest")
+            return {number: offset for (_, number), offset in offsets.items()}
+        return {}
+
+    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+        """See `OpenedSource.lag`."""
+        end = progress.get("endOffset")
+        if not self._is_mine(progress) or not isinstance(end, dict):
+            return None
+        return self._lag.measure(end)
+
+    def _is_mine(self, progress: Mapping[str, Any]) -> bool:
+        return is_stream_of(str(progress.get("description", "")), self._options)
+
+    # -- other start positions -----------------------------------------------------------------
+
+    def start(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, StartReport]:
+        """See `OpenedSource.start`."""
+        offsets = self._at(at)
+        read, _ = self._read_by(done)
+        again = skipped = 0
+        for topic, partitions in offsets.items():
+            for number, offset in partitions.items():
+                end = read.get(topic, _EMPTY).get(number, 0)
+                again += max(0, end - offset)
+                skipped += max(0, offset - end) if topic in read else 0
+        is_known = checkpoints.is_known(done)
+        report = StartReport(
+            source=self.name,
+            unit=self.unit,
+            again=again if is_known else None,
+            skipped=skipped if is_known else None,
+        )
+        is_earliest = at.kind is StartKind.EARLIEST
+        return {"from_the_start": True} if is_earliest else {"offsets": offsets}, report
+
+    def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
+        """See `OpenedSource.range`."""
+        if wanted.files is not None:
+            raise range_invalid("--files is for folders", "leave it out")
+        read, _ = self._read_by([done])
+        start, newest = self._at(wanted.begin), self._topics.latest()
+        if wanted.end is None:
+            ends: Offsets = read
+        elif wanted.end.kind is StartKind.OFFSETS:
+            ends = {t: {**p, **wanted.end.offsets.get(t, _EMPTY)} for t, p in read.items()}
+        else:
+            ends = self._at(wanted.end)
+        first: dict[str, dict[str, int]] = {}
+        last: dict[str, dict[str, int]] = {}
+        count = 0
+        for topic, partitions in newest.items():
+            for number, latest in partitions.items():
+                stop = ends.get(topic, _EMPTY).get(number, 0)
+                known = read.get(topic, _EMPTY).get(number, 0)
+                begins = min(start.get(topic, _EMPTY).get(number, stop), stop)
+                if stop > known and stop > begins:
+                    raise not_read_yet(
+                        wanted.flow,
+                        f"it is at offset {known} of {topic}-{number}, the range ends at {stop}",
+                    )
+                if stop > begins:
+                    last.setdefault(topic, {})[number] = stop
+                    count += stop - begins
+                # A partition without a part of the range is not read at all.
+                first.setdefault(topic, {})[number] = begins if stop > begins else latest
+        text = "; ".join(
+            f"{topic}-{number} {first[topic][number]} to {end - 1}"
+            for topic, partitions in sorted(last.items())
+            for number, end in sorted(partitions.items())
+        )
+        report = RangeReport(source=self.name, unit=self.unit, count=count, text=text)
+        return {"offsets": first, "end_offsets": last}, report
+
+    def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
+        """See `OpenedSource.is_past_end`."""
+        end = progress.get("endOffset")
+        end = json.loads(end) if isinstance(end, str) else end
+        if not self._is_mine(progress) or not isinstance(end, dict):
+            return False
+        return all(
+            int((end.get(topic) or _EMPTY).get(number, 0)) >= stop
+            for topic, partitions in position.get("end_offsets", {}).items()
+            for number, stop in partitions.items()
+        )
+
+    def history(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, SourceHistory]:
+        """See `OpenedSource.history`."""
+        position, report = self.start(at, done, now_ms)
+        missing = lost_offsets(self._at(at), *self._read_by(done))
+        return position, SourceHistory(
+            source=report.source, unit=report.unit, again=report.again, missing=missing
+        )
+
+    def _at(self, at: StartPosition) -> Offsets:
+        match at.kind:
+            case StartKind.EARLIEST:
+                return self._topics.earliest()
+            case StartKind.LATEST:
+                return self._topics.latest()
+            case StartKind.TIMESTAMP:
+                return self._topics.since(at.timestamp_ms)
+            case StartKind.OFFSETS:
+                return {
+                    topic: {**partitions, **at.offsets.get(topic, _EMPTY)}
+                    for topic, partitions in self._topics.earliest().items()
+                }
+            case _:
+                raise start_not_available(
+                    at, f"Kafka has no {at.kind.value}s", "use offsets or a timestamp"
+                )
+
+    def _read_by(self, done: Sequence[Checkpoint]) -> tuple[Offsets, Offsets]:
+        """The next offsets that the checkpoints read, and the first ones that they have read."""
+        ends: dict[str, dict[str, int]] = {}
+        starts: dict[str, dict[str, int]] = {}
+        for checkpoint in done:
+            first: dict[str, Mapping[str, int]] = {}
+            for offset in filter(is_offset, checkpoints.first_offsets(checkpoint)):
+                first |= offset
+            for offset in filter(is_offset, checkpoints.last_offsets(checkpoint)):
+                for topic, partitions in offset.items():
+                    end, start = ends.setdefault(topic, {}), starts.setdefault(topic, {})
+                    for number, stop in partitions.items():
+                        begins = first.get(topic, _EMPTY).get(number, 0)
+                        end[number] = max(end.get(number, 0), stop)
+                        start[number] = min(start.get(number, begins), begins)
+        return ends, starts
+
+
+def is_offset(offset: Mapping[str, Any]) -> bool:
+    """Whether an offset of a checkpoint is one of Kafka."""
+    return bool(offset) and all(
+        isinstance(partitions, dict) and all(isinstance(end, int) for end in partitions.values())
+        for partitions in offset.values()
+    )
+
+
+def _options_at(
+    options: Mapping[str, str], position: Position, topics: TopicOffsets
+) -> dict[str, str]:
+    """The options with the offsets where the stream begins; Spark wants one for each partition."""
+    offsets: Offsets = position.get("offsets", {})
+    if not (offsets or position.get("from_the_start")):
+        return dict(options)
+    kept = {key: value for key, value in options.items() if key.lower() not in _STARTS}
+    if not offsets:
+        return {**kept, "startingOffsets": "earliest"}
+    chosen = {
+        topic: {number: offsets.get(topic, _EMPTY).get(number, -2) for number in partitions}
+        for topic, partitions in topics.earliest().items()
+    }
+    kept["startingOffsets"] = json.dumps(chosen)
+    ends: Offsets = position.get("end_offsets", {})
+    if ends and not any(key.lower() == "maxoffsetspertrigger" for key in kept):
+        # A batch shall not read far behind the end of the range.
+        wanted = sum(
+            max(0, end - offsets.get(topic, _EMPTY).get(number, 0))
+            for topic, partitions in ends.items()
+            for number, end in partitions.items()
+        )
+        kept["maxOffsetsPerTrigger"] = str(max(_LEAST_OFFSETS, min(_MOST_OFFSETS, wanted)))
+    return kept
+
+
+def _before_end(rows: DataFrame, position: Position) -> DataFrame:
+    ends: Offsets = position.get("end_offsets", {})
+    if not ends:
+        return rows
+    condition: Column = F.lit(False)
+    for topic, partitions in ends.items():
+        for number, end in partitions.items():
+            condition = condition | (
+                (F.col("topic") == topic)
+                & (F.col("partition") == int(number))
+                & (F.col("offset") < end)
+            )
+    return rows.where(condition)
+
+
+def lost_offsets(starts: Offsets, ends: Offsets, first: Offsets) -> str:
+    """The records that a flow has read of Kafka and that lie before a start, in words.
+
+    Args:
+        starts: Where it would begin.
+        ends: Where it is.
+        first: Where it began.
+    """
+    gone = []
+    for topic, partitions in sorted(ends.items()):
+        for number, end in sorted(partitions.items()):
+            begin = first.get(topic, _EMPTY).get(number, 0)
+            start = starts.get(topic, _EMPTY).get(number)
+            stop = end if start is None else min(start, end)
+            if stop > begin:
+                gone.append(f"{topic}-{number} {begin} to {stop - 1}")
+    return f"offsets of {'; '.join(gone)} are not read" if gone else ""
+
+
+def lost_ranges(
+    progress: Mapping[str, Any],
+    rows: int,
+    earliest: Callable[[str, Sequence[int]], Mapping[int, int]],
+) -> list[Loss]:
+    """What a source's report says about rows that are gone.
+
+    Fewer rows than offsets are normal (transactions, compaction), and retention may remove rows
+    right after they were read. So a range is lost if rows are missing and the partition begins
+    behind the offset where reading was to begin.
+
+    Args:
+        progress: Entry of Spark's progress.
+        rows: How many rows came.
+        earliest: Gives the first offsets that partitions of a topic still have.
+    """
+    start, end = progress.get("startOffset"), progress.get("endOffset")
+    if not (isinstance(start, dict) and isinstance(end, dict)):
+        return []
+    ranges: list[dict[str, Any]] = []
+    wanted = 0
+    ahead: dict[str, dict[int, tuple[int, int]]] = {}
+    for topic, partitions in start.items():
+        for number, first in partitions.items():
+            last = end.get(topic, {}).get(number)
+            if last is None:
+                ranges.append(
+                    {"topic": topic, "partition": int(number), "first": first, "end": None}
+                )
+            elif last > first:
+                wanted += last - first
+                ahead.setdefault(topic, {})[int(number)] = (first, last)
+    if rows < wanted:
+        for topic, expected in ahead.items():
+            begins = earliest(topic, sorted(expected))
+            for number, (first, last) in sorted(expected.items()):
+                if begins.get(number, first) > first:
+                    until = min(begins[number], last)
+                    ranges.append(
+                        {"topic": topic, "partition": number, "first": first, "end": until}
+                    )
+    return [Loss(text=_range_text(lost), body=lost) for lost in ranges]
+
+
+def _range_text(lost: Mapping[str, Any]) -> str:
+    last = "its end" if lost["end"] is None else str(lost["end"] - 1)
+    return f"{lost['topic']}-{lost['partition']} from {lost['first']} to {last}"
