@@ -1,0 +1,147 @@
+"""Tables of databases as streams of their rows, in the order of a key."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock._model.flow import Flow
+from penstock._tables.checkpoint_files import Checkpoint
+from penstock.errors import ConnectorError, PenstockError
+from penstock.sources import checkpoints
+from penstock.sources.base import (
+    OpenedSource,
+    Position,
+    Range,
+    RangeReport,
+    Read,
+    Source,
+    StartKind,
+    StartPosition,
+    StartReport,
+    not_read_yet,
+    range_invalid,
+    start_not_available,
+)
+from penstock.sources.jdbc.options import jdbc_source_options
+from penstock.sources.jdbc.stream import JdbcStream, KeyRange, SourceFailure
+
+_OFFSET = {"key", "after", "rows"}
+
+
+class JdbcSource(Source):
+    """Tables and queries over JDBC; batches are read by Spark alone."""
+
+    formats = ("jdbc",)
+
+    def describe(self, read: Read) -> str:
+        """See `Source.describe`."""
+        options = {name.lower(): value for name, value in read.options.items()}
+        return f"jdbc {options.get('dbtable', 'query')}"
+
+    def open(self, read: Read) -> OpenedSource:
+        """See `Source.open`.
+
+        Raises:
+            ConnectorError: Options or table are wrong.
+            FlowError: `JDBC_SOURCE_UNAVAILABLE`: the database is away.
+            SetupError: Its driver is not there.
+        """
+        if not read.is_stream:
+            return OpenedSource(read.load(read.options), name=self.describe(read))
+        if read.schema is not None:
+            raise ConnectorError(
+                "JDBC_OPTION_INVALID",
+                "a JDBC stream has the columns of its table",
+                hint='cast them in the query, or set .option("customSchema", "amount DOUBLE")',
+            )
+        options = jdbc_source_options(read.options)
+        bounds = KeyRange.from_json(read.position.get("keys", {}).get(options.place, {}))
+        if read.position.get("from_the_start"):
+            bounds = KeyRange(is_whole=True)
+        stream = JdbcStream(read.spark, options, bounds)
+        try:
+            rows = stream.open()
+        except SourceFailure as failure:
+            raise failure.as_error(read.flow) from failure
+        return JdbcRows(rows, stream, options.place)
+
+
+class JdbcRows(OpenedSource):
+    """A stream of one table. Positions are keys; see `OpenedSource`."""
+
+    def __init__(self, rows: Any, stream: JdbcStream, place: str) -> None:
+        super().__init__(rows, name=f"jdbc {place}", unit="rows")
+        self._stream = stream
+        self._place = place
+
+    def explain(self, text: str, flow: Flow) -> PenstockError | None:
+        """See `OpenedSource.explain`: Spark gets a text only, the stream knows why it ended."""
+        failure = self._stream.failure
+        if failure is None:
+            return None
+        error = failure.as_error(flow.name)
+        error.origin = flow.origin
+        return error
+
+    def start(
+        self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
+    ) -> tuple[Position, StartReport]:
+        """See `OpenedSource.start`."""
+        read = self._read_by(done)
+        if at.kind is StartKind.EARLIEST:
+            again = self._stream.count(KeyRange(until=read)) if read else 0
+            report = StartReport(source=self.name, unit=self.unit, again=again, skipped=0)
+            return {"from_the_start": True}, report
+        if at.kind is StartKind.LATEST:
+            newest = self._stream.newest()
+            bounds = KeyRange(after=newest)
+            again, skipped = 0, self._stream.count(KeyRange(after=read, until=newest))
+        else:
+            key = self._key_of(at)
+            bounds = KeyRange(since=key)
+            again = self._stream.count(KeyRange(since=key, until=read)) if read else 0
+            skipped = self._stream.count(KeyRange(after=read, before=key))
+        report = StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
+        return {"keys": {self._place: bounds.as_json()}}, report
+
+    def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
+        """See `OpenedSource.range`."""
+        if wanted.files is not None:
+            raise range_invalid("--files is for folders", "leave it out")
+        read = self._read_by([done])
+        if read is None:
+            raise not_read_yet(wanted.flow, f"it has read nothing of {self.name}")
+        is_whole = wanted.begin.kind is StartKind.EARLIEST
+        since = None if is_whole else self._key_of(wanted.begin)
+        if wanted.end is None:
+            bounds = KeyRange(since=since, until=read, is_whole=is_whole)
+        else:
+            bounds = KeyRange(since=since, before=self._key_of(wanted.end), is_whole=is_whole)
+            if self._stream.count(KeyRange(after=read, before=bounds.before)):
+                raise not_read_yet(wanted.flow, f"it has read {self.name} up to key {read}")
+        count = self._stream.count(bounds)
+        text = f"keys from {since or 'the first'} to {bounds.until or f'before {bounds.before}'}"
+        report = RangeReport(source=self.name, unit=self.unit, count=count, text=text)
+        return {"keys": {self._place: bounds.as_json()}}, report
+
+    def _key_of(self, at: StartPosition) -> str:
+        match at.kind:
+            case StartKind.KEY:
+                return at.key
+            case StartKind.TIMESTAMP if self._stream.has_times:
+                return str(at)
+            case _:
+                raise start_not_available(
+                    at,
+                    f"a table has no {at.kind.value}s",
+                    f"use `key=...`, a value of the column {self._stream.key_name}",
+                )
+
+    def _read_by(self, done: Sequence[Checkpoint]) -> str | None:
+        """The last key that the checkpoints have read; of a flow with one such stream."""
+        keys = [
+            str(offset["key"])
+            for checkpoint in done
+            for offset in checkpoints.last_offsets(checkpoint)
+            if set(offset) == _OFFSET
+        ]
+        return self._stream.greatest(keys)
