@@ -99,7 +99,8 @@ class JdbcRows(OpenedSource):
             key = self._key_of(at)
             bounds = KeyRange(since=key)
             again = self._stream.count(KeyRange(since=key, until=read)) if read else 0
-            skipped = self._stream.count(KeyRange(after=read, before=key))
+            before = self._stream.last_before(key)
+            skipped = 0 if before is None else self._stream.count(KeyRange(after=read, until=before))
         report = StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
         return {"keys": {self._place: bounds.as_json()}}, report
 
@@ -115,11 +116,14 @@ class JdbcRows(OpenedSource):
         if wanted.end is None:
             bounds = KeyRange(since=since, until=read, is_whole=is_whole)
         else:
-            bounds = KeyRange(since=since, before=self._key_of(wanted.end), is_whole=is_whole)
-            if self._stream.count(KeyRange(after=read, before=bounds.before)):
+            until = self._stream.last_before(self._key_of(wanted.end))
+            if until is None:
+                raise range_invalid(f"{self.name} has no keys in it", "choose another range")
+            bounds = KeyRange(since=since, until=until, is_whole=is_whole)
+            if self._stream.count(KeyRange(after=read, until=until)):
                 raise not_read_yet(wanted.flow, f"it has read {self.name} up to key {read}")
         count = self._stream.count(bounds)
-        text = f"keys from {since or 'the first'} to {bounds.until or f'before {bounds.before}'}"
+        text = f"keys from {since or 'the first'} to {bounds.until}"
         report = RangeReport(source=self.name, unit=self.unit, count=count, text=text)
         return {"keys": {self._place: bounds.as_json()}}, report
 

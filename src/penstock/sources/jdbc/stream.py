@@ -7,8 +7,7 @@ database to Spark's tasks. Offsets are keys, and Spark keeps them in the checkpo
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,6 @@ from penstock.sources.jdbc.options import (
     KeyKind,
     between,
     count_between,
-    jdbc_source_options,
     nth_key,
     overlap_amount,
     read_key,
@@ -46,51 +44,31 @@ _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
     (T.TimestampType, KeyKind.TIMESTAMP),
     (T.TimestampNTZType, KeyKind.TIMESTAMP),
 )
-_opened: ContextVar[list["JdbcStream"] | None] = ContextVar("penstock_jdbc", default=None)
 
+@dataclass(frozen=True, kw_only=True)
+class KeyRange:
+    """Keys between which a stream reads; all of them by default.
 
-@contextlib.contextmanager
-def collecting_jdbc() -> Iterator[list["JdbcStream"]]:
-    """Collect the streams from databases that are made inside."""
-    found: list[JdbcStream] = []
-    token = _opened.set(found)
-    try:
-        yield found
-    finally:
-        _opened.reset(token)
-
-
-def open_jdbc(
-    spark: SparkSession, options: Mapping[str, str], *, schema: Any, flow: str
-) -> DataFrame:
-    """A table, or query, as a stream of its rows in the order of a key.
-
-    Args:
-        spark: The session.
-        options: As the user gave them, secrets filled in.
-        schema: What was given to `schema()`; must be nothing.
-        flow: Whose stream this is, for errors.
-
-    Raises:
-        ConnectorError: Options or table are wrong.
-        FlowError: `JDBC_SOURCE_UNAVAILABLE`: the database is away.
-        SetupError: Its driver is not there.
+    Attributes:
+        since: The first key.
+        after: The key before the first one.
+        until: The last key.
+        is_whole: From the first key of the table, whatever the option `startingKey` says.
     """
-    if schema is not None:
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID",
-            "a JDBC stream has the columns of its table",
-            hint='cast them in the query, or set .option("customSchema", "amount DOUBLE")',
-        )
-    stream = JdbcStream(spark, jdbc_source_options(options))
-    try:
-        df = stream.open()
-    except SourceFailure as failure:
-        raise failure.as_error(flow) from failure
-    collector = _opened.get()
-    if collector is not None:
-        collector.append(stream)
-    return df
+
+    since: str | None = None
+    after: str | None = None
+    until: str | None = None
+    is_whole: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {name: value for name, value in vars(self).items() if value}
+
+    @staticmethod
+    def from_json(body: Mapping[str, Any]) -> "KeyRange":
+        """A range that was kept with a flow."""
+        return KeyRange(**body)
 
 
 @dataclass
@@ -145,11 +123,18 @@ class JdbcStream:
     Args:
         spark: The session.
         options: Checked.
+        bounds: The keys that it reads.
+
+    Attributes:
+        failure: Why the stream has ended; set before Spark is notified.
     """
 
-    def __init__(self, spark: SparkSession, options: JdbcSourceOptions) -> None:
+    def __init__(
+        self, spark: SparkSession, options: JdbcSourceOptions, bounds: KeyRange | None = None
+    ) -> None:
         self._spark = spark
         self._options = options
+        self._bounds = bounds or KeyRange()
         self._jvm: Any = spark._jvm
         self._java_options: Any = None
         self._schema = T.StructType()
@@ -161,8 +146,7 @@ class JdbcStream:
         self._is_bounded = False
         self._is_compared = False
         self._is_idle = False
-        self.on_failure: Callable[[SourceFailure], None] | None = None
-        """Told why the stream ends, before Spark is."""
+        self.failure: SourceFailure | None = None
 
     # -- before the query ----------------------------------------------------------------------
 
@@ -198,8 +182,9 @@ class JdbcStream:
                 self._options = check_postgresql(database, options, field.name)
                 self._marks = Marks(self._options, self._newest, self._connected)
             self._overlap = overlap_amount(options, self._kind)
-            if options.starting_key is not None:
-                read_key(self._kind, options.starting_key)
+            for text in (options.starting_key, self._bounds.since, self._bounds.after):
+                if text is not None:
+                    read_key(self._kind, text)
 
     def _reader(self) -> Any:
         options = self._options
@@ -235,6 +220,7 @@ class JdbcStream:
             if self._is_idle and not self._is_bounded:
                 self._marks.rest(_IDLE_SECONDS)
             mark = self._until if self._is_bounded else self._marks.settle(_WAIT_SECONDS)
+            mark = self._within(mark)
             self._is_idle = mark is None or (last is not None and mark.order <= last.high.order)
             if mark is None or self._is_idle:
                 self._compare(mark, last)
@@ -378,19 +364,78 @@ class JdbcStream:
 
     def _condition(self, low: Key | None, high: Key) -> str:
         """The rows above `low`; from the first key on if there is none."""
-        start = self._options.starting_key
-        if low is None and start is not None:
-            return between(self._key, read_key(self._kind, start), high, inclusive=True)
-        return between(self._key, low, high)
+        if low is not None:
+            return between(self._key, low, high)
+        start, is_inclusive = self._first()
+        return between(self._key, start, high, inclusive=is_inclusive)
+
+    def _first(self) -> tuple[Key | None, bool]:
+        """Where the stream begins, and whether with that key."""
+        if self._bounds.after is not None:
+            return read_key(self._kind, self._bounds.after), False
+        start = self._bounds.since
+        if start is None and not self._bounds.is_whole:
+            start = self._options.starting_key
+        return (None, False) if start is None else (read_key(self._kind, start), True)
+
+    def _within(self, mark: Key | None) -> Key | None:
+        """A key up to which may be read, or the end of the range if that is smaller."""
+        if mark is None or self._bounds.until is None:
+            return mark
+        last = read_key(self._kind, self._bounds.until)
+        return last if last.order < mark.order else mark
+
+    # -- positions -----------------------------------------------------------------------------
+
+    @property
+    def key_name(self) -> str:
+        """The column that orders the rows."""
+        return self._options.key
+
+    @property
+    def has_times(self) -> bool:
+        """Whether its values are times."""
+        return self._kind is KeyKind.TIMESTAMP
+
+    def newest(self) -> str | None:
+        """The greatest key of the table; `None` if it is empty."""
+        with self._explained(), self._connected() as database:
+            ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
+        return None if text is None else str(text)
+
+    def last_before(self, key: str) -> str | None:
+        """The greatest key below another one; `None` if there is none."""
+        below = f"{self._key} < {read_key(self._kind, key).sql}"
+        query = f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}"
+        with self._explained(), self._connected() as database:
+            ((text,),) = database.query(query)
+        return None if text is None else str(text)
+
+    def count(self, bounds: KeyRange) -> int:
+        """How many rows of the table have keys within a range."""
+        signs = ((bounds.since, ">="), (bounds.after, ">"), (bounds.until, "<="))
+        conditions = [
+            f"{self._key} {sign} {read_key(self._kind, text).sql}"
+            for text, sign in signs
+            if text is not None
+        ]
+        condition = " AND ".join(conditions) or "1 = 1"
+        with self._explained(), self._connected() as database:
+            ((rows,),) = database.query(count_between(self._options, condition))
+        return int(rows or 0)
+
+    def greatest(self, keys: Sequence[str]) -> str | None:
+        """The greatest of some keys as they are in checkpoints."""
+        known = [read_key(self._kind, key) for key in keys]
+        return max(known, key=lambda key: key.order).text if known else None
 
     # -- rows ----------------------------------------------------------------------------------
 
     def _rows(self, low: Key | None, high: Key) -> DataFrame:
-        start = self._options.starting_key
-        inclusive = low is None and start is not None
-        if inclusive:
-            low = read_key(self._kind, str(start))
-        elif low is not None and self._overlap:
+        inclusive = False
+        if low is None:
+            low, inclusive = self._first()
+        elif self._overlap:
             low = low.before(self._overlap)
         conditions = split_range(
             self._key, low, high, self._options.partitions, inclusive=inclusive
@@ -472,15 +517,13 @@ class JdbcStream:
             with self._explained():
                 yield
         except SourceFailure as failure:
-            self._tell(failure)
+            self.failure = failure
             raise
         except ConnectorError as error:
-            self._tell(SourceFailure(error.condition, error.message, error.hint, is_running=True))
+            self.failure = SourceFailure(
+                error.condition, error.message, error.hint, is_running=True
+            )
             raise
-
-    def _tell(self, failure: SourceFailure) -> None:
-        if self.on_failure is not None:
-            self.on_failure(failure)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
