@@ -369,16 +369,10 @@ def surroundings(
     from penstock._engine.surroundings import Surroundings
     from penstock._tables.files import StorageFiles
     from penstock._tables.layout import StorageLayout
-    from penstock.sources.files.opening import open_files, source_key
 
     layout = StorageLayout(settings.storage)
     notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or _state_store(settings, spark))
-
-    def files(*, paths: Sequence[str], flow: str, analysis: bool, **reader: Any) -> "DataFrame":
-        place = paths[0] if len(paths) == 1 else list(paths)
-        store = states.store(flow, source_key(place, reader["options"]), analysis=analysis)
-        return open_files(spark, path=place, state=store, analysis=analysis, **reader)
 
     return Surroundings(
         outside=OutsideTables(
@@ -390,7 +384,7 @@ def surroundings(
         ),
         map_path=_path_map(settings, notes),
         resolve_secrets=resolve_secrets,
-        files=files,
+        memories=states.store,
         events=event_directory(settings),
         configuration=settings.configuration,
         assumptions=assumptions,

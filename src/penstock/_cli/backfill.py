@@ -89,11 +89,11 @@ def backfill(
     options.check_ways({"--resume": resume, "--abandon": abandon}, {**range_, **how})
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     from penstock._repair.backfill import BackfillOptions, backfill_flow
-    from penstock.sources.rewind import parse_place
+    from penstock.sources.base import parse_start
 
     asked = BackfillOptions(
-        begin=None if begin is None else parse_place(begin),
-        end=None if end is None else parse_place(end, "--to"),
+        begin=None if begin is None else parse_start(begin),
+        end=None if end is None else parse_start(end, "--to"),
         files=files,
         by=tuple(name.strip() for name in (by or "").split(",") if name.strip()),
         where=where,

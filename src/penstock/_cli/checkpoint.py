@@ -208,9 +208,9 @@ def reset(
     """
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     from penstock._repair.reset import reset_flow
-    from penstock.sources.rewind import parse_place
+    from penstock.sources.base import parse_start
 
-    place = parse_place(start)
+    place = parse_start(start)
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         plan = reset_flow(
             settings,

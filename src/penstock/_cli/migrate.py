@@ -67,10 +67,10 @@ def migrate(
     )
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     from penstock._repair.migrate import MigrationOptions, migrate_flow
-    from penstock.sources.rewind import parse_place
+    from penstock.sources.base import parse_start
 
     asked = MigrationOptions(
-        begin=None if begin is None else parse_place(begin),
+        begin=None if begin is None else parse_start(begin),
         accept_less=accept_less,
         resume=resume,
         abandon=abandon,

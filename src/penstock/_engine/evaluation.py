@@ -5,6 +5,8 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -41,19 +43,11 @@ from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
-from penstock.sources.files.opening import collecting
-from penstock.sources.jdbc.stream import collecting_jdbc, open_jdbc
-from penstock.sources.kafka.reader import (
-    collecting_kafka,
-    kafka_stream,
-    note_kafka,
-    read_event_hub,
-)
-from penstock.sources.kinesis.source import read_kinesis
-from penstock.sources.options import FILE_FORMATS, prepare_reader_options
-from penstock.sources.position import at_files, current_position, delta_stream
+from penstock.sources.base import OpenedSource, Position, Read, Source
+from penstock.sources.files.source import FORMATS
+from penstock.sources.registry import source_of
 
-_PATH_FORMATS = FILE_FORMATS | {"delta", "binaryfile"}
+_PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
 # Statements of a workspace that a pipeline's code may hold: its settings decide these here.
 _WITHOUT_EFFECT = re.compile(
     r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
@@ -61,7 +55,7 @@ _WITHOUT_EFFECT = re.compile(
     re.IGNORECASE,
 )
 
-_CONNECTED = {"eventhubs": read_event_hub, "kinesis": read_kinesis}
+_NOWHERE: Position = {}
 
 
 class OutsideReads:
@@ -109,58 +103,64 @@ class OutsideReads:
         rewritten = rewrite_names(self._spark, text, self._replacement_with_metadata)
         return file_metadata.using_shown(rewritten)
 
-    def load(self, reader: Reader) -> DataFrame | None:
+    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """See `Redirect.load`."""
-        source = reader_format(reader).lower()
-        if source in _CONNECTED:
-            return self._connected(reader, _CONNECTED[source])
-        if isinstance(reader, DataStreamReader):
-            if source == "jdbc":
-                return self._database(reader)
-            found = self._positioned(reader) if current_position() is not None else None
-            if found is not None:
-                return found
-        if source != "cloudfiles":
-            return None
-        return self._files(
-            reader_paths(reader),
-            reader_options(reader),
-            reader_schema(reader),
-            isinstance(reader, DataStreamReader),
+        source = source_of(reader_format(reader))
+        is_stream = isinstance(reader, DataStreamReader)
+        options = source.map_options(self._around.resolved(reader_options(reader)), self.map_path)
+        if self._around.assumptions is not None:
+            self._around.assumptions.servers |= dict.fromkeys(source.endpoints(options))
+        options = source.check_options(options, is_stream=is_stream)
+
+        def loaded(wanted: Mapping[str, str]) -> DataFrame:
+            known = reader_options(reader)
+            for key, value in wanted.items():
+                if known.get(key) != value:
+                    reader._jreader = reader._jreader.option(key, value)
+            return spark_load()
+
+        read = self._described(
+            Read(
+                spark=self._spark,
+                format=reader_format(reader).lower(),
+                options=options,
+                load=loaded,
+                schema=reader_schema(reader),
+                paths=tuple(reader_paths(reader)),
+                is_stream=is_stream,
+            )
         )
+        return self._opened(source, read, what)
 
-    def _positioned(self, reader: DataStreamReader) -> DataFrame | None:
-        """A stream that begins where the flow's position says; `None` where options do."""
-        source, paths = reader_format(reader).lower(), reader_paths(reader)
-        if source not in ("kafka", "delta") or (source == "delta" and len(paths) != 1):
-            return None
-        resolved = self._around.resolved(reader_options(reader))
-        resolved = self._around.with_mapped_brokers(resolved)
-        prepared = prepare_reader_options(source, resolved, streaming=True)
-        with own_read():
-            if source == "kafka":
-                return kafka_stream(self._spark, prepared)
-            return delta_stream(self._spark, prepared, paths[0])
+    def _described(self, read: Read) -> Read:
+        """With whose read it is, and what its source remembers."""
+        return replace(read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True))
 
-    def _connected(self, reader: Reader, read: Callable[..., DataFrame]) -> DataFrame:
-        resolved = self._around.resolved(reader_options(reader))
-        with own_read():
-            return read(self._spark, resolved, isinstance(reader, DataStreamReader))
-
-    def _database(self, reader: Reader) -> DataFrame:
-        given = reader_options(reader)
-        resolved = self._around.resolved(given)
+    def _opened(self, source: Source, read: Read, what: str) -> DataFrame:
         try:
+            if self._around.assumptions is not None and read.schema is None:
+                require_files_beside_hints(read.options, read.paths)
             with own_read():
-                schema = reader_schema(reader)
-                return open_jdbc(self._spark, resolved, schema=schema, flow=self._owner()[0])
-        except PenstockError as error:
-            error.origin = error.origin or capture_origin()
-            return self._assume(reader, f"jdbc {given.get('dbtable', 'query')}", error)
+                opened = source.open(read)
+        except (PenstockError, AnalysisException, Py4JJavaError) as error:
+            if isinstance(error, PenstockError):
+                error.origin = error.origin or capture_origin()
+            if self._around.assumptions is None:
+                raise
+            return self._stand_in(
+                what,
+                error,
+                paths=read.paths,
+                streaming=read.is_stream,
+                source_format=format_option(read.options) or read.format,
+                schema=read.schema,
+                options=read.options,
+            )
+        self.note(opened)
+        return opened.df
 
-    def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
-        """See `Redirect.missing`."""
-        return self._assume(reader, what, error)
+    def note(self, opened: OpenedSource) -> None:
+        """Remember a source that was opened; outside of flows it is forgotten."""
 
     def _assume(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         if self._around.assumptions is None:
@@ -183,27 +183,6 @@ class OutsideReads:
     def assumed(self, what: str) -> None:
         """Remember that a source was stood in for."""
         self.guessing.setdefault(capture_origin().file, []).append(what)
-
-    def prepare_options(self, reader: Reader) -> None:
-        """See `Redirect.prepare_options`."""
-        given = reader_options(reader)
-        resolved = self._around.resolved(given)
-        streaming = isinstance(reader, DataStreamReader)
-        resolved = self._around.with_mapped_brokers(resolved)
-        prepared = prepare_reader_options(reader_format(reader), resolved, streaming=streaming)
-        prepared = {name: self._placed(name, value) for name, value in prepared.items()}
-        if streaming and reader_format(reader).lower() == "kafka":
-            note_kafka(prepared)
-        if streaming and reader_format(reader).lower() in FILE_FORMATS:
-            prepared = at_files(prepared)
-        for key, value in prepared.items():
-            if given.get(key) != value:
-                reader._jreader = reader._jreader.option(key, value)
-
-    def _placed(self, option: str, value: str) -> str:
-        """The value of an option; the folder for files that are done is a path as any other."""
-        is_folder = option.lower() in ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
-        return real_path(value, self._around.map_path) if is_folder and value else value
 
     def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A function in which tables and paths are found as in source files."""
@@ -312,43 +291,18 @@ class OutsideReads:
     def _files(
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
-        resolved = {
-            key: self._placed(key, value) for key, value in self._around.resolved(options).items()
-        }
-        resolved = at_files(resolved, times=True) if streaming else resolved
-        flow, analysis = self._owner()
-        try:
-            if self._around.assumptions is not None and schema is None:
-                require_files_beside_hints(options, paths)
-            with own_read():
-                return self._around.files(
-                    paths=paths,
-                    options=resolved,
-                    schema=schema,
-                    streaming=streaming,
-                    flow=flow,
-                    analysis=analysis,
-                )
-        except (PenstockError, AnalysisException, Py4JJavaError) as error:
-            if self._around.assumptions is None:
-                if isinstance(error, PenstockError):
-                    error.origin = error.origin or capture_origin()
-                raise
-            source_format = format_option(options)
-            return self._stand_in(
-                files_name(paths, source_format),
-                error,
-                paths=paths,
-                streaming=streaming,
-                source_format=source_format,
-                schema=schema,
-                options=options,
-            )
-
-    def _owner(self) -> tuple[str, bool]:
-        """The flow that reads, and whether it is only looked at."""
-        return "", True
-
+        source = source_of("cloudfiles")
+        options = source.map_options(self._around.resolved(options), self.map_path)
+        read = Read(
+            spark=self._spark,
+            format="cloudfiles",
+            options=options,
+            load=lambda _: self._spark.createDataFrame([], ""),
+            schema=schema,
+            paths=tuple(paths),
+            is_stream=streaming,
+        )
+        return self._opened(source, self._described(read), files_name(paths, format_option(options)))
 
 class Evaluator(OutsideReads, DatasetReader):
     """Evaluates query functions against a source of tables.
@@ -386,8 +340,14 @@ class Evaluator(OutsideReads, DatasetReader):
         )
         install_redirection()
 
-    def evaluate(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+    def evaluate(
+        self, flow: Flow, position: Position = _NOWHERE
+    ) -> tuple[DataFrame, Evaluation]:
         """Call a flow's query function.
+
+        Args:
+            flow: The flow.
+            position: Where its streams begin, and end; empty = where their options say.
 
         Raises:
             DatasetNotReadyError: It reads a dataset whose schema is not known yet.
@@ -395,20 +355,20 @@ class Evaluator(OutsideReads, DatasetReader):
             UserCodeError: The function raised.
         """
         if flow.name in self._lenient:
-            return self._call_leniently(flow)
+            return self._call_leniently(flow, position)
         stack = self._stack.get()
         reader = stack[0][1] if stack else Evaluation()
         try:
             # A view and the flow that reads it have the mode that each of them needs.
             with lenient.with_ansi(self._spark) as move, reader.without_failed_reads():
-                df, evaluation = self._call(flow)
+                df, evaluation = self._call(flow, position)
                 return move(df), evaluation
         except PenstockError as error:
             # Assumed types may be the reason: the analysis learns better ones first.
             if self._around.assumptions is not None or not self._may_relax(flow, error):
                 raise
             try:
-                found = self._call_leniently(flow)
+                found = self._call_leniently(flow, position)
             except PenstockError:
                 raise error from error.__cause__
             self._lenient.add(flow.name)
@@ -428,14 +388,16 @@ class Evaluator(OutsideReads, DatasetReader):
         has_chosen = any(lenient.ANSI in each for each in settings)
         return not has_chosen and lenient.is_about_types(error.__cause__)
 
-    def _call_leniently(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+    def _call_leniently(
+        self, flow: Flow, position: Position
+    ) -> tuple[DataFrame, Evaluation]:
         with lenient.without_ansi(self._spark) as move:
-            df, evaluation = self._call(flow)
+            df, evaluation = self._call(flow, position)
             evaluation.is_lenient = True
             return move(df), evaluation
 
-    def _call(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
-        evaluation = self.evaluations[flow.name] = Evaluation()
+    def _call(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
+        evaluation = self.evaluations[flow.name] = Evaluation(position=position)
         stack = self._stack.get()
         if any(name == flow.name for name, _ in stack):
             names = [name for name, _ in stack]
@@ -443,7 +405,6 @@ class Evaluator(OutsideReads, DatasetReader):
         token = self._stack.set((*stack, (flow.name, evaluation)))
         try:
             with (
-                self._collecting(evaluation),
                 redirected(self),
                 reading(self),
                 user_code(flow, self.index.nearest),
@@ -460,19 +421,6 @@ class Evaluator(OutsideReads, DatasetReader):
                 hint="return the DataFrame at its end" if result is None else None,
             )
         return result, evaluation
-
-    @contextlib.contextmanager
-    def _collecting(self, evaluation: Evaluation) -> Iterator[None]:
-        """Note the sources of files; those of a view belong to the flow that reads it."""
-        if len(self._stack.get()) > 1:
-            yield
-            return
-        with (
-            collecting() as evaluation.files,
-            collecting_kafka() as evaluation.kafka,
-            collecting_jdbc() as evaluation.databases,
-        ):
-            yield
 
     # -- the declarative API's own readers -----------------------------------------------------
 
@@ -537,9 +485,11 @@ class Evaluator(OutsideReads, DatasetReader):
         if dataset.declared.kind is DatasetKind.TEMPORARY_VIEW:
             return self._view(dataset, streaming=streaming)
         with own_read():
-            if isinstance(reader, DataStreamReader):
-                return self._source.stream(key, reader)
-            return self._source.batch(key, reader)
+            if not isinstance(reader, DataStreamReader):
+                return self._source.batch(key, reader)
+            opened = self._source.stream(key, reader, self._stack.get()[0][1].position)
+        self.note(opened)
+        return opened.df
 
     def _view(self, dataset: DeclaredDataset, *, streaming: bool) -> DataFrame:
         if not dataset.flows:
@@ -588,6 +538,18 @@ class Evaluator(OutsideReads, DatasetReader):
         dataset = self._find(name)
         return super().delta_path(name if dataset is None else str(dataset.name))
 
-    def _owner(self) -> tuple[str, bool]:
+    def _described(self, read: Read) -> Read:
         # A view is evaluated inside of the flow that reads it, and belongs to that flow.
-        return self._stack.get()[0][0], isinstance(self._source, SchemaSource)
+        flow, evaluation = self._stack.get()[0]
+        is_analysis = isinstance(self._source, SchemaSource)
+        return replace(
+            read,
+            flow=flow,
+            is_analysis=is_analysis,
+            position=evaluation.position,
+            memory=partial(self._around.memories, flow, analysis=is_analysis),
+        )
+
+    def note(self, opened: OpenedSource) -> None:
+        """Remember a source of the flow that is evaluated."""
+        self._stack.get()[0][1].sources.append(opened)

@@ -8,20 +8,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
 
 from penstock._observe.events import Event, EventOrigin, lag_progress, source_progress
-from penstock._observe.lag import lag_summary, source_view
-from penstock.sources.kafka.lag import KafkaLag
-from penstock.sources.kafka.reader import KafkaRead
-from penstock.sources.pending import UNKNOWN_FILES, PendingFiles, PendingVersions
+from penstock._observe.lag import lag_summary
+from penstock.sources.base import OpenedSource
 
 _PAUSE_SECONDS = 10.0
 # At most one twentieth of the time is spent with measuring, and the event log does not fill up.
 _PAUSE_FACTOR = 20.0
 _PAUSE_PER_PARTITION = 0.1
 _CLOSE_SECONDS = 8.0
-_DELTA, _FILES, _KAFKA = "DeltaSource[", "FileStreamSource[", "KafkaV2["
 
 
 class FlowLag:
@@ -31,37 +27,31 @@ class FlowLag:
     the probe's.
 
     Args:
-        spark: The session.
         origin: Of the flow.
-        reads: Its streams from Kafka.
+        sources: Its streams.
         wake: Called when there is something to measure.
-        silent: See `KafkaLag`.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
         origin: EventOrigin,
-        reads: Sequence[KafkaRead],
+        sources: Sequence[OpenedSource],
         wake: Callable[[], None],
-        silent: dict[str, float] | None = None,
     ) -> None:
         self._problems: dict[str, tuple[str, str]] = {}
         self._origin = origin
         self._wake = wake
-        self._kafka = KafkaLag(spark, reads, silent=silent)
-        self._files = PendingFiles(spark)
-        self._versions = PendingVersions(spark)
-        self._sources: Callable[[], Sequence[Any]] = tuple
+        self._sources = sources
+        self._java_sources: Callable[[], Sequence[Any]] = tuple
         self._progress: Mapping[str, Any] | None = None
         self._told: Any = None
         self._due = float("-inf")
         self._has_ended = False
         self._is_done = False
 
-    def attach(self, sources: Callable[[], Sequence[Any]]) -> None:
+    def attach(self, java_sources: Callable[[], Sequence[Any]]) -> None:
         """Set what gives Spark's own objects of the sources."""
-        self._sources = sources
+        self._java_sources = java_sources
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """A report of Spark came."""
@@ -131,41 +121,30 @@ class FlowLag:
                 events.append(source_progress(self._origin, text, body))
         return events
 
-    def _source(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        name, end = str(source.get("description", "")), source.get("endOffset")
-        found: dict[str, Any] = {"kind": "other"}
-        if name.startswith(_KAFKA) and isinstance(end, dict):
-            found = self._kafka.measure(name, end)
-        elif name.startswith(_DELTA) and isinstance(end, dict):
-            found = self._versions.measure(name[len(_DELTA) : -1], end)
-        elif name.startswith(_FILES):
-            java = next((one for one in self._sources() if str(one.toString()) == name), None)
-            found = dict(UNKNOWN_FILES) if java is None else self._files.measure(java)
-        elif shards := source_view(source)["shards"]:
-            found = {"kind": "kinesis", "shards": shards}
-        return {"source": name, **found}
+    def _source(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        name = str(progress.get("description", ""))
+        java = next((j for j in self._java_sources() if str(j.toString()) == name), None)
+        bodies = (source.lag(progress, java) for source in self._sources)
+        return {"source": name, **next((b for b in bodies if b is not None), {"kind": "other"})}
 
 
 class LagProbe:
     """Measures all flows of an update, one after the other.
 
     Args:
-        spark: The session.
         emit: Takes the events.
     """
 
-    def __init__(self, spark: SparkSession, emit: Callable[[Any], None]) -> None:
-        self._spark = spark
+    def __init__(self, emit: Callable[[Any], None]) -> None:
         self._emit = emit
         self._flows: list[FlowLag] = []
-        self._silent: dict[str, float] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def watch(self, origin: EventOrigin, reads: Sequence[KafkaRead]) -> FlowLag:
+    def watch(self, origin: EventOrigin, sources: Sequence[OpenedSource]) -> FlowLag:
         """Begin with a flow that starts."""
-        flow = FlowLag(self._spark, origin, reads, self._wake, self._silent)
+        flow = FlowLag(origin, sources, self._wake)
         with self._changed:
             self._flows.append(flow)
             if self._thread is None:

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,16 +80,10 @@ class ObservingEvaluator(Evaluator):
         self._read(reader, "table", name=shown, is_own=found is not None)
         return super().table(name, reader)
 
-    def prepare_options(self, reader: Reader) -> None:
-        """See `Redirect.prepare_options`."""
-        self._read(reader, reader_format(reader))
-        super().prepare_options(reader)
-
-    def load(self, reader: Reader) -> DataFrame | None:
+    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """See `Redirect.load`."""
-        if reader_format(reader).lower() in ("cloudfiles", "eventhubs", "kinesis"):
-            self._read(reader, reader_format(reader))
-        return super().load(reader)
+        self._read(reader, reader_format(reader))
+        return super().load(reader, what, spark_load)
 
     def _read(self, reader: Reader, source: str, **more: Any) -> None:
         options = {key.lower(): value for key, value in reader_options(reader).items()}

@@ -41,17 +41,14 @@ from penstock._observe.events import EventOrigin, plan_warning, planning_informa
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
-from penstock._spark.failures import flow_error, full_text
+from penstock._spark.failures import flow_error, full_text, java_causes
+from penstock.sources.base import OpenedSource, Position, explained
 from penstock._spark.session import jvm_died, jvm_exit_code
 from penstock._tables.files import StorageFiles
 from penstock._tables.schema import with_types
 from penstock.errors import PenstockError
-from penstock.sources.files.batch_log import batch_files
-from penstock.sources.files.opening import OpenedFiles
-from penstock.sources.files.overwritten import forget_overwritten
-from penstock.sources.files.recovery import check_files, java_causes, recover
-from penstock.sources.kafka.reader import LossWatch, check_topics
-from penstock.sources.position import positioned
+
+_NOWHERE: Position = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +107,7 @@ class SparkEngine:
         )
         self._damage = DamageCheck(spark, tables, self._warn)
         self._listener = ProgressListener()
-        self._lag = LagProbe(spark, context.emit)
+        self._lag = LagProbe(context.emit)
         self._admission = BatchAdmission(spark)
         self._running: list[RunningQuery] = []
         # Flows whose query has other columns than the analysis saw.
@@ -170,39 +167,34 @@ class SparkEngine:
         with self._translated(node):
             sink = self._graph.sinks.get(step.target)
             is_forgetful = sink is not None and forgets(sink)
-            known = None if is_forgetful else self._state.flow(step.flow)
-            if known is None and sink is not None and not is_forgetful:
+            before = None if is_forgetful else self._state.flow(step.flow)
+            if before is None and sink is not None and not is_forgetful:
                 self._damage.check_state(node, None)
-            elif known is not None and known.stateful_operators is not None:
-                self._damage.check_checkpoint(node, known.epoch)
-            state = known or self._state.new_flow(step.flow)
+            elif before is not None and before.stateful_operators is not None:
+                self._damage.check_checkpoint(node, before.epoch)
+            state = before or self._state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
-            with self._source.starting(starts), positioned(state.position):
-                df, files = self._evaluate(node)
-                if self._forgot_overwritten(node, files, checkpoint):
-                    df, files = self._evaluate(node)
+            with self._source.starting(starts):
+                df, sources = self._evaluate(node, state.position)
+                if self._prepared(node, sources, checkpoint):
+                    df, sources = self._evaluate(node, state.position)
             node = self._adopt(node, df)
-            kafka = self._evaluator.evaluations[step.flow].kafka
-            topics = check_topics(self._spark, kafka, state.topics, node.flow, self._display(node))
-            state = replace(state, starts=starts.chosen, topics=topics)
+            known = dict(state.topics)
+            for source in sources:
+                known |= source.check_identity(state.topics, node.flow, self._display(node))
+            state = replace(state, starts=starts.chosen, topics=known)
             state = self._flow_state(node, df, step, state)
-            running = RunningQuery(node.flow, self._origin(node), self._context.emit, on_end)
+            running = RunningQuery(
+                node.flow, self._origin(node), self._context.emit, on_end, sources, checkpoint
+            )
             has_batches = step.trigger is None
             writer = (
                 self._sinks.writer(sink, node, df, state.epoch, running, in_batches=has_batches)
                 if sink is not None
                 else self._table_writer(node, df, state, step, running)
             )
-            if files:
-                running.reads_files(
-                    partial(self._check_files, files, checkpoint),
-                    partial(recover, sources=files, flow=node.flow),
-                )
-            running.reads_databases(self._evaluator.evaluations[step.flow].databases)
-            if watch := LossWatch(self._spark, kafka):
-                running.watches_losses(watch.lost)
-            running.measures_lag(self._lag.watch(self._origin(node), kafka))
+            running.measures_lag(self._lag.watch(self._origin(node), sources))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = has_batches
@@ -278,14 +270,14 @@ class SparkEngine:
     def run_once(self, step: RunOnceFlow) -> RunOutcome:
         """See `Engine.run_once`."""
         node = self._graph.flows[step.flow]
-        files: list[OpenedFiles] = []
-        with self._translated(node, files), self._pool(step.flow):
+        sources: list[OpenedSource] = []
+        with self._translated(node, sources), self._pool(step.flow):
             state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
             if state.once_done:
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
             dataset = self._graph.datasets[step.target]
             df, opened = self._evaluate(node)
-            files += opened
+            sources += opened
             node = self._adopt(node, df)
             df = self._confs.bound(df, node)
             writer = self._tables.stream_writer(
@@ -334,11 +326,11 @@ class SparkEngine:
             with self._translated(node), self._pool(step.flow):
                 return self._follow_snapshots(step, node)
         dataset = self._graph.datasets[step.dataset]
-        files: list[OpenedFiles] = []
-        with self._translated(node, files), self._pool(step.flow):
+        sources: list[OpenedSource] = []
+        with self._translated(node, sources), self._pool(step.flow):
             started = time.monotonic()
             df, opened = self._evaluate(node)
-            files += opened
+            sources += opened
             node = self._adopt(node, df)
             df = self._confs.bound(df, node)
             where = None
@@ -438,11 +430,13 @@ class SparkEngine:
         code = self._context.source_digest if "Python" in text or "UDF" in text else ""
         return plans.fingerprint(text, *rules, code)
 
-    def _evaluate(self, node: FlowNode) -> tuple[DataFrame, list[OpenedFiles]]:
+    def _evaluate(
+        self, node: FlowNode, position: Position = _NOWHERE
+    ) -> tuple[DataFrame, list[OpenedSource]]:
         with self._confs.applied(node):
-            df, evaluation = self._evaluator.evaluate(node.flow)
+            df, evaluation = self._evaluator.evaluate(node.flow, position)
         declared = None if is_cdc(node.flow) else self._tables.declared_columns(node.target)
-        return with_types(df, declared), evaluation.files
+        return with_types(df, declared), evaluation.sources
 
     def _evaluate_flow(self, flow: Flow) -> DataFrame:
         with self._confs.applied(self._graph.flows[flow.name]):
@@ -470,26 +464,14 @@ class SparkEngine:
                 self._tables.prepare(dataset, flows)
         return grown
 
-    def _forgot_overwritten(
-        self, node: FlowNode, files: Sequence[OpenedFiles], checkpoint: str
+    def _prepared(
+        self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str
     ) -> bool:
-        """Whether files changed that the flow has read, and will be read again."""
-        again = forget_overwritten(self._spark, files, checkpoint)
-        if again:
-            shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
-            text = (
-                f"{len(again)} file(s) changed since flow {node.flow.name} read them, and are read "
-                f"again: {shown}"
-            )
-            self._warn(node, text)
-        return bool(again)
-
-    def _check_files(self, files: list[OpenedFiles], checkpoint: str, batch_id: int) -> None:
-        checked = [source for source in files if source.shows_columns_by_file]
-        if checked:
-            paths = batch_files(StorageFiles(self._spark), checkpoint, batch_id)
-            for source in checked:
-                check_files(source, paths)
+        """Whether the query must be made again, after its sources have looked at its checkpoint."""
+        reasons = [reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None]
+        for reason in reasons:
+            self._warn(node, f"flow {node.flow.name}: {reason}")
+        return bool(reasons)
 
     @contextlib.contextmanager
     def _pool(self, flow: str) -> Iterator[None]:
@@ -501,7 +483,9 @@ class SparkEngine:
             context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
-    def _translated(self, node: FlowNode, files: Sequence[OpenedFiles] = ()) -> Iterator[None]:
+    def _translated(
+        self, node: FlowNode, sources: Sequence[OpenedSource] = ()
+    ) -> Iterator[None]:
         try:
             yield
         except PenstockError:
@@ -510,7 +494,7 @@ class SparkEngine:
             exit_code = jvm_exit_code(self._spark, error)
             if exit_code is not None:
                 raise jvm_died(exit_code, flow=node.flow.name) from None
-            known = recover(f"{full_text(error)}\n{java_causes(error)}", files, node.flow)
+            known = explained(f"{full_text(error)}\n{java_causes(error)}", sources, node.flow)
             if known is not None:
                 raise known from error
             raise flow_error(error, node.flow) from error

@@ -29,7 +29,6 @@ from penstock._engine.local_rows import with_floats
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
 from penstock.sources.options import FILE_FORMATS
-from penstock.sources.position import within_files
 
 Reader = DataFrameReader | DataStreamReader
 
@@ -46,24 +45,17 @@ class Redirect(Protocol):
     def sql(self, text: str) -> str | None:
         """The text that Spark shall run instead; `None` for a statement that has no effect here."""
 
-    def load(self, reader: Reader) -> DataFrame | None:
-        """The rows of `reader.load()`, or `None` to let Spark load them.
+    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
+        """The rows of `reader.load()`.
 
         Format, options, schema and paths are in `reader_format`, `reader_options`,
         `reader_schema` and `reader_paths`.
-        """
-
-    def missing(self, reader: Reader, what: str, error: Exception) -> DataFrame:
-        """What to go on with where a source cannot be read; raises the error by default.
 
         Args:
             reader: As it was configured.
             what: The source in words.
-            error: Why it cannot be read.
+            spark_load: Lets Spark load with the options that the reader has by then.
         """
-
-    def prepare_options(self, reader: Reader) -> None:
-        """Fill secrets and defaults into a reader's options, and refuse wrong ones."""
 
     def setting(self, key: str) -> str:
         """The value of a setting that nobody gave; raises by default."""
@@ -391,13 +383,10 @@ def _wrap_reader(reader: Any) -> None:
             schema_(self, schema)
         options(self, **more)
         path = _mapped(self, path, redirect, original["option"])
-        found = redirect.load(self)
         what = describe_source(reader_format(self), path, reader_options(self))
-        if found is None:
-            redirect.prepare_options(self)
-            found = _attempt(lambda: original["load"](self, path), self, what, redirect)
+        rows = redirect.load(self, what, lambda: original["load"](self, path))
         redirect.record(what)
-        return found
+        return rows
 
     wrap("table", table)
     wrap("format", format_)
@@ -408,20 +397,6 @@ def _wrap_reader(reader: Any) -> None:
     for name in _ROW_READERS:
         if name in original:
             wrap(name, _row_reader(name, original[name], original["option"]))
-
-
-def _attempt(
-    read: Callable[[], DataFrame], reader: Any, what: str, redirect: Redirect
-) -> DataFrame:
-    try:
-        with own_read():
-            df = read()
-            is_files = isinstance(reader, DataStreamReader) and (
-                reader_format(reader).lower() in FILE_FORMATS
-            )
-            return within_files(df) if is_files else df
-    except (AnalysisException, Py4JJavaError) as error:
-        return redirect.missing(reader, what, error)
 
 
 def _mapped(reader: Any, path: Any, redirect: Redirect, set_option: Callable[..., Any]) -> Any:
@@ -455,7 +430,6 @@ def _row_reader(
         if redirect is None:
             return original(self, *args, **kwargs)
         self.__dict__["_penstock_format"] = name
-        redirect.prepare_options(self)
         if args:
             # `parquet(*paths)` takes any number of paths, the others one path first.
             count = len(args) if name == "parquet" else 1
@@ -470,6 +444,6 @@ def _row_reader(
             self.__dict__["_penstock_schema"] = kwargs["schema"]
         what = describe_source(name, shown if isinstance(shown, str) else None, {})
         redirect.record(what)
-        return _attempt(lambda: original(self, *args, **kwargs), self, what, redirect)
+        return redirect.load(self, what, lambda: original(self, *args, **kwargs))
 
     return read

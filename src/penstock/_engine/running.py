@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
@@ -22,13 +22,12 @@ from penstock._observe.events import (
 )
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.failures import flow_error, full_text
+from penstock.sources.base import OpenedSource, explained
 from penstock.errors import PenstockError
-from penstock.sources.jdbc.stream import JdbcStream, SourceFailure
-from penstock.sources.kafka.reader import LostRange, describe_loss
-from penstock.sources.kinesis.source import describe_lost_records, lost_records
 
 _STOP_CHECK_SECONDS = 1.0
 _ATTACH_SECONDS = 60.0
+_SHOWN_LOSSES = 5
 
 
 class BatchReport(Protocol):
@@ -55,16 +54,17 @@ class RunningQuery(QueryWatcher):
         origin: EventOrigin,
         emit: Callable[[Any], None],
         on_end: Callable[[FlowEnded], None],
+        sources: Sequence[OpenedSource] = (),
+        checkpoint: str = "",
     ) -> None:
         self._flow = flow
+        self._sources = sources
+        self._checkpoint = checkpoint
         self._origin = origin
         self._emit = emit
         self._on_end = on_end
-        self._check: Callable[[int], None] | None = None
-        self._recover: Callable[[str], PenstockError | None] | None = None
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._target = ""
-        self._lost: Callable[[Mapping[str, Any]], list[LostRange]] | None = None
         self._lag: FlowLag | None = None
         self.has_batches = True
         """Whether there is a pause between micro-batches in which the query can be stopped."""
@@ -80,37 +80,12 @@ class RunningQuery(QueryWatcher):
         """Set the function that commits a micro-batch."""
         self._write, self._target = write, target
 
-    def reads_files(
-        self, check: Callable[[int], None], recover: Callable[[str], PenstockError | None]
-    ) -> None:
-        """Set what sources of files need.
-
-        Args:
-            check: Looks at the files of a micro-batch before it is written.
-            recover: Acts on the text of a failure; gives the error to report if it was theirs.
-        """
-        self._check, self._recover = check, recover
-
-    def reads_databases(self, streams: Sequence[JdbcStream]) -> None:
-        """Let streams from databases say why they end."""
-        for stream in streams:
-            stream.on_failure = self._source_failed
-
-    def _source_failed(self, failure: SourceFailure) -> None:
-        error = failure.as_error(self._flow.name)
-        error.origin = self._flow.origin
-        self._failure = self._failure or error
-
-    def watches_losses(self, lost: Callable[[Mapping[str, Any]], list[LostRange]]) -> None:
-        """Set the function that finds out of a progress report what a source no longer had."""
-        self._lost = lost
-
     def measures_lag(self, lag: FlowLag) -> None:
         """Set what measures how far the query is behind its sources."""
         self._lag = lag
-        lag.attach(self._sources)
+        lag.attach(self._java_sources)
 
-    def _sources(self) -> list[Any]:
+    def _java_sources(self) -> list[Any]:
         java_query: Any = self._query
         if java_query is None:
             return []
@@ -141,8 +116,8 @@ class RunningQuery(QueryWatcher):
         with self._changed:
             self._batch = batch_id
         try:
-            if self._check is not None:
-                self._check(batch_id)
+            for source in self._sources:
+                source.check_batch(self._checkpoint, batch_id)
             report = self._write(df, batch_id)
         except BaseException as error:
             self._failure = error
@@ -184,13 +159,15 @@ class RunningQuery(QueryWatcher):
         self._report_losses(origin, progress)
 
     def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
-        ranges = self._lost(progress) if self._lost is not None else []
-        if ranges:
-            body = [asdict(lost) for lost in ranges]
-            self._emit(source_rows_lost(origin, describe_loss(ranges), body))
-        if records := lost_records(progress):
-            body = [asdict(lost) for lost in records]
-            self._emit(source_rows_lost(origin, describe_lost_records(records), body))
+        for entry in progress.get("sources", ()):
+            for source in self._sources:
+                if losses := source.lost(entry):
+                    shown = ", ".join(loss.text for loss in losses[:_SHOWN_LOSSES])
+                    more = len(losses) - _SHOWN_LOSSES
+                    text = f"rows were lost: {shown}{f' and {more} more' if more > 0 else ''} had "
+                    text += f"been removed from {source.name} before they were read"
+                    self._emit(source_rows_lost(origin, text, [loss.body for loss in losses]))
+                    break
 
     def terminated(self, error: str | None) -> None:
         """The query ended: tell the runtime, once."""
@@ -201,7 +178,7 @@ class RunningQuery(QueryWatcher):
             self._changed.notify_all()
         if self._lag is not None:
             self._lag.ended()
-        if error is None or self._recover is None:
+        if error is None or not self._sources:
             self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
             return
         # A recovery reads files; progress of other queries must not wait for it.
@@ -222,10 +199,10 @@ class RunningQuery(QueryWatcher):
         self._on_end(FlowEnded(flow=self._flow.name, error=known))
 
     def _recovered(self, error: str) -> PenstockError | None:
-        if self._recover is None or self._stopping or isinstance(self._failure, PenstockError):
+        if self._stopping or isinstance(self._failure, PenstockError):
             return None
         failure = "" if self._failure is None else full_text(self._failure)
-        return self._recover(f"{failure}\n{error}")
+        return explained(f"{failure}\n{error}", self._sources, self._flow)
 
     @property
     def flow(self) -> str:

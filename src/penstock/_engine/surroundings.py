@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame
 from penstock._engine.assumptions import Assumptions
 from penstock._engine.outside import OutsideTables
 from penstock._model.redaction import remember_named
+from penstock.sources.base import OpenedSource, Position
 from penstock.sources.files.opening import OpenedFiles
-from penstock.sources.jdbc.stream import JdbcStream
-from penstock.sources.kafka.options import at_mapped_servers
-from penstock.sources.kafka.reader import KafkaRead
+from penstock.sources.files.source import FileStream
+from penstock.sources.memory import SourceMemory
 
 
 @dataclass
@@ -24,9 +24,8 @@ class Evaluation:
     Attributes:
         inputs: Keys of the pipeline's datasets.
         external: Sources from outside, in words.
-        files: Sources that Auto Loader opened for the flow and the views that it reads.
-        kafka: Streams from Kafka, likewise.
-        databases: Streams from databases, likewise.
+        sources: Streams, and files, that were opened for the flow and the views that it reads.
+        position: Where the streams begin, and end; empty = where their options say.
         assumed: Names of the sources that are not here and were stood in for.
         taken_for: Incomplete names, and the datasets that they were taken for.
         is_lenient: Whether the query makes sense without ANSI mode only.
@@ -34,47 +33,38 @@ class Evaluation:
 
     inputs: set[str] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
-    files: list[OpenedFiles] = field(default_factory=list)
-    kafka: list[KafkaRead] = field(default_factory=list)
-    databases: list[JdbcStream] = field(default_factory=list)
+    sources: list[OpenedSource] = field(default_factory=list)
+    position: Position = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
     is_lenient: bool = False
 
+    @property
+    def files(self) -> list[OpenedFiles]:
+        """What Auto Loader knows of the sources that it reads."""
+        streams = (source for source in self.sources if isinstance(source, FileStream))
+        return [source.opened for source in streams if source.opened is not None]
+
     @contextlib.contextmanager
     def without_failed_reads(self) -> Iterator[None]:
         """Forget the sources that a view opened which then failed: it may be called again."""
-        opened: list[list[Any]] = [self.files, self.kafka, self.databases]
-        counts = [len(sources) for sources in opened]
+        count = len(self.sources)
         try:
             yield
         except BaseException:
-            for sources, count in zip(opened, counts, strict=True):
-                del sources[count:]
+            del self.sources[count:]
             raise
 
 
-class FilesReader(Protocol):
-    """Reads files as Auto Loader does."""
+class Memories(Protocol):
+    """Gives what sources remember."""
 
-    def __call__(
-        self,
-        *,
-        paths: Sequence[str],
-        options: Mapping[str, str],
-        schema: Any,
-        streaming: bool,
-        flow: str,
-        analysis: bool,
-    ) -> DataFrame:
-        """The rows of files.
+    def __call__(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
+        """The memory of one source.
 
         Args:
-            paths: Mapped and absolute.
-            options: As the user gave them.
-            schema: StructType, DDL or `None`.
-            streaming: Whether to read a stream.
-            flow: Whose state remembers what was inferred; empty outside of flows.
+            flow: Name of the flow whose checkpoint the source belongs to; empty outside of flows.
+            key: Of the source within the flow.
             analysis: Whether nothing may be remembered beyond this process.
         """
 
@@ -87,7 +77,7 @@ class Surroundings:
         outside: Tables that the pipeline does not declare.
         map_path: The place that a path of the user's stands for.
         resolve_secrets: Fills `${secret:...}` in reader options.
-        files: Auto Loader.
+        memories: What sources remember.
         events: Folder of the event log.
         configuration: Of the pipeline.
         assumptions: Stands in for what is not here; `None` = that is an error.
@@ -97,7 +87,7 @@ class Surroundings:
     outside: OutsideTables
     map_path: Callable[[str], str] = str
     resolve_secrets: Callable[[str], str] = str
-    files: FilesReader
+    memories: Memories
     events: Path | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     assumptions: Assumptions | None = None
@@ -106,13 +96,6 @@ class Surroundings:
     def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
         """Options of a reader or sink with secrets filled in; what is secret is remembered."""
         return resolved_options(options, self.resolve_secrets)
-
-    def with_mapped_brokers(self, options: Mapping[str, str]) -> dict[str, str]:
-        """The options of a reader, with the Kafka brokers that `paths` of the settings names."""
-        mapped = at_mapped_servers(options, self.map_path)
-        if self.assumptions is not None:
-            self.assumptions.note_servers(mapped)
-        return mapped
 
 
 def resolved_options(

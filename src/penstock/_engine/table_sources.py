@@ -17,7 +17,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from penstock._engine.boundary import DatasetNotReadyError
 from penstock._engine.redirection import reader_options
-from penstock.sources.position import current_position, delta_stream
+from penstock.sources.base import OpenedSource, Position, Read
+from penstock.sources.delta.source import DeltaStream
 
 # Options with which a query says by itself where to begin, or how.
 _OWN_START = {
@@ -35,7 +36,7 @@ class TableSource(Protocol):
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
         """All rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
 
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
+    def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
         """New rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
 
 
@@ -55,9 +56,10 @@ class SchemaSource:
         """See `TableSource.batch`."""
         return reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
 
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
+    def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
         """See `TableSource.stream`."""
-        return reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
+        rows = reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
+        return OpenedSource(rows, name=f"table {key}", unit="versions")
 
     def dataset_at(self, place: str) -> str | None:
         """The dataset that an empty folder stands in for."""
@@ -142,15 +144,25 @@ class DeltaSource:
         """See `TableSource.batch`."""
         return reader.format("delta").load(self._paths[key])
 
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
+    def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
         """See `TableSource.stream`."""
-        path = self._paths[key]
-        if current_position() is not None:
-            return delta_stream(reader._spark, reader_options(reader), path)
-        start = self._start(key, reader)
+        path, options = self._paths[key], reader_options(reader)
+        start = None if position else self._start(key, reader)
         if start is not None:
-            reader = reader.option("startingVersion", start)
-        return reader.format("delta").load(path)
+            options = {**options, "startingVersion": str(start)}
+
+        def load(wanted: Mapping[str, str]) -> DataFrame:
+            return reader.options(**wanted).format("delta").load(path)
+
+        read = Read(
+            spark=reader._spark,
+            format="delta",
+            options=options,
+            load=load,
+            paths=(path,),
+            position=position,
+        )
+        return DeltaStream(read, path)
 
     def _start(self, key: str, reader: DataStreamReader) -> int | None:
         starts = self._starts.get()

@@ -23,10 +23,9 @@ from penstock.errors import PlanError
 
 if TYPE_CHECKING:
     from penstock._engine.rereading.backfill import Counts, Decision
-    from penstock._engine.rereading.ranges import RangeReport
     from penstock._engine.tables import Commit
     from penstock._graph.dataflow import DatasetNode, FlowNode
-    from penstock.sources.rewind import Place
+    from penstock.sources.base import RangeReport, StartPosition
 
 PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
 """Steps after which a backfill may die; given to `reached`."""
@@ -50,8 +49,8 @@ class BackfillOptions:
         act: Do it; else it is only planned.
     """
 
-    begin: "Place | None" = None
-    end: "Place | None" = None
+    begin: "StartPosition | None" = None
+    end: "StartPosition | None" = None
     files: str | None = None
     by: Sequence[str] = ()
     where: str | None = None
@@ -194,10 +193,10 @@ def check_flow(pipeline: OpenedPipeline, node: "FlowNode") -> "DatasetNode":
 def _decide(
     pipeline: OpenedPipeline, node: "FlowNode", dataset: "DatasetNode", asked: BackfillOptions
 ) -> "tuple[Decision, tuple[RangeReport, ...]]":
-    from penstock._engine.rereading.backfill import Decision, not_read_yet
-    from penstock._engine.rereading.ranges import resolve_range
+    from penstock._engine.rereading.backfill import Decision
     from penstock._tables.prepare import table_state
-    from penstock.sources.rewind import FlowStreams, progress_of
+    from penstock.sources.base import EARLIEST, Range, StartKind, not_read_yet
+    from penstock.sources.flow import resolve_range
 
     name = node.flow.name
     found = [one for one in checkpoints(pipeline.settings) if one.flow == name and one.is_current]
@@ -206,11 +205,18 @@ def _decide(
         raise not_read_yet(name, "it has never run, or its checkpoint is gone")
     if one.last_planned != one.last_finished:
         raise not_read_yet(name, f"its batch {one.last_planned} is not finished")
-    df, kafka = pipeline.query(node)
+    df, opened = pipeline.query(node)
     way, by = choose_way(node, dataset, asked, df.columns)
     now_ms = round(time.time() * 1000)
-    streams = FlowStreams(pipeline.spark, df, kafka, progress_of(one), now_ms)
-    position, reports = resolve_range(streams, name, asked.begin, asked.end, asked.files, now_ms)
+    end = asked.end
+    wanted = Range(
+        flow=name,
+        begin=asked.begin or EARLIEST,
+        end=None if end is None or end.kind is StartKind.LATEST else end,
+        files=asked.files,
+        now_ms=now_ms,
+    )
+    position, reports = resolve_range(opened, wanted, one)
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
     if table is None:
         raise not_read_yet(name, f"{dataset.display} does not exist")
@@ -219,7 +225,7 @@ def _decide(
         backfill_id=uuid.uuid4().hex,
         flow=name,
         way=way,
-        position=position.as_json(),
+        position=position,
         by=tuple(by),
         where=asked.where,
         accept_fewer=asked.accept_fewer,
@@ -358,14 +364,8 @@ def _carry_out(
 ) -> "Counts":
     from penstock._engine.rereading.backfill import BackfillRun
     from penstock._tables.schema import with_types
-    from penstock.sources.position import positioned, table_key
-    from penstock.sources.rewind import progress_of
 
-    taken = None
-    if "modified_before" in decision.position:
-        found = checkpoints(pipeline.settings, decision.flow)
-        read = [progress_of(one).files for one in found if one.is_current]
-        taken = frozenset(table_key(path) for files in read for path in files)
+    (done,) = [c for c in checkpoints(pipeline.settings, decision.flow) if c.is_current]
 
     def staged() -> None:
         store.save(replace(decision, is_staged=True))
@@ -381,8 +381,7 @@ def _carry_out(
             emit("commit", "", {"commit": commit})
         reached(COMMITTED)
 
-    with positioned(decision.position):
-        df, _ = pipeline.query(node)
+    df, opened = pipeline.query(node, decision.position)
     run = BackfillRun(
         spark=pipeline.spark,
         tables=pipeline.tables,
@@ -390,7 +389,8 @@ def _carry_out(
         dataset=dataset,
         decision=decision,
         staging=store.folder,
-        taken=taken,
+        sources=opened,
+        done=done,
         told=told,
         commit=committed,
         staged=staged,

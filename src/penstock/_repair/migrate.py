@@ -41,11 +41,10 @@ from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:
     from penstock._engine.flow_state import FlowState
-    from penstock._engine.rereading.history import SourceHistory
+    from penstock.sources.base import SourceHistory, StartPosition
     from penstock._engine.rereading.shadow import Shadow
     from penstock._graph.dataflow import DatasetNode, FlowNode
     from penstock._tables.layout import TableRef
-    from penstock.sources.rewind import Place
 
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
@@ -66,7 +65,7 @@ class MigrationOptions:
         act: Do it; else it is only planned.
     """
 
-    begin: "Place | None" = None
+    begin: "StartPosition | None" = None
     accept_less: bool = False
     resume: bool = False
     abandon: bool = False
@@ -175,13 +174,9 @@ class _Run:
 
     def plan(self, asked: MigrationOptions) -> MigrationReport:
         """What a migration does; fixes where it begins, unless that was fixed before."""
-        from penstock._engine.rereading.history import history
-        from penstock.sources.rewind import (
-            FlowStreams,
-            Place,
-            StartKind,
-            progress_since,
-        )
+        from penstock.sources.base import EARLIEST
+        from penstock.sources.checkpoints import that_count
+        from penstock.sources.flow import source_history
 
         pipeline, node = self._pipeline, self._node
         old = pipeline.state.flow(node.flow.name)
@@ -194,7 +189,7 @@ class _Run:
         if self._files.read(f"{backfill}/decided.json"):
             hint = f"end it first: penstock backfill {node.flow.name} --resume, or --abandon"
             raise self._not_now("its backfill was begun and is not done", hint)
-        df, kafka = pipeline.query(node)
+        df, opened = pipeline.query(node)
         query = self._facts.query(df)
         columns = self._facts.columns(table["columns"], query["columns"])
         check_columns(self.dataset, table["properties"], columns)
@@ -205,18 +200,17 @@ class _Run:
             migration = self.known
         else:
             every = checkpoints(pipeline.settings)
-            found = [one for one in every if one.flow == node.flow.name]
-            done = progress_since(found, self._facts.replaced_at())
+            own = [checkpoint for checkpoint in every if checkpoint.flow == node.flow.name]
+            done = that_count(own, self._facts.replaced_at())
             now_ms = round(time.time() * 1000)
-            streams = FlowStreams(pipeline.spark, df, kafka, done, now_ms)
-            place = asked.begin or Place(kind=StartKind.EARLIEST)
-            position, sources = history(pipeline.spark, streams, place)
+            begin = asked.begin or EARLIEST
+            position, sources = source_history(opened, begin, done, now_ms)
             migration = Migration(
                 migration_id=self.new_id,
                 flow=node.flow.name,
                 stage=BUILDING,
-                start=str(place),
-                position=position.as_json(),
+                start=str(begin),
+                position=position,
                 table_id=table["id"],
                 query=query,
                 old=asdict(old),

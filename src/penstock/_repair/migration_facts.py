@@ -73,7 +73,7 @@ class MigrationFacts:
 
     def readers(self) -> tuple[Reader, ...]:
         """The flows of the pipeline that read the table, and what they make of its replacement."""
-        from penstock._engine.rereading.history import sees_replacement
+        from penstock.sources.delta.source import DeltaStream, path_key
 
         pipeline, key = self._pipeline, self._dataset.key
         found = []
@@ -83,7 +83,14 @@ class MigrationFacts:
             effect = "recomputes"
             if node.analysis.is_streaming:
                 try:
-                    effect = sees_replacement(pipeline.query(node)[0], pipeline.tables.paths[key])
+                    path = path_key(pipeline.tables.paths[key])
+                    effects = {
+                        source.on_replacement
+                        for source in pipeline.query(node)[1]
+                        if isinstance(source, DeltaStream) and source.path == path
+                    }
+                    order = ("stops", "skips", "changes")
+                    effect = next((one for one in order if one in effects), "changes")
                 except PenstockError:
                     effect = "stops"  # its other sources do not answer: expect the worst
             found.append(Reader(flow=name, target=pipeline.target_name(node), effect=effect))

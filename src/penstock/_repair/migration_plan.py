@@ -11,7 +11,7 @@ from penstock._plan.planner import reset_allowed
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from penstock._engine.rereading.history import SourceHistory
+    from penstock.sources.base import SourceHistory
 
 
 @dataclass(frozen=True, kw_only=True)

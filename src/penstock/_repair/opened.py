@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock._engine.table_sources import DeltaSource
     from penstock._engine.tables import PipelineTables
     from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
-    from penstock.sources.kafka.reader import KafkaRead
+    from penstock.sources.base import OpenedSource, Position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,17 @@ class OpenedPipeline:
             hint="flows: " + ", ".join(self.graph.flows),
         )
 
-    def query(self, node: "FlowNode") -> "tuple[DataFrame, list[KafkaRead]]":
-        """The query of a flow over its real sources, and its streams from Kafka."""
-        df, evaluation = self.evaluator.evaluate(node.flow)
-        return df, evaluation.kafka
+    def query(
+        self, node: "FlowNode", position: "Position | None" = None
+    ) -> "tuple[DataFrame, list[OpenedSource]]":
+        """The query of a flow over its real sources, and these.
+
+        Args:
+            node: The flow.
+            position: Where its streams begin, and end; `None` = where their options say.
+        """
+        df, evaluation = self.evaluator.evaluate(node.flow, position or {})
+        return df, evaluation.sources
 
     def check_migration(self, node: "FlowNode") -> None:
         """Refuse a flow whose table is being replaced.

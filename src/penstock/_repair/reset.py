@@ -21,7 +21,7 @@ from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
     from penstock._graph.dataflow import DataflowGraph, FlowNode
-    from penstock.sources.rewind import Place, SourceReport
+    from penstock.sources.base import StartPosition, StartReport
 
 MARKED, EMPTIED = "marked", "emptied"
 """Steps of a reset that empties the table, after which it may die; given to `reached`."""
@@ -51,7 +51,7 @@ class ResetPlan:
     old_epoch: str
     new_epoch: str | None
     old_checkpoint: str
-    sources: "tuple[SourceReport, ...]"
+    sources: "tuple[StartReport, ...]"
     effect: str
     truncates: bool
     refused: str | None
@@ -61,7 +61,7 @@ class ResetPlan:
 def reset_flow(
     settings: PipelineSettings,
     flow: str,
-    start: "Place",
+    start: "StartPosition",
     *,
     truncate: bool = False,
     accept_duplicates: bool = False,
@@ -91,12 +91,11 @@ def reset_flow(
         pipeline.check_migration(node)
         _check_flow(pipeline, node, truncate=truncate)
         one = _current(settings, node.flow.name)
-        from penstock.sources.rewind import FlowStreams, progress_of
+        from penstock.sources.flow import start_position
 
-        df, kafka = pipeline.query(node)
+        _, sources = pipeline.query(node)
         now_ms = round(time.time() * 1000)
-        streams = FlowStreams(pipeline.spark, df, kafka, progress_of(one), now_ms)
-        position, reports = streams.position(start)
+        position, reports = start_position(sources, start, [one], now_ms)
         effect = effect_on_target(pipeline.graph, node)
         refused = None
         if not (truncate or accept_duplicates):
@@ -124,7 +123,7 @@ def reset_flow(
                 hint="--truncate empties the table first; --from latest reads nothing again; "
                 "--accept-duplicates does it nevertheless",
             )
-        name, body = node.flow.name, position.as_json()
+        name, body = node.flow.name, position
         if truncate:
             target = pipeline.graph.datasets[node.target]
             pipeline.lease(target)
@@ -135,7 +134,7 @@ def reset_flow(
         return replace(plan, new_epoch=pipeline.state.new_flow(name, body).epoch)
 
 
-def why_refused(effect: str, reports: "tuple[SourceReport, ...]", *, is_whole: bool) -> str | None:
+def why_refused(effect: str, reports: "tuple[StartReport, ...]", *, is_whole: bool) -> str | None:
     """Why a target must not get the rows of a start; `None` if it may.
 
     Args:
@@ -223,8 +222,8 @@ def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
 
 def _steps(
     one: Checkpoint,
-    start: "Place",
-    reports: "tuple[SourceReport, ...]",
+    start: "StartPosition",
+    reports: "tuple[StartReport, ...]",
     effect: str,
     *,
     truncate: bool,

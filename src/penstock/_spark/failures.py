@@ -49,25 +49,14 @@ _ANSI = re.compile(
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the text comes back.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
-_KINESIS = re.compile(
-    r"\[(KINESIS_[A-Z_]+|STREAM_RECREATED|SOURCE_ROWS_LOST|MISSING_EXTRA)\] ([^\n]+)"
-    r"(?:\n +hint: ([^\n]+))?"
-)
-_KINESIS_HINTS = {
-    "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to go on without them, or --full-refresh '
-    "TABLE to read what is there",
-    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
-    "rows of the old one, give the flow a new name: it starts with a new checkpoint",
-}
 _NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
 _MAY_PASS = (
     "SCHEMA_REGISTRY_UNREACHABLE",
-    "KINESIS_UNREACHABLE",
     "SINK_TOPIC_NOT_FOUND",
     "DISK_FULL",
 )
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
-_SOURCE_CHANGED = re.compile(r"DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE")
+_MOST_CAUSES = 20
 
 
 def flow_error(
@@ -100,7 +89,6 @@ def flow_error(
     hint: str | None = None
     violation = parse_failure(text)
     registry = _REGISTRY.search(text)
-    kinesis = _KINESIS.search(text)
     if violation is not None:
         raised, condition = ExpectationFailedError, "EXPECTATION_VIOLATED"
         rules = ", ".join(violation.rules)
@@ -116,11 +104,6 @@ def flow_error(
             if condition == "SCHEMA_REGISTRY_REFUSED"
             else "nothing of the batch was written; it is read again when the registry answers"
         )
-    elif kinesis is not None:
-        raised = CheckpointError if kinesis[1] == "STREAM_RECREATED" else FlowError
-        condition, message = kinesis[1], f"it failed{batch}: {shown(kinesis[2])}"
-        hint = _KINESIS_HINTS.get(condition, kinesis[3] and shown(kinesis[3]))
-        hint = hint and hint.replace("TABLE", flow.target)
     elif disk := _DISK.search(text):
         condition, message = "DISK_FULL", f"{disk[0].lower()}{_on_file_system(text)}{batch}"
         hint = (
@@ -144,13 +127,6 @@ def flow_error(
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
         message = f"it cannot continue from its checkpoint: {_reason(text)}"
         hint = f"--full-refresh {flow.target} starts it over from its sources"
-    elif _SOURCE_CHANGED.search(text):
-        condition = "SOURCE_ROWS_CHANGED"
-        message = f"it reads a table whose rows were changed or deleted: {_reason(text)}"
-        hint = (
-            'read its change feed (option "readChangeFeed"), ignore changes with option '
-            '"skipChangeCommits", or --full-refresh this table'
-        )
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
         message = f"the source no longer has rows that were not read yet{batch}: {_reason(text)}"
@@ -203,6 +179,16 @@ def full_text(error: BaseException) -> str:
             parts.append(str(origin.toString()))
         current = current.__cause__ or current.__context__
     return "\n".join(parts)
+
+
+def java_causes(error: BaseException) -> str:
+    """The causes that an exception has in the JVM; Python shows only the outermost."""
+    cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
+    lines: list[str] = []
+    while cause is not None and len(lines) < _MOST_CAUSES:
+        lines.append(f"Caused by: {cause.toString()}")
+        cause = cause.getCause()
+    return "\n".join(lines)
 
 
 _NOISE = re.compile(

@@ -288,11 +288,14 @@ class OpenedSource:
         """
         return {}
 
-    def prepare_start(self, checkpoint: str) -> str | None:
+    def prepare_start(
+        self, checkpoint: str, siblings: Sequence["OpenedSource"]
+    ) -> str | None:
         """Bring a checkpoint in line with the source, before the query starts.
 
         Args:
             checkpoint: Folder of the query; may not exist yet.
+            siblings: All sources of the query, this one included.
 
         Returns:
             Why the query must be made again, as a warning; `None` if it must not.
@@ -498,3 +501,8 @@ def path_key(path: str) -> str:
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return path.rstrip("/")
+
+
+def explained(text: str, sources: Iterable[OpenedSource], flow: Flow) -> PenstockError | None:
+    """The error of the source that caused a failure; `None` if none of them did."""
+    return next((error for s in sources if (error := s.explain(text, flow)) is not None), None)

@@ -12,7 +12,6 @@ is refused:
   replaced by those of the range that fulfil it, in one commit.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,13 +26,12 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
-from penstock._tables.files import StorageFiles
+from penstock._tables.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
+from penstock.sources.base import OpenedSource
+from penstock.sources.flow import is_past_end
 from penstock.quality.rules import quoted
 from penstock.quality.split import ROW
-from penstock.sources.files.batch_log import batch_entries
-from penstock.sources.position import table_key
-from penstock.sources.rewind import iso
 
 _POLL_SECONDS = 0.5
 _KNOWN = "penstock_known_"
@@ -111,8 +109,8 @@ class BackfillRun:
         dataset: Its target.
         decision: What to do.
         staging: Folder for rows of a window.
-        taken: Files that the flow has read; a batch with another one is refused. `None` = not a
-            matter of files.
+        sources: Of the query, opened for the range.
+        done: The flow's own checkpoint: a batch with rows that it has not read is refused.
         told: Called after each batch.
         commit: Called with each commit.
         staged: Called when all rows of a window are gathered.
@@ -124,7 +122,8 @@ class BackfillRun:
     dataset: DatasetNode
     decision: Decision
     staging: str
-    taken: frozenset[str] | None
+    sources: Sequence[OpenedSource]
+    done: Checkpoint
     told: Callable[[Counts], None]
     commit: Callable[[Commit], None]
     staged: Callable[[], None]
@@ -165,7 +164,10 @@ class BackfillRun:
 
         def on_batch(batch: DataFrame, number: int) -> None:
             try:
-                self._check_files(number)
+                for source in self.sources:
+                    source.check_range(
+                        self.decision.position, self.done, self.checkpoint, number
+                    )
                 write(batch, number)
                 self.counts.batches += 1
                 self.told(self.counts)
@@ -178,46 +180,14 @@ class BackfillRun:
         query = stream.start()
         try:
             while not query.awaitTermination(_POLL_SECONDS):
-                if self._is_past_the_end(query.lastProgress):
+                progress = query.lastProgress
+                entries = [] if progress is None else progress["sources"]
+                if is_past_end(self.sources, self.decision.position, entries):
                     break
         except Exception as error:
             raise flow_error(failed[0] if failed else error, self.node.flow) from error
         finally:
             query.stop()
-
-    def _is_past_the_end(self, progress: Any) -> bool:
-        """Whether all that is still to come from Kafka lies behind the range."""
-        ends = self.decision.position.get("end_offsets") or {}
-        if progress is None or not ends:
-            return False
-        reached: dict[str, Mapping[str, int]] = {}
-        for source in progress["sources"]:
-            offset = source["endOffset"]
-            offset = json.loads(offset) if isinstance(offset, str) else offset
-            if isinstance(offset, dict):
-                reached |= {one: parts for one, parts in offset.items() if isinstance(parts, dict)}
-        return all(
-            int(reached.get(topic, {}).get(number, 0)) >= end
-            for topic, parts in ends.items()
-            for number, end in parts.items()
-        )
-
-    def _check_files(self, number: int) -> None:
-        if self.taken is None:
-            return
-        found = batch_entries(StorageFiles(self.spark), self.checkpoint, number)
-        after, before = (
-            self.decision.position.get(name) for name in ("modified_after", "modified_before")
-        )
-        new = [
-            path
-            for path, changed in found
-            if (after is None or iso(changed) > after)
-            and (before is None or iso(changed) < before)
-            and table_key(path) not in self.taken
-        ]
-        if new:
-            raise not_read_yet(self.decision.flow, f"{len(new)} files such as {new[0]}")
 
     # -- rows that are known -------------------------------------------------------------------
 
@@ -321,15 +291,6 @@ class BackfillRun:
 
     def _staged_rows(self) -> DataFrame:
         return self.spark.read.parquet(f"{self.staging}/rows/batch_*")
-
-
-def not_read_yet(flow: str, what: str) -> PlanError:
-    """The range has rows that the flow will still read by itself."""
-    return PlanError(
-        "BACKFILL_NOT_READ_YET",
-        f"flow {flow!r} has not read all of the range yet: {what}; it would add them once more",
-        hint="run an update first, or end the range before them with --to",
-    )
 
 
 def _any_null(columns: Sequence[str]) -> Column:

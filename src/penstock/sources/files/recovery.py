@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructField, StructType
 
 from penstock._model.flow import Flow
-from penstock._spark.failures import full_text
+from penstock._spark.failures import full_text, java_causes
 from penstock.errors import FlowError
 from penstock.sources.files.columnar_rows import distinct_schemas, misfit, schema_by_file
 from penstock.sources.files.inference import infer, sample
@@ -58,7 +58,6 @@ _BROKEN_CONTENT = re.compile(
     r"|could not be read as|CANNOT_READ_FILE_FOOTER|Could not read footer|FileTooShort"
 )
 _MOST_PROBED = 1000
-_MOST_CAUSES = 20
 
 
 def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError | None:
@@ -136,16 +135,6 @@ def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
     _, added = add_fields(known, without_void(seen))
     taken = {name.lower() for name in source.options.reserved}
     return [path for path in added if path.strip("`").lower() not in taken]
-
-
-def java_causes(error: BaseException) -> str:
-    """The causes that an exception has in the JVM; Python shows only the outermost."""
-    cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
-    lines: list[str] = []
-    while cause is not None and len(lines) < _MOST_CAUSES:
-        lines.append(f"Caused by: {cause.toString()}")
-        cause = cause.getCause()
-    return "\n".join(lines)
 
 
 # -- new fields ----------------------------------------------------------------------------------

@@ -136,9 +136,12 @@ class FileStream(OpenedSource):
 
     # -- a running flow ------------------------------------------------------------------------
 
-    def prepare_start(self, checkpoint: str) -> str | None:
+    def prepare_start(
+        self, checkpoint: str, siblings: Sequence[OpenedSource]
+    ) -> str | None:
         """See `OpenedSource.prepare_start`: files that were overwritten are read again."""
-        sources = [] if self.opened is None else [self.opened]
+        streams = [source for source in siblings if isinstance(source, FileStream)]
+        sources = [stream.opened for stream in streams if stream.opened is not None]
         again = forget_overwritten(self._spark, sources, checkpoint)
         if not again:
             return None
