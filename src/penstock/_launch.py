@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ from penstock._runtime.update import RunningUpdate, Update, UpdateResult
 from penstock._tables.files import local_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from penstock._engine.assumptions import Assumptions
     from penstock._engine.flow_state import StateStore

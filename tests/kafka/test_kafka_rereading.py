@@ -16,7 +16,7 @@ from penstock._repair.backfill import BackfillOptions, BackfillReport, backfill_
 from penstock._repair.migrate import MigrationOptions, migrate_flow
 from penstock._repair.reset import reset_flow
 from penstock.errors import PenstockError
-from penstock.sources.rewind import parse_place
+from penstock.sources.base import parse_start
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -72,22 +72,22 @@ def test_a_place_and_a_range_of_topics(
     spark.sql(f"DELETE FROM delta.`{table}` WHERE offset % 2 = 0")
     produce(kafka_broker, 10, 14)
     found = backfill(
-        begin=parse_place("1970-01-01T00:16:43Z"), end=parse_place("1970-01-01T00:16:47Z")
+        begin=parse_start("1970-01-01T00:16:43Z"), end=parse_start("1970-01-01T00:16:47Z")
     )
     assert [(one.count, one.text) for one in found.sources] == [(4, f"{TOPIC}-0 3 to 6")]
     assert (found.counts["read"], found.counts["known"], found.counts["added"]) == (4, 2, 2)
     assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 9], [1])
     # By offsets; and what the flow has not read yet is its own business.
-    backfill(begin=parse_place(f'{{"{TOPIC}": {{"0": 8, "1": 3}}}}'))
+    backfill(begin=parse_start(f'{{"{TOPIC}": {{"0": 8, "1": 3}}}}'))
     assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 8, 9], [1])
     with pytest.raises(PenstockError) as error:
-        backfill(end=parse_place("1970-01-01T00:16:52Z"))
+        backfill(end=parse_start("1970-01-01T00:16:52Z"))
     assert error.value.condition == "BACKFILL_NOT_READ_YET"
     run()
     assert rows()[-5:] == [9, 10, 11, 12, 13]
 
     # A new checkpoint from a moment on.
-    place = parse_place("1970-01-01T00:16:52Z")
+    place = parse_start("1970-01-01T00:16:52Z")
     plan = reset_flow(settings, "bronze", place)
     assert (plan.sources[0].again, plan.sources[0].skipped) == (2, 0)
     assert "twice" in (plan.refused or "")
@@ -95,7 +95,7 @@ def test_a_place_and_a_range_of_topics(
     produce(kafka_broker, 14, 15)
     run()
     assert rows()[-6:] == [11, 12, 12, 13, 13, 14]
-    reset_flow(settings, "bronze", parse_place("latest"), act=True)
+    reset_flow(settings, "bronze", parse_start("latest"), act=True)
     run()
     assert rows()[-2:] == [13, 14]
 

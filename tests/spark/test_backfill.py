@@ -27,7 +27,7 @@ from penstock._repair.backfill import (
 from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.files import StorageFiles
 from penstock.errors import PenstockError
-from penstock.sources.rewind import parse_place
+from penstock.sources.base import parse_start
 
 SOURCE = """
 @dp.table
@@ -107,10 +107,10 @@ def _check_refusals(project: Project) -> None:
         ("counted", {"by": ("id",)}, "BACKFILL_NOT_POSSIBLE"),
         ("view", {}, "BACKFILL_NOT_POSSIBLE"),
         ("daily", {"by": ("id",), "files": "*"}, "BACKFILL_RANGE_INVALID"),
-        ("bronze", {"by": ("id",), "begin": parse_place("version=1")}, "BACKFILL_RANGE_INVALID"),
+        ("bronze", {"by": ("id",), "begin": parse_start("version=1")}, "BACKFILL_RANGE_INVALID"),
         (
             "into_keyed",
-            {"end": parse_place(f"version={newest + 1}")},
+            {"end": parse_start(f"version={newest + 1}")},
             "BACKFILL_NOT_READ_YET",
         ),
     ):
@@ -122,7 +122,7 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
     project.run(refresh=("bronze", "keyed", "daily"))
     _check_refusals(project)
     _delete(project, "keyed", "id = 3")
-    found = _backfill(project, "into_keyed", begin=parse_place("earliest"))
+    found = _backfill(project, "into_keyed", begin=parse_start("earliest"))
     assert (found.way, found.counts["added"]) == ("keys", 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
@@ -223,7 +223,7 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     _check_refusals(project)
     newest = project.version("bronze")
     _delete(project, "keyed", "id = 3")
-    found = _backfill(project, "into_keyed", begin=parse_place("earliest"))
+    found = _backfill(project, "into_keyed", begin=parse_start("earliest"))
     assert (found.way, found.counts["added"], found.counts["unidentified"]) == ("keys", 1, 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
@@ -240,7 +240,7 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     whole = [(1, 1), (3, 3), (5, 5), (None, 6)]
     rows = lambda: project.rows("daily", key=str)  # noqa: E731
     assert rows() == whole
-    part = {"begin": parse_place(f"version={newest}"), "where": "id >= 3"}
+    part = {"begin": parse_start(f"version={newest}"), "where": "id >= 3"}
     assert _refused(project, "daily", **part) == "BACKFILL_NOT_POSSIBLE"  # a view reads it
     project.source(SOURCE.replace("amount * 1", "amount * 10").split("@dp.materialized_view")[0])
     assert _refused(project, "daily", **part) == "BACKFILL_WOULD_LOSE_ROWS"

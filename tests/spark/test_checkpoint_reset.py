@@ -14,7 +14,7 @@ from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.checkpoint_files import flow_records
 from penstock.errors import PenstockError
-from penstock.sources.rewind import parse_place
+from penstock.sources.base import parse_start
 
 SOURCE = """
 @dp.table
@@ -64,7 +64,7 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
 
 
 def _reset(project: Project, flow: str, start: str, **more: Any) -> ResetPlan:
-    return reset_flow(load_settings(project.root), flow, parse_place(start), **more)
+    return reset_flow(load_settings(project.root), flow, parse_start(start), **more)
 
 
 def _ids(project: Project, table: str) -> list[int]:

@@ -21,7 +21,7 @@ from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock._tables.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
-from penstock.sources.rewind import parse_place
+from penstock.sources.base import parse_start
 
 STRICT = """
 @dp.table
@@ -252,7 +252,7 @@ def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
     result = project.run(refresh=("silver",))
     assert [error.condition for error in result.failures] == ["CHECKPOINT_MISSING"]
     assert project.rows("silver", "id") == [(1,)]
-    place = parse_place("earliest")
+    place = parse_start("earliest")
     plan = reset_flow(settings, "silver", place)
     assert "nobody knows" in (plan.refused or "")
     reset_flow(settings, "silver", place, accept_duplicates=True, act=True)

@@ -19,7 +19,7 @@ from penstock._repair.reset import reset_flow
 from penstock._runtime.update import UpdateResult
 from penstock._tables.checkpoint_doctor import examine
 from penstock.errors import PenstockError
-from penstock.sources.rewind import parse_place
+from penstock.sources.base import parse_start
 
 FLOWS = ("behind", "torn", "emptied", "planned", "unstated", "restored", "filtered")
 SOURCE = """
@@ -215,7 +215,7 @@ def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
     _forget_snapshots(project)
     settings = load_settings(project.root)
     with contextlib.chdir(project.root):
-        reset_flow(settings, "unstated", parse_place("earliest"), truncate=True, act=True)
+        reset_flow(settings, "unstated", parse_start("earliest"), truncate=True, act=True)
         done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), act=True))
         assert done.counts["quarantined"] == 2
         result = project.run(

@@ -17,6 +17,7 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._tables.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
 from penstock.errors import DefinitionError, PlanError
+from penstock.sources.base import OpenedSource, Position
 
 _TOMBSTONES = (
     "pipelines.cdc.tombstoneGCThresholdInSeconds",
@@ -117,7 +118,7 @@ class CdcAwareSource(SchemaSource):
         self._streamed.clear()
         return taken
 
-    def stream(self, key: str, reader: DataStreamReader) -> DataFrame:
+    def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
         """See `TableSource.stream`.
 
         Raises:
@@ -137,4 +138,4 @@ class CdcAwareSource(SchemaSource):
                 )
             if any(is_cdc(flow) for flow in dataset.flows):
                 self._streamed[key] = None
-        return super().stream(key, reader)
+        return super().stream(key, reader, position)

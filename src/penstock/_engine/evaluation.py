@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
-from penstock.sources.base import OpenedSource, Position, Read, Source
+from penstock.sources.base import NOWHERE, OpenedSource, Position, Read, Source
 from penstock.sources.files.source import FORMATS
 from penstock.sources.registry import source_of
 
@@ -54,8 +54,6 @@ _WITHOUT_EFFECT = re.compile(
     r"|CREATE\s+(?:CATALOG|SCHEMA|DATABASE|(?:EXTERNAL\s+)?VOLUME)\b)",
     re.IGNORECASE,
 )
-
-_NOWHERE: Position = {}
 
 
 class OutsideReads:
@@ -134,7 +132,9 @@ class OutsideReads:
 
     def _described(self, read: Read) -> Read:
         """With whose read it is, and what its source remembers."""
-        return replace(read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True))
+        return replace(
+            read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True)
+        )
 
     def _opened(self, source: Source, read: Read, what: str) -> DataFrame:
         try:
@@ -302,7 +302,10 @@ class OutsideReads:
             paths=tuple(paths),
             is_stream=streaming,
         )
-        return self._opened(source, self._described(read), files_name(paths, format_option(options)))
+        return self._opened(
+            source, self._described(read), files_name(paths, format_option(options))
+        )
+
 
 class Evaluator(OutsideReads, DatasetReader):
     """Evaluates query functions against a source of tables.
@@ -340,9 +343,7 @@ class Evaluator(OutsideReads, DatasetReader):
         )
         install_redirection()
 
-    def evaluate(
-        self, flow: Flow, position: Position = _NOWHERE
-    ) -> tuple[DataFrame, Evaluation]:
+    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
         """Call a flow's query function.
 
         Args:
@@ -388,9 +389,7 @@ class Evaluator(OutsideReads, DatasetReader):
         has_chosen = any(lenient.ANSI in each for each in settings)
         return not has_chosen and lenient.is_about_types(error.__cause__)
 
-    def _call_leniently(
-        self, flow: Flow, position: Position
-    ) -> tuple[DataFrame, Evaluation]:
+    def _call_leniently(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
         with lenient.without_ansi(self._spark) as move:
             df, evaluation = self._call(flow, position)
             evaluation.is_lenient = True

@@ -30,6 +30,7 @@ from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
 from penstock._spark.plans import iterate
 from penstock.errors import PenstockError
 from penstock.quality.rules import condition_column
+from penstock.sources.base import NOWHERE, Position
 
 _SAYS_NULL = (
     r"(?i)\b{name}\)?\s+IS\s+(?:NOT\s+)?NULL\b"
@@ -64,10 +65,10 @@ class ObservingEvaluator(Evaluator):
         """Remove the empty folder that expectations are looked at over."""
         self._folder.cleanup()
 
-    def evaluate(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
         """See `Evaluator.evaluate`."""
         self.seen.reads.pop(flow.name, None)
-        df, evaluation = super().evaluate(flow)
+        df, evaluation = super().evaluate(flow, position)
         with own_read():
             self.seen.queries[flow.name] = query_facts(df)
             self.seen.rules[flow.name] = self._rule_facts(df, flow)

@@ -9,6 +9,7 @@ from penstock._engine.evaluation import Evaluator
 from penstock._engine.surroundings import Evaluation
 from penstock._model.flow import Flow
 from penstock._spark.plans import analyzed
+from penstock.sources.base import NOWHERE, Position
 
 _IDS = re.compile(r"#\d+L?")
 _STAND_IN = re.compile(r"FileSource\[[^\]]*/penstock-analysis-[^\]/]*/([^\]/]*)\]")
@@ -24,9 +25,9 @@ class PlanTexts(Evaluator):
 
     texts: dict[str, str]
 
-    def evaluate(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
+    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
         """See `Evaluator.evaluate`."""
-        df, evaluation = super().evaluate(flow)
+        df, evaluation = super().evaluate(flow, position)
         self.texts[flow.name] = self._text(df)
         return df, evaluation
 

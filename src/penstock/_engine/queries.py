@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -42,13 +41,10 @@ from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceF
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
-from penstock.sources.base import OpenedSource, Position, explained
 from penstock._spark.session import jvm_died, jvm_exit_code
-from penstock._tables.files import StorageFiles
 from penstock._tables.schema import with_types
 from penstock.errors import PenstockError
-
-_NOWHERE: Position = {}
+from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,14 +330,14 @@ class SparkEngine:
             node = self._adopt(node, df)
             df = self._confs.bound(df, node)
             where = None
-            sources = plans.batch_sources(df)
+            versions = plans.batch_sources(df)
             if replaces_rows(node.flow):
                 window = self._tables.window(dataset, node, df)
                 df, where = window.df, window.where
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
             version = self._tables.version(dataset)
-            reason = _why_recompute(step, before, sources, fingerprint, version)
+            reason = _why_recompute(step, before, versions, fingerprint, version)
             if where is not None and reason == _QUERY_CHANGED:
                 reason = "its window moved, or the query changed"
             origin = self._origin(node)
@@ -352,7 +348,7 @@ class SparkEngine:
             result = self._tables.replace(dataset, node, df, fingerprint, where=where)
             made = ViewState(
                 fingerprint=fingerprint,
-                sources=sources.versions,
+                sources=versions.versions,
                 table_version=self._tables.version(dataset)
                 if result.version is None
                 else result.version,
@@ -431,7 +427,7 @@ class SparkEngine:
         return plans.fingerprint(text, *rules, code)
 
     def _evaluate(
-        self, node: FlowNode, position: Position = _NOWHERE
+        self, node: FlowNode, position: Position = NOWHERE
     ) -> tuple[DataFrame, list[OpenedSource]]:
         with self._confs.applied(node):
             df, evaluation = self._evaluator.evaluate(node.flow, position)
@@ -464,11 +460,11 @@ class SparkEngine:
                 self._tables.prepare(dataset, flows)
         return grown
 
-    def _prepared(
-        self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str
-    ) -> bool:
+    def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:
         """Whether the query must be made again, after its sources have looked at its checkpoint."""
-        reasons = [reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None]
+        reasons = [
+            reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None
+        ]
         for reason in reasons:
             self._warn(node, f"flow {node.flow.name}: {reason}")
         return bool(reasons)
@@ -483,9 +479,7 @@ class SparkEngine:
             context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
-    def _translated(
-        self, node: FlowNode, sources: Sequence[OpenedSource] = ()
-    ) -> Iterator[None]:
+    def _translated(self, node: FlowNode, sources: Sequence[OpenedSource] = ()) -> Iterator[None]:
         try:
             yield
         except PenstockError:

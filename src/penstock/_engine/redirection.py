@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.conf import RuntimeConfig
@@ -28,7 +28,6 @@ from penstock._engine.json_paths import NOT_VARIANT, reads_nested, spell_json_pa
 from penstock._engine.local_rows import with_floats
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
-from penstock.sources.options import FILE_FORMATS
 
 Reader = DataFrameReader | DataStreamReader
 

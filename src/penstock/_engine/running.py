@@ -22,8 +22,8 @@ from penstock._observe.events import (
 )
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.failures import flow_error, full_text
-from penstock.sources.base import OpenedSource, explained
 from penstock.errors import PenstockError
+from penstock.sources.base import OpenedSource, explained
 
 _STOP_CHECK_SECONDS = 1.0
 _ATTACH_SECONDS = 60.0

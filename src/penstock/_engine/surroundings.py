@@ -1,12 +1,10 @@
 """What evaluations of query functions need to know, and what they find out."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-from pyspark.sql import DataFrame
+from typing import Protocol
 
 from penstock._engine.assumptions import Assumptions
 from penstock._engine.outside import OutsideTables

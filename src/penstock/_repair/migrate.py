@@ -41,10 +41,10 @@ from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:
     from penstock._engine.flow_state import FlowState
-    from penstock.sources.base import SourceHistory, StartPosition
     from penstock._engine.rereading.shadow import Shadow
     from penstock._graph.dataflow import DatasetNode, FlowNode
     from penstock._tables.layout import TableRef
+    from penstock.sources.base import SourceHistory, StartPosition
 
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"

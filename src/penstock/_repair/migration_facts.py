@@ -73,7 +73,8 @@ class MigrationFacts:
 
     def readers(self) -> tuple[Reader, ...]:
         """The flows of the pipeline that read the table, and what they make of its replacement."""
-        from penstock.sources.delta.source import DeltaStream, path_key
+        from penstock.sources.base import path_key
+        from penstock.sources.delta.source import DeltaStream
 
         pipeline, key = self._pipeline, self._dataset.key
         found = []

@@ -33,6 +33,9 @@ Position = Mapping[str, Any]
 """Where the streams of a flow begin and end: JSON, kept with the flow. Each source reads the keys
 that it wrote itself; `merged` puts the parts of several together."""
 
+NOWHERE: Position = {}
+"""Streams begin where their options say."""
+
 
 class StartKind(StrEnum):
     """How a user names a start position."""
@@ -288,9 +291,7 @@ class OpenedSource:
         """
         return {}
 
-    def prepare_start(
-        self, checkpoint: str, siblings: Sequence["OpenedSource"]
-    ) -> str | None:
+    def prepare_start(self, checkpoint: str, siblings: Sequence["OpenedSource"]) -> str | None:
         """Bring a checkpoint in line with the source, before the query starts.
 
         Args:
@@ -356,9 +357,7 @@ class OpenedSource:
             PlanError: `START_NOT_AVAILABLE`.
         """
         if at.kind is not StartKind.EARLIEST:
-            raise start_not_available(
-                at, f"{self.name} is only read from where its options say"
-            )
+            raise start_not_available(at, f"{self.name} is only read from where its options say")
         return {}, StartReport(source=self.name, unit=self.unit, again=None, skipped=None)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
@@ -412,10 +411,9 @@ class Source(ABC):
 
     Attributes:
         formats: Names for `format()`, lower case.
-        kinds_of_start: Start positions that make sense for it besides `earliest`.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ()
+    formats: ClassVar[Sequence[str]] = ()
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
         """The options as Spark takes them, with defaults.

@@ -28,10 +28,10 @@ from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
 from penstock._tables.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
-from penstock.sources.base import OpenedSource
-from penstock.sources.flow import is_past_end
 from penstock.quality.rules import quoted
 from penstock.quality.split import ROW
+from penstock.sources.base import OpenedSource
+from penstock.sources.flow import is_past_end
 
 _POLL_SECONDS = 0.5
 _KNOWN = "penstock_known_"
@@ -165,9 +165,7 @@ class BackfillRun:
         def on_batch(batch: DataFrame, number: int) -> None:
             try:
                 for source in self.sources:
-                    source.check_range(
-                        self.decision.position, self.done, self.checkpoint, number
-                    )
+                    source.check_range(self.decision.position, self.done, self.checkpoint, number)
                 write(batch, number)
                 self.counts.batches += 1
                 self.told(self.counts)

@@ -15,6 +15,7 @@ from penstock.sources.base import age_of_oldest
 
 _MOST_COMMITS = 500
 
+
 def _now_ms() -> int:
     return round(time.time() * 1000)
 

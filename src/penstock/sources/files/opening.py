@@ -35,9 +35,9 @@ from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, fil
 from penstock.sources.files.partitions import partition_schema, partition_sql
 from penstock.sources.files.rows import Rows, finished
 from penstock.sources.files.sqltext import literal, name
-from penstock.sources.memory import SourceMemory
 from penstock.sources.files.widening import keep_wider
 from penstock.sources.files.xml_rows import xml_rows
+from penstock.sources.memory import SourceMemory
 
 QUARANTINED = "quarantined_files"
 EXISTING = "existing_files"

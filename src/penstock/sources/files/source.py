@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -49,7 +49,7 @@ _RANGE_OPTIONS = {
 class FileSource(Source):
     """Spark's own streams of files, and batches of them."""
 
-    formats = FORMATS
+    formats: ClassVar[Sequence[str]] = FORMATS
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
         """See `Source.check_options`."""
@@ -63,9 +63,7 @@ class FileSource(Source):
     ) -> dict[str, str]:
         """See `Source.map_options`: the folder for files that are done."""
         return {
-            name: real_path(value, map_path)
-            if name.lower() in _FOLDER_OPTIONS and value
-            else value
+            name: real_path(value, map_path) if name.lower() in _FOLDER_OPTIONS and value else value
             for name, value in options.items()
         }
 
@@ -136,9 +134,7 @@ class FileStream(OpenedSource):
 
     # -- a running flow ------------------------------------------------------------------------
 
-    def prepare_start(
-        self, checkpoint: str, siblings: Sequence[OpenedSource]
-    ) -> str | None:
+    def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
         """See `OpenedSource.prepare_start`: files that were overwritten are read again."""
         streams = [source for source in siblings if isinstance(source, FileStream)]
         sources = [stream.opened for stream in streams if stream.opened is not None]

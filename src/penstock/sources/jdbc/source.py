@@ -1,6 +1,6 @@
 """Tables of databases as streams of their rows, in the order of a key."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock._model.flow import Flow
@@ -100,7 +100,9 @@ class JdbcRows(OpenedSource):
             bounds = KeyRange(since=key)
             again = self._stream.count(KeyRange(since=key, until=read)) if read else 0
             before = self._stream.last_before(key)
-            skipped = 0 if before is None else self._stream.count(KeyRange(after=read, until=before))
+            skipped = (
+                0 if before is None else self._stream.count(KeyRange(after=read, until=before))
+            )
         report = StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
         return {"keys": {self._place: bounds.as_json()}}, report
 

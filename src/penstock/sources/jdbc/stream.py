@@ -45,6 +45,7 @@ _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
     (T.TimestampNTZType, KeyKind.TIMESTAMP),
 )
 
+
 @dataclass(frozen=True, kw_only=True)
 class KeyRange:
     """Keys between which a stream reads; all of them by default.

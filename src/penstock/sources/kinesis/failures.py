@@ -1,4 +1,4 @@
-"""Failures of the data source: raised in Spark's Python processes, so only their text comes back."""
+"""Failures of the data source: raised in Spark's Python processes, only their text comes back."""
 
 import re
 

@@ -70,7 +70,7 @@ class KinesisSource(Source):
 class KinesisStream(OpenedSource):
     """Streams of shards. Positions are times of arrival; see `OpenedSource`.
 
-    A range has the records that arrived in it, by Kinesis' own clock: `approximateArrivalTimestamp`.
+    A range has the records that arrived in it by the clock of Kinesis.
     """
 
     def __init__(self, rows: Any, read: Read, *, name: str) -> None:
@@ -130,9 +130,7 @@ class KinesisStream(OpenedSource):
         begin = _time_of(wanted.begin, wanted.now_ms)
         end = seen if wanted.end is None else _time_of(wanted.end, wanted.now_ms)
         if end is None or end > seen:
-            raise not_read_yet(
-                wanted.flow, f"it has read {self.name} up to {seen} ms since 1970"
-            )
+            raise not_read_yet(wanted.flow, f"it has read {self.name} up to {seen} ms since 1970")
         position: dict[str, Any] = {"arrived_before": end}
         if begin is None:
             position["from_the_start"] = True
@@ -209,7 +207,9 @@ def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
     start, end = progress.get("startOffset"), progress.get("endOffset")
     if not isinstance(end, Mapping) or not is_offset(end):
         return []
-    before = Offset.from_json(start) if isinstance(start, Mapping) and is_offset(start) else Offset()
+    before = (
+        Offset.from_json(start) if isinstance(start, Mapping) and is_offset(start) else Offset()
+    )
     after = Offset.from_json(end)
     losses = []
     for stream, shards in after.streams.items():
