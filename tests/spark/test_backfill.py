@@ -107,7 +107,7 @@ def _check_refusals(project: Project) -> None:
         ("counted", {"by": ("id",)}, "BACKFILL_NOT_POSSIBLE"),
         ("view", {}, "BACKFILL_NOT_POSSIBLE"),
         ("daily", {"by": ("id",), "files": "*"}, "BACKFILL_RANGE_INVALID"),
-        ("bronze", {"by": ("id",), "begin": parse_start("version=1")}, "BACKFILL_RANGE_INVALID"),
+        ("bronze", {"by": ("id",), "begin": parse_start("version=1")}, "START_NOT_AVAILABLE"),
         (
             "into_keyed",
             {"end": parse_start(f"version={newest + 1}")},
