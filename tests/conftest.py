@@ -101,6 +101,15 @@ def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
         object.__setattr__(policy, "initial_backoff_seconds", before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_secrets() -> Iterator[None]:
+    """A module does not hide what another one took for a secret: a password `x`, for example."""
+    from penstock._model.redaction import forget_secrets
+
+    yield
+    forget_secrets()
+
+
 # Queries of tests see a few rows: to generate and compile code for them takes a third of the
 # processor's time, and a second partition behind each shuffle a twelfth. Rows still come in two
 # tasks. Processes that tests start and `make test-long` keep what pipelines have.

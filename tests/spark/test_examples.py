@@ -76,7 +76,7 @@ def example(tmp_path: Path, spark, monkeypatch) -> Callable[[str], Example]:
     return copy
 
 
-# Streams with state cost most, and go on after a restart in `test_time_and_state` as well.
+# Streams with state cost most; `test_time_and_state` restarts some as well.
 second_update = pytest.mark.parametrize("updates", [1, pytest.param(2, marks=pytest.mark.long)])
 
 
