@@ -20,19 +20,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from made_events import definition, flow_progress, update_progress
 from playwright.sync_api import sync_playwright
 
+from penstock._observe.codec import encode, event_json
 from penstock._observe.events import (
     EventOrigin,
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
-from penstock._observe.log import EventLog, encode, event_json
+from penstock._observe.log import EventLog
 
 LAYERS = 8
 RULES = 4

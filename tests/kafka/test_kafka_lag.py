@@ -12,13 +12,15 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from made_events import lag_progress
 
 from penstock._engine.kafka_source import KafkaRead
 from penstock._engine.lag.kafka import KafkaLag
 from penstock._local.broker import BrokerHandle, ensure_topic
-from penstock._observe.events import EventOrigin, lag_progress
+from penstock._observe.events import EventOrigin
 from penstock._observe.lag import lag_summary
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
+from penstock._observe.state import ObservedUpdate
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -69,10 +71,10 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     )
     assert (done["records"], done["seconds_behind"], done["loss"]) == (0, 0.0, "none")
     assert (empty["records"], empty["seconds_behind"], empty["loss"]) == (0, 0.0, "none")
-    figures = MetricsFold()
+    figures = ObservedUpdate()
     origin = EventOrigin(pipeline_name="shop", flow_name="bronze")
     figures(lag_progress(origin, {"sources": [found], **lag_summary([found])}))
-    shown = {one.metric.name: list(one.values.values()) for one in figures.series()}
+    shown = {one.metric.name: list(one.values.values()) for one in metric_series(figures)}
     assert shown["penstock_flow_lag_seconds"] == [498.0]
     assert shown["penstock_flow_time_to_loss_seconds"] == [3102.0]
     assert found["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}

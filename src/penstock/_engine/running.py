@@ -17,12 +17,13 @@ from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records, written_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
+    Event,
     EventOrigin,
     FlowMetrics,
+    FlowProgress,
     FlowStatus,
-    flow_progress,
-    source_rows_lost,
-    stream_progress,
+    SourceRowsLost,
+    StreamProgress,
 )
 from penstock._runtime.ports import FlowEnded
 from penstock.errors import PenstockError
@@ -158,24 +159,18 @@ class RunningQuery(QueryWatcher):
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
         if "addBatch" in progress.get("durationMs", {}):
-            self._emit(stream_progress(origin, progress))
-            self._emit(
-                flow_progress(
-                    origin,
-                    FlowStatus.RUNNING,
-                    "",
-                    metrics=FlowMetrics(
-                        num_input_rows=rows,
-                        num_output_rows=written_records(progress),
-                        batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
-                        backlog_records=backlog_records(progress),
-                        # A writer counts them itself, and exactly.
-                        late_records=None
-                        if self._write is not None
-                        else dropped_by_watermark(progress) or None,
-                    ),
-                )
+            self._emit(Event(origin, StreamProgress(dict(progress))))
+            metrics = FlowMetrics(
+                num_input_rows=rows,
+                num_output_rows=written_records(progress),
+                batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
+                backlog_records=backlog_records(progress),
+                # A writer counts them itself, and exactly.
+                late_records=None
+                if self._write is not None
+                else dropped_by_watermark(progress) or None,
             )
+            self._emit(Event(origin, FlowProgress(FlowStatus.RUNNING, metrics)))
         with self._changed:
             self._reported = max(self._reported, batch_id)
             self._changed.notify_all()
@@ -186,11 +181,11 @@ class RunningQuery(QueryWatcher):
     def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
         ranges = self._lost(progress) if self._lost is not None else []
         if ranges:
-            body = [asdict(lost) for lost in ranges]
-            self._emit(source_rows_lost(origin, describe_loss(ranges), body))
+            body = tuple(asdict(lost) for lost in ranges)
+            self._emit(Event(origin, SourceRowsLost(body), describe_loss(ranges)))
         if records := lost_records(progress):
-            body = [asdict(lost) for lost in records]
-            self._emit(source_rows_lost(origin, describe_lost_records(records), body))
+            body = tuple(asdict(lost) for lost in records)
+            self._emit(Event(origin, SourceRowsLost(body), describe_lost_records(records)))
 
     def terminated(self, error: str | None) -> None:
         """The query ended: tell the runtime, once."""

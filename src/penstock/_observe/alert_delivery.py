@@ -18,7 +18,7 @@ from typing import Any
 from penstock._model.alert import AlertSettings, AlertTarget
 from penstock._observe.alerts import HEARD, AlertBook, Notice
 from penstock._observe.bus import EventBus
-from penstock._observe.events import ErrorInfo, Event, EventOrigin, alert_progress
+from penstock._observe.events import AlertProgress, ErrorInfo, Event, EventOrigin
 
 _TICK_SECONDS = 1.0
 _TIMEOUT_SECONDS = 10.0
@@ -95,7 +95,7 @@ class Alerts:
 
     def __call__(self, event: Event) -> None:
         """Take an event; any thread, never blocks."""
-        if event.event_type in HEARD:
+        if isinstance(event.body, HEARD):
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
@@ -180,9 +180,10 @@ class Alerts:
                 message="; ".join(telling.errors),
                 fatal=False,
             )
-        body = {**notice.as_json(), "told": telling.told, "not_told": telling.errors}
+        sent, not_sent = tuple(telling.told), tuple(telling.errors)
+        body = AlertProgress(**notice.as_json(), told=sent, not_told=not_sent)
         text = f"alert {notice.alert} is {notice.state}: {notice.message}"
-        self._bus.emit(alert_progress(self._origin, text, body, info))
+        self._bus.emit(Event(self._origin, body, text, error=info))
 
     def _try(self, target: AlertTarget, notice: Notice) -> str | None:
         for pause in (*self._pauses_seconds, None):

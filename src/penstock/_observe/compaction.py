@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, BinaryIO
 
-from penstock._observe.log import encode
+from penstock._observe.codec import encode
 from penstock._observe.rollup import Counts, Measured, counts_of, measured_of
 
 NEWEST = 128

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock._model.redaction import redact
+from penstock._observe.codec import body_of, details_of, encode
 from penstock._observe.events import Event
-from penstock._observe.log import encode
 
 _MASK = rb"[redacted]"
 _KEY = (
@@ -131,7 +131,7 @@ def without_secrets(event: Event) -> Event:
     error = event.error
     body = {
         "message": event.message,
-        "details": event.details,
+        "details": details_of(event.body),
         "error": None if error is None else error.message,
     }
     line = encode(body)
@@ -143,7 +143,7 @@ def without_secrets(event: Event) -> Event:
     return replace(
         event,
         message=found["message"],
-        details=found["details"],
+        body=body_of(event.event_type, found["details"]),
         error=None if error is None else replace(error, message=found["error"]),
     )
 

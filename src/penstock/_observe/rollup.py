@@ -9,8 +9,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock._observe.log import SCHEMA_VERSION
-from penstock._observe.metrics import BATCH_BUCKETS
+from penstock._observe.codec import SCHEMA_VERSION
+from penstock._observe.state import BATCH_BUCKETS
 
 ROLLED_UP = "rolled_up"
 

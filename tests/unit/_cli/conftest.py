@@ -2,6 +2,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from made_events import definition, flow_progress, planning_information, update_progress
 
 from penstock._observe.events import (
     ErrorInfo,
@@ -12,10 +13,6 @@ from penstock._observe.events import (
     FlowStatus,
     Level,
     UpdateState,
-    definition,
-    flow_progress,
-    planning_information,
-    update_progress,
 )
 
 START = datetime(2026, 3, 4, 14, 47, 39, 120_000, tzinfo=UTC)

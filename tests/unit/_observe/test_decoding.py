@@ -2,16 +2,10 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from made_events import flow_progress
 
-from penstock._observe.decoding import event_of_line
-from penstock._observe.events import (
-    ErrorInfo,
-    EventOrigin,
-    FlowMetrics,
-    FlowStatus,
-    flow_progress,
-)
-from penstock._observe.log import encode, event_json
+from penstock._observe.codec import encode, event_json, event_of_line
+from penstock._observe.events import ErrorInfo, EventOrigin, FlowMetrics, FlowStatus
 
 
 def test_an_event_is_the_same_when_written_and_read_again():

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from penstock._observe.events import Event, EventOrigin, lag_progress, stream_progress
+from made_events import lag_progress, stream_progress
+
+from penstock._observe.events import Event, EventOrigin
 from penstock._observe.lag import lag_sources, lag_summary
-from penstock._observe.status import StatusFold
+from penstock._observe.state import ObservedUpdate
 
 NAME = "KafkaV2[Subscribe[orders]]"
 FLOW = EventOrigin(pipeline_name="shop", update_id="8c1f", dataset_name="c.s.b", flow_name="b")
@@ -134,7 +136,7 @@ def test_files_and_tables_have_an_age_where_it_was_measured():
 
 def test_the_status_has_it():
     def folded(*events: Event) -> dict[str, Any]:
-        fold = StatusFold()
+        fold = ObservedUpdate()
         for event in events:
             fold(event)
         return fold.as_json()

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from made_events import definition, flow_progress, update_progress
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import (
@@ -17,9 +18,6 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
 from penstock._observe.log import (
     EventLog,

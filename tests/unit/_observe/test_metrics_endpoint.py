@@ -14,17 +14,18 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from penstock._cli import exit_codes
 from penstock._cli.main import main
-from penstock._observe.decoding import event_of_line
-from penstock._observe.metrics import METRICS, MetricsFold
+from penstock._observe.codec import event_of_line
+from penstock._observe.metrics import METRICS
 from penstock._observe.metrics_endpoint import MetricsEndpoint
+from penstock._observe.state import ObservedUpdate
 from penstock.errors import SetupError
 
 LOGS = Path(__file__).parents[1] / "_ui" / "logs"
 
 
 @pytest.fixture
-def fold() -> MetricsFold:
-    folded = MetricsFold()
+def fold() -> ObservedUpdate:
+    folded = ObservedUpdate()
     (path,) = (LOGS / "demo").glob("*.jsonl")
     for line in path.read_bytes().splitlines():
         event = event_of_line(line)
@@ -34,7 +35,7 @@ def fold() -> MetricsFold:
 
 
 @pytest.fixture
-def endpoint(fold: MetricsFold) -> Iterator[MetricsEndpoint]:
+def endpoint(fold: ObservedUpdate) -> Iterator[MetricsEndpoint]:
     served = MetricsEndpoint(fold, address="127.0.0.1", port=0)
     yield served
     served.close()
@@ -115,7 +116,7 @@ def test_a_text_is_made_once_when_many_ask_at_the_same_time(endpoint, fold, monk
     assert len(made) == 1
 
 
-def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: MetricsFold):
+def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: ObservedUpdate):
     port = urlsplit(endpoint.url).port
     assert port is not None
     with pytest.raises(SetupError) as caught:
@@ -124,7 +125,7 @@ def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: Metr
     assert str(port) in caught.value.message
 
 
-def test_the_endpoint_is_gone_when_it_was_closed(fold: MetricsFold):
+def test_the_endpoint_is_gone_when_it_was_closed(fold: ObservedUpdate):
     endpoint = MetricsEndpoint(fold, address="127.0.0.1", port=0)
     endpoint.close()
     with pytest.raises(OSError):
