@@ -11,7 +11,6 @@ from penstock._observe.events import (
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
-    Level,
     UpdateState,
 )
 
@@ -46,10 +45,7 @@ class Recorder:
         self.add(update_progress(self.origin(), state, message, **kwargs), 0.5)
 
     def status(self, table: str, status: FlowStatus, message: str = "", **kwargs) -> None:
-        event = flow_progress(self.origin(table), status, message, **kwargs)
-        if event.error is not None and status is not FlowStatus.FAILED:
-            event = replace(event, level=Level.WARN)
-        self.add(event, 0.1)
+        self.add(flow_progress(self.origin(table), status, message, **kwargs), 0.1)
 
     def batch(self, table: str, number: int, rows: int, bad: int = 0, *, took: float = 1.0) -> None:
         """The two events of one micro-batch: the writer's and that of Spark's progress."""

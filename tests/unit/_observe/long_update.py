@@ -29,8 +29,10 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._observe.log import EventLog, last_batch, read_events
+from penstock._observe.metrics import metric_series
 from penstock._observe.retention import compact_running
 from penstock._observe.state import ObservedUpdate
+from penstock._observe.status import status_json
 from penstock._ui.model import UpdateModel
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -175,7 +177,7 @@ def facts(folder: Path) -> dict[str, Any]:
         metrics(event)
         status(event)
         model.fold(event)
-    told = status.as_json(now)
+    told = status_json(status, now)
     for flow in told["flows"]:
         # Of the newest batches, as many as there are.
         flow["recent_progress"] = flow["recent_progress"][-1:]
@@ -184,12 +186,12 @@ def facts(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"status": told, "head": {**model.head(), "events": None}}
     found["metrics"] = {
         (series.metric.name, labels): round(value, 6)
-        for series in metrics.series()
+        for series in metric_series(metrics)
         for labels, value in series.values.items()
     }
     found["durations"] = {
         labels: (one.counts, round(one.total, 6))
-        for series in metrics.series()
+        for series in metric_series(metrics)
         for labels, one in series.histograms.items()
     }
     for name in ("c.s.silver", "c.s.view", "out"):

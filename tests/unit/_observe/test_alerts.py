@@ -429,6 +429,8 @@ def test_alerts_go_on_when_an_event_makes_no_sense(caplog: pytest.LogCaptureFixt
     rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
     alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
     alerts(definition("update_progress", UPDATE, "of another version", {"state": "DREAMING"}))
+    odd = {"eventTime": {"watermark": "2026-03-04T09:00:00.000Z"}, "sources": [5]}
+    alerts(definition("stream_progress", backlog(0, 0).origin, "", {"progress_json": odd}))
     alerts(backlog(0, 500))
     alerts.close(timeout_seconds=30)
     assert [event.event_type for event in seen] == ["alert_progress"]

@@ -327,12 +327,13 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from penstock._model.pipeline import EventLogSettings
-from penstock._observe.events import EventOrigin, plan_warning
+from penstock._observe.events import Event, EventOrigin, PlanWarning
 from penstock._observe.log import EventLog
 from penstock._observe.retention import compact_running
 folder, step, now = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 log, began = EventLog(folder), datetime.fromisoformat(sys.argv[4])
-log(replace(plan_warning(EventOrigin(update_id="running"), "goes on"), timestamp=began))
+text = "goes on"
+log(Event(EventOrigin(update_id="running"), PlanWarning(text), text, timestamp=began))
 calls = 0
 def watch(event, arguments):
     global calls

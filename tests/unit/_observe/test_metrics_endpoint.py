@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from penstock._cli import exit_codes
 from penstock._cli.main import main
+from penstock._observe import metrics_endpoint
 from penstock._observe.codec import event_of_line
-from penstock._observe.metrics import METRICS
+from penstock._observe.metrics import METRICS, metric_series
 from penstock._observe.metrics_endpoint import MetricsEndpoint
 from penstock._observe.state import ObservedUpdate
 from penstock.errors import SetupError
@@ -106,8 +107,9 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(endpoint: MetricsEndpoi
 
 def test_a_text_is_made_once_when_many_ask_at_the_same_time(endpoint, fold, monkeypatch):
     made = []
-    real = fold.series
-    monkeypatch.setattr(fold, "series", lambda: made.append(1) or real())
+    monkeypatch.setattr(
+        metrics_endpoint, "metric_series", lambda state: made.append(1) or metric_series(state)
+    )
     asking = [threading.Thread(target=ask, args=(endpoint,)) for _ in range(6)]
     for one in asking:
         one.start()

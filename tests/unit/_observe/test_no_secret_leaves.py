@@ -33,9 +33,11 @@ from penstock._observe.events import (
 from penstock._observe.hooks import EventHooks
 from penstock._observe.lineage_delivery import Lineage
 from penstock._observe.log import EventLog
+from penstock._observe.metrics import metric_series
 from penstock._observe.metrics_endpoint import exposition
 from penstock._observe.snapshot import update_view
 from penstock._observe.state import ObservedUpdate
+from penstock._observe.status import status_json
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
 FLOW = EventOrigin(
@@ -164,7 +166,7 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
     told = {
         "event log": file.read_text(),
         "hooks": json.dumps(heard, ensure_ascii=False),
-        "status": json.dumps(status.as_json(), ensure_ascii=False),
+        "status": json.dumps(status_json(status), ensure_ascii=False),
         "metrics": exposition(metrics)[0].decode(),
         "openmetrics": exposition(metrics, "application/openmetrics-text")[0].decode(),
         "lineage": "\n".join(Serde.to_json(event) for event in sent),
@@ -235,6 +237,6 @@ def test_a_secret_that_is_also_a_name_breaks_no_event():
         )
     )
     assert heard[0].message == "[redacted] is [redacted]"
-    figures = {one.metric.name: dict(one.values) for one in metrics.series()}
+    figures = {one.metric.name: dict(one.values) for one in metric_series(metrics)}
     assert figures["penstock_flow_output_rows_total"] == {("shop", "silver", "silver"): 7}
     assert figures["penstock_expectation_passed_rows_total"] == {("shop", "silver", "r"): 7}

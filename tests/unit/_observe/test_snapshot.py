@@ -11,7 +11,6 @@ from penstock._observe.events import (
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
-    Level,
     UpdateState,
 )
 from penstock._observe.snapshot import DatasetView, short_names, update_view
@@ -147,7 +146,7 @@ def test_the_update_is_told_when_its_events_come() -> None:
     for seconds, one in (
         (0, definition("create_update", origin, "", {"spark_log": "/x"})),
         (1, update_progress(origin, UpdateState.RUNNING, "go")),
-        (2, replace(definition("hook_progress", origin, "careful", {}), level=Level.WARN)),
+        (2, definition("hook_progress", origin, "careful", {})),
         (5, update_progress(origin, UpdateState.FAILED, "bad", error=failed)),
     ):
         snapshot(replace(one, timestamp=START + timedelta(seconds=seconds)))

@@ -23,6 +23,7 @@ from penstock._observe.events import (
 )
 from penstock._observe.log import EventLog, event_directory
 from penstock._observe.state import RECENT, ObservedUpdate
+from penstock._observe.status import status_json
 from penstock._observe.status_file import StatusFile, read_status, status_path
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
@@ -103,7 +104,7 @@ def fold(found: list[Event]) -> dict[str, Any]:
     status = ObservedUpdate()
     for event in found:
         status(event)
-    return status.as_json()
+    return status_json(status)
 
 
 def settings(tmp_path: Path) -> PipelineSettings:
