@@ -308,6 +308,7 @@ def _to_json(body: Any) -> dict[str, Any]:
 
 
 def _from_json(kind: type, body: Mapping[str, Any]) -> Any:
+    _checked(dict, body)
     found: dict[str, Any] = {}
     for name, is_required, _, read in _columns(kind):
         if name in body:
