@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from penstock._model.alert import AlertKind, AlertRule
 from penstock._observe.codec import time_text
 from penstock._observe.events import (
+    AlertProgress,
     DatasetDefinition,
     Event,
     ExpectationCounts,
@@ -32,54 +32,6 @@ HEARD = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefin
 
 _EVOLVED = "SCHEMA_EVOLVED"
 _ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Notice:
-    """What somebody is told.
-
-    Attributes:
-        alert: Name of the alert.
-        kind: What it looks at.
-        state: `firing` or `resolved`.
-        about: Flow, or dataset and rule.
-        value: What was measured; `None` where there is nothing to measure.
-        threshold: Of the alert.
-        message: One sentence.
-        pipeline: Its name.
-        update_id: Of the update.
-        at: When it was decided.
-        suppressed: Changes of the state that nobody was told since the last time.
-    """
-
-    alert: str
-    kind: str
-    state: str
-    about: str
-    value: float | None
-    threshold: float
-    message: str
-    pipeline: str
-    update_id: str
-    at: datetime
-    suppressed: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The generic form that webhooks and commands get."""
-        return {
-            "version": 1,
-            "alert": self.alert,
-            "kind": self.kind,
-            "state": self.state,
-            "about": self.about,
-            "value": self.value,
-            "threshold": self.threshold,
-            "message": self.message,
-            "pipeline": self.pipeline,
-            "update_id": self.update_id,
-            "timestamp": time_text(self.at),
-            "suppressed": self.suppressed,
-        }
 
 
 @dataclass
@@ -134,7 +86,7 @@ class AlertBook:
         self._pipeline = ""
         self._update_id = ""
 
-    def observe(self, event: Event) -> list[Notice]:
+    def observe(self, event: Event) -> list[AlertProgress]:
         """Take in an event; what has to be told because of it."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
@@ -153,7 +105,7 @@ class AlertBook:
         # Where other flows are busy, no time passes without events.
         return self.tick(event.timestamp)
 
-    def tick(self, now: datetime) -> list[Notice]:
+    def tick(self, now: datetime) -> list[AlertProgress]:
         """Let time pass; what has to be told because of that."""
         for rule in self._of(AlertKind.NO_PROGRESS):
             for flow, since in self._running.items():
@@ -316,7 +268,7 @@ class AlertBook:
                 state.is_firing, state.message, state.value = False, message, None
                 state.suppressed += 1
 
-    def _notices(self, now: datetime) -> Iterator[Notice]:
+    def _notices(self, now: datetime) -> Iterator[AlertProgress]:
         for rule in self._rules:
             for (name, about), state in self._states.items():
                 if name == rule.name and self._is_due(state, now):
@@ -332,13 +284,13 @@ class AlertBook:
             return True
         return state.is_firing and waited >= self._repeat_seconds
 
-    def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> Notice:
+    def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> AlertProgress:
         suppressed = max(0, state.suppressed - 1)
         state.told = state.is_firing
         state.suppressed = 0
         if state.is_firing:
             state.told_at = now
-        return Notice(
+        return AlertProgress(
             alert=rule.name,
             kind=rule.kind.value,
             state="firing" if state.is_firing else "resolved",
@@ -348,6 +300,6 @@ class AlertBook:
             message=state.message,
             pipeline=self._pipeline,
             update_id=self._update_id,
-            at=now,
+            timestamp=time_text(now),
             suppressed=suppressed,
         )

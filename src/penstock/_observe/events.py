@@ -397,7 +397,24 @@ class HookProgress(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class AlertProgress(Body):
-    """An alert fired or was resolved, and who was notified; see `_observe.alerts.Notice`."""
+    """An alert fired or was resolved, and who was notified.
+
+    Attributes:
+        version: Of the form that webhooks and commands get, which is all but the last two fields.
+        alert: Its name.
+        kind: What it looks at.
+        state: `firing` or `resolved`.
+        about: Flow, or dataset and rule.
+        value: What was measured; `None` where there is nothing to measure.
+        threshold: Of the alert.
+        message: One sentence.
+        pipeline: Its name.
+        update_id: Of the update.
+        timestamp: When it was decided.
+        suppressed: Changes of the state that were not notified since the last time.
+        told: Labels of the targets that were notified.
+        not_told: Why the others were not.
+    """
 
     event_type = "alert_progress"
     version: int = 1

@@ -29,9 +29,11 @@ from made_events import (
 from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
 from penstock._model.redaction import forget_secrets, remember_secret
 from penstock._observe.alert_delivery import Alerts, slack_form
-from penstock._observe.alerts import AlertBook, Notice
+from penstock._observe.alerts import AlertBook
 from penstock._observe.bus import EventBus
+from penstock._observe.codec import time_text
 from penstock._observe.events import (
+    AlertProgress,
     ErrorInfo,
     Event,
     EventOrigin,
@@ -509,7 +511,7 @@ def test_mail_is_not_sent_when_the_server_cannot_prove_who_it_is(tls: str, tmp_p
 
 
 def test_slack_reads_no_markup_from_a_message():
-    notice = Notice(
+    notice = AlertProgress(
         alert="a",
         kind="failed",
         state="firing",
@@ -519,7 +521,7 @@ def test_slack_reads_no_markup_from_a_message():
         message="<!channel> & <b>",
         pipeline="p",
         update_id="u",
-        at=START,
+        timestamp=time_text(START),
     )
     assert "&lt;!channel&gt; &amp; &lt;b&gt;" in slack_form(notice)["text"]
 
