@@ -44,6 +44,7 @@ _BODIES: Mapping[str, type[Body]] = {
 _QUALITY = ("dropped_records", "quarantined_records", "late_records", "duplicate_records")
 _METRICS = tuple(known.name for known in fields(FlowMetrics) if known.name not in _QUALITY)
 _TECHNIQUE = "MAINTENANCE_TYPE_"
+_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 Convert = Callable[[Any], Any]
 
@@ -109,7 +110,7 @@ def encode(body: Any) -> bytes:
 
 def dump(body: Any) -> str:
     """Compact JSON, as in the lines of the event log; raises `ValueError` for NaN."""
-    return json.dumps(body, default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(body)
 
 
 def time_text(timestamp: datetime) -> str:

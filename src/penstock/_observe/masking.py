@@ -104,10 +104,16 @@ _PEM = re.compile(
 )
 
 
+def _has_hint(lower: bytes) -> bool:
+    for word in _HINTS:  # noqa: SIM110 - each event passes here, and `any` takes twice as long
+        if word in lower:
+            return True
+    return False
+
+
 def masked(line: bytes) -> bytes:
     """One line of JSON without credentials; still one line of JSON."""
-    lower = line.lower()
-    if not any(word in lower for word in _HINTS):
+    if not _has_hint(line.lower()):
         return line
     line = _PEM.sub(_MASK, line)
     line = _ASSIGNED.sub(_masked_assignment, line)
@@ -169,8 +175,7 @@ def masked_values(values: dict[str, Any]) -> dict[str, Any]:
 def shown(text: str) -> str:
     """A text of people or reports without remembered values and what looks like a credential."""
     text = redact(text)
-    lower = text.lower().encode("utf-8", "surrogatepass")
-    if not any(word in lower for word in _HINTS):
+    if not _has_hint(text.lower().encode("utf-8", "surrogatepass")):
         return text
     line = json.dumps(text, ensure_ascii=False)
     result: str = json.loads(
