@@ -248,7 +248,7 @@ def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
 
 
 def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | None:
-    from penstock._observe.codec import event_of_json
+    from penstock._observe.codec import event_of
     from penstock._observe.events import PlanningInformation
     from penstock._observe.log import event_directory, read_events, updates
 
@@ -261,7 +261,8 @@ def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | No
             dataset=key,
         )
         for event in reversed(list(events)):
-            body = event_of_json(event).body
+            known = event_of(event)
+            body = known.body if known is not None else None
             if not isinstance(body, PlanningInformation):
                 continue
             return {

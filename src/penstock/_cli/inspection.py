@@ -274,13 +274,13 @@ def quality(
 
 
 def _counts(recorded: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    from penstock._observe.codec import event_of_json
+    from penstock._observe.codec import event_of
     from penstock._observe.events import FlowProgress
 
-    event = event_of_json(recorded)
-    origin, body = event.origin, event.body
-    if not isinstance(body, FlowProgress):
+    event = event_of(recorded)
+    if event is None or not isinstance(event.body, FlowProgress):
         return
+    origin, body = event.origin, event.body
     for counts in body.expectations:
         yield {
             "timestamp": recorded["timestamp"],
@@ -330,14 +330,16 @@ def _event_lines(event: dict[str, Any]) -> list[str]:
 def _figures(recorded: dict[str, Any]) -> str:
     """What a micro-batch did, as far as this event knows."""
     from penstock._cli.text import plural, seconds
-    from penstock._observe.codec import event_of_json
-    from penstock._observe.events import FlowProgress
+    from penstock._observe.codec import event_of
+    from penstock._observe.events import FlowMetrics, FlowProgress
 
-    event = event_of_json(recorded)
-    body, batch = event.body, event.origin.batch_id
-    if not isinstance(body, FlowProgress) or body.metrics is None:
+    event = event_of(recorded)
+    if event is None or not isinstance(event.body, FlowProgress):
         return ""
-    metrics, parts = body.metrics, []
+    body, batch, parts = event.body, event.origin.batch_id, []
+    metrics = body.metrics or FlowMetrics()
+    if metrics == FlowMetrics():
+        return ""
     if body.rolled_up is not None:
         parts.append(f"batches {body.rolled_up.first_batch_id} to {batch} in one event")
     elif batch is not None:

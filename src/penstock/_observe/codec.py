@@ -14,22 +14,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from penstock._model.lineage import FlowLineage, LineageSource
 from penstock._observe import events
-from penstock._observe.events import (
-    BackfillProgress,
-    Body,
-    ColumnLineage,
-    CreateUpdate,
-    ErrorInfo,
-    Event,
-    EventOrigin,
-    FlowMetrics,
-    FlowProgress,
-    FlowStatus,
-    Level,
-    MigrationProgress,
-    PlanningInformation,
-    UnknownBody,
-)
+from penstock._observe.events import Body, Event, EventOrigin, UnknownBody
 
 SCHEMA_VERSION = 2
 """Of the JSON form of an event; it changes when a field changes its meaning or goes away.
@@ -42,7 +27,7 @@ _BODIES: Mapping[str, type[Body]] = {
     if isinstance(body, type) and issubclass(body, Body) and hasattr(body, "event_type")
 }
 _QUALITY = ("dropped_records", "quarantined_records", "late_records", "duplicate_records")
-_METRICS = tuple(known.name for known in fields(FlowMetrics) if known.name not in _QUALITY)
+_METRICS = tuple(known.name for known in fields(events.FlowMetrics) if known.name not in _QUALITY)
 _TECHNIQUE = "MAINTENANCE_TYPE_"
 _ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -121,7 +106,15 @@ def time_text(timestamp: datetime) -> str:
 def event_of_line(line: bytes) -> Event | None:
     """The event of a line of an event log; `None` for an empty, torn or foreign one."""
     try:
-        return event_of_json(json.loads(line))
+        return event_of(json.loads(line))
+    except ValueError:
+        return None
+
+
+def event_of(body: Any) -> Event | None:
+    """The event of a line that was parsed; `None` if it has none."""
+    try:
+        return event_of_json(body)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -136,7 +129,7 @@ def event_of_json(body: Mapping[str, Any]) -> Event:
     origin = body.get("origin") or {}
     batch_id = origin.get("batch_id")
     event_type, details = str(body["event_type"]), body.get("details") or {}
-    level = Level(body.get("level", "INFO"))
+    level = events.Level(body.get("level", "INFO"))
     known = body_of(event_type, details)
     if isinstance(known, UnknownBody):
         maturity = str(body.get("maturity_level", "STABLE"))
@@ -160,12 +153,12 @@ def event_of_json(body: Mapping[str, Any]) -> Event:
     )
 
 
-def _error(body: Mapping[str, Any] | None) -> ErrorInfo | None:
+def _error(body: Mapping[str, Any] | None) -> events.ErrorInfo | None:
     exceptions = (body or {}).get("exceptions") or []
     if not exceptions:
         return None
     first = exceptions[0]
-    return ErrorInfo(
+    return events.ErrorInfo(
         condition=str(first.get("condition") or ""),
         class_name=str(first.get("class_name") or ""),
         message=str(first.get("message") or ""),
@@ -181,16 +174,16 @@ def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
     match body:
         case UnknownBody():
             return body.details
-        case FlowProgress():
+        case events.FlowProgress():
             found = _flow_json(body)
-        case CreateUpdate():
+        case events.CreateUpdate():
             found = dict(body.properties)
-        case ColumnLineage():
+        case events.ColumnLineage():
             found = body.lineage.as_json()
-        case PlanningInformation():
+        case events.PlanningInformation():
             chosen = {"maintenance_type": f"{_TECHNIQUE}{body.technique}", "is_chosen": True}
             found = {"technique_information": [chosen], "reason": body.reason}
-        case BackfillProgress() | MigrationProgress():
+        case events.BackfillProgress() | events.MigrationProgress():
             found = _to_json(body)
             found |= found.pop("figures")
         case _:
@@ -214,13 +207,13 @@ def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
             case events.FlowProgress:
                 return _flow_of(body)
             case events.CreateUpdate:
-                return CreateUpdate(body)
+                return events.CreateUpdate(body)
             case events.ColumnLineage:
-                return ColumnLineage(FlowLineage.from_json(body))
+                return events.ColumnLineage(FlowLineage.from_json(body))
             case events.PlanningInformation:
                 chosen = (body.get("technique_information") or [{}])[0]
                 technique = str(chosen.get("maintenance_type", "")).removeprefix(_TECHNIQUE)
-                return PlanningInformation(technique, str(body.get("reason") or ""))
+                return events.PlanningInformation(technique, str(body.get("reason") or ""))
             case events.BackfillProgress | events.MigrationProgress:
                 names = {column.name for column in _columns(known)}
                 figures = {key: value for key, value in body.items() if key not in names}
@@ -232,7 +225,7 @@ def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
     return UnknownBody(event_type=event_type, details=details)
 
 
-def _flow_json(body: FlowProgress) -> dict[str, Any]:
+def _flow_json(body: events.FlowProgress) -> dict[str, Any]:
     found: dict[str, Any] = {"status": body.status.value}
     counts = body.metrics
     quality: dict[str, Any] = {}
@@ -251,14 +244,14 @@ def _flow_json(body: FlowProgress) -> dict[str, Any]:
     return found
 
 
-def _flow_of(body: Mapping[str, Any]) -> FlowProgress:
+def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
     metrics, quality = body.get("metrics"), body.get("data_quality") or {}
     counts = None
     if metrics is not None:
-        counts = _from_json(FlowMetrics, {**metrics, **quality})
+        counts = _from_json(events.FlowMetrics, {**metrics, **quality})
     version, rolled = body.get("table_version"), body.get("rolled_up")
-    return FlowProgress(
-        FlowStatus(body["status"]),
+    return events.FlowProgress(
+        events.FlowStatus(body["status"]),
         counts,
         tuple(
             _from_json(events.ExpectationCounts, rule) for rule in quality.get("expectations", ())

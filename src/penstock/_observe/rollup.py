@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock._observe.codec import details_of, encode, event_json, event_of_json
+from penstock._observe.codec import details_of, encode, event_json, event_of
 from penstock._observe.events import (
     Event,
     ExpectationCounts,
@@ -52,9 +52,10 @@ def recorded_of(line: bytes) -> Recorded | None:
     """The event of a line; `None` if it has none."""
     try:
         body = json.loads(line)
-        return Recorded(body, event_of_json(body))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         return None
+    event = event_of(body)
+    return None if event is None else Recorded(body, event)
 
 
 def counts_of(recorded: Recorded | None) -> FlowProgress | None:

@@ -5,6 +5,7 @@ micro-batch, of every source, state store and watermark. The size does not grow 
 """
 
 import math
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -37,17 +38,9 @@ def status_json(update: ObservedUpdate, now: datetime | None = None) -> dict[str
         view = update_view(update, now)
         flows = []
         for dataset in view.datasets:
-            rules = [
-                {
-                    "name": rule.name,
-                    "dataset": rule.dataset,
-                    "passed": rule.passed,
-                    "failed": rule.failed,
-                }
-                for rule in dataset.rules
-            ]
             for flow in dataset.flows:
-                flows.append({**_flow(flow, update.flows[flow.name]), "rules": list(rules)})
+                rules = [asdict(rule) for rule in dataset.rules]
+                flows.append({**_flow(flow, update.flows[flow.name]), "rules": rules})
         return {
             "version": VERSION,
             "pipeline": view.pipeline_name,
@@ -93,14 +86,7 @@ def _flow(view: FlowView, flow: ObservedFlow) -> dict[str, Any]:
 
 
 def _error(error: ErrorInfo | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {
-        "condition": error.condition,
-        "class_name": error.class_name,
-        "message": error.message,
-        "fatal": error.fatal,
-    }
+    return None if error is None else asdict(error)
 
 
 def _batch(progress: Progress, at: datetime) -> dict[str, Any]:
