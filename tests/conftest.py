@@ -101,9 +101,24 @@ def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
         object.__setattr__(policy, "initial_backoff_seconds", before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_secrets() -> Iterator[None]:
+    """A module does not hide what another one took for a secret: a password `x`, for example."""
+    from penstock._model.redaction import forget_secrets
+
+    yield
+    forget_secrets()
+
+
 # Queries of tests see a few rows: to generate and compile code for them takes a third of the
-# processor's time. Processes that tests start and `make test-long` keep what pipelines have.
-NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# processor's time, and a second partition behind each shuffle a twelfth. Rows still come in two
+# tasks. Processes that tests start and `make test-long` keep what pipelines have.
+SMALL_QUERIES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +136,7 @@ def spark(
             master="local[2]",
             configuration={
                 "spark.driver.memory": "3g",
-                **(NO_CODE if request.config.option.markexpr == "not long" else {}),
+                **(SMALL_QUERIES if request.config.option.markexpr == "not long" else {}),
             },
             jars=spark_jars(),
             log_file=str(root / "spark.log"),

@@ -11,6 +11,8 @@ from deltalake import DeltaTable
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 SOURCE = """\
+import os
+
 import penstock as dp
 from pyspark.sql import functions as F
 
@@ -23,7 +25,8 @@ def bronze():
 
 @F.udf(returnType="BIGINT", useArrow=False)
 def tenfold(number):
-    return number * 10
+    # Only executors of a cluster have it.
+    return number * 10 if "SPARK_EXECUTOR_DIRS" in os.environ else None
 
 
 @dp.materialized_view
@@ -53,5 +56,3 @@ def test_update_completes_when_the_master_is_local_cluster(tmp_path: Path) -> No
     tables = tmp_path / ".penstock/tables/spark_catalog/default"
     gold = DeltaTable(str(tables / "gold")).to_pyarrow_table().to_pylist()
     assert sorted((row["k"], row["s"]) for row in gold) == [(0, 20), (1, 40)]
-    logs = "".join(log.read_text() for log in (tmp_path / ".penstock/logs").glob("*.log"))
-    assert "CoarseGrainedExecutorBackend" in logs

@@ -31,12 +31,17 @@ def test_the_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
         taken.listen()
         port = {"spark.driver.port": str(taken.getsockname()[1]), "spark.port.maxRetries": "0"}
         cases = [
-            ({"spark.driver.extraJavaOptions": "-Xbad"}, "JVM_START_FAILED", "option: -Xbad"),
+            # Spark lets Java ignore options that it does not know, but not wrong values.
+            (
+                {"spark.driver.extraJavaOptions": "-XX:MaxMetaspaceSize=bad"},
+                "JVM_START_FAILED",
+                "Improperly specified VM option 'MaxMetaspaceSize=bad'",
+            ),
             ({"spark.driver.memory": "2x"}, "JVM_START_FAILED", "maximum heap size: -Xmx2x"),
             ({"spark.driver.memory": "1m"}, "JVM_START_FAILED", "Too small maximum heap"),
             ({"spark.driver.memory": "64m"}, "SPARK_START_FAILED", "INVALID_DRIVER_MEMORY"),
             (port, "SPARK_START_FAILED", "BindException: "),
-            ({"spark.master": "lokal"}, "SPARK_START_FAILED", "Could not parse Master URL"),
+            ({"spark.master": "lokal"}, "JVM_START_FAILED", "Master must either be yarn or"),
             (
                 {"spark.serializer": "no.Such"},
                 "SPARK_START_FAILED",

@@ -74,6 +74,9 @@ def test_a_message_that_is_sent_again_has_the_same_id(
     assert project.run().state is UpdateState.COMPLETED
     first = in_topic(spark, kafka_broker, topic)
     assert sorted(headers.get("kind", b"") for _, _, headers in first) == [b"", b"\1", b"\1"]
+    progress = [e.details["flow_progress"] for e in project.events if "flow_progress" in e.details]
+    written = [(entry.get("metrics") or {}).get("num_output_rows", 0) for entry in progress]
+    assert sum(written) == 3
     forget_last_commit(tmp_path, "send")
     assert project.run().state is UpdateState.COMPLETED
     again = in_topic(spark, kafka_broker, topic)

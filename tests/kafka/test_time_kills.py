@@ -221,16 +221,28 @@ def _kill_at_random_moment(project: Project, dice: random.Random) -> None:
 FLOWS = {"pairs", "all_impressions", "sessions", "seen_once", "one", "other"}
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("after_target_commit",),
+        pytest.param(("after_target_commit", "before_write"), marks=pytest.mark.long),
+    ],
+    ids="-".join,
+)
 def test_joins_sessions_and_unique_rows_equal_an_oracle_when_every_flow_has_crashed(
-    kafka_broker: BrokerHandle, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+    kafka_broker: BrokerHandle,
+    tmp_path: Path,
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    points: tuple[str, ...],
 ):
     dice = _dice()
     monkeypatch.chdir(tmp_path)
     topics, project = _start(kafka_broker, tmp_path, spark)
     rows = _rows(dice)
-    for turn, point in enumerate(("after_target_commit", "before_write")):
+    for turn, point in enumerate(points):
         for name, every in rows.items():
-            topics.add(name, every[turn::2])
+            topics.add(name, every[turn :: len(points)])
         with crashing(monkeypatch, point) as crashed:
             assert project.run().state is UpdateState.FAILED
         assert crashed == FLOWS, point

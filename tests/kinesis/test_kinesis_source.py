@@ -97,6 +97,7 @@ def order(number: int) -> bytes:
     return json.dumps({"id": number, "amount": number + 0.5}).encode()
 
 
+@pytest.mark.long
 def test_orders_arrive_once_with_bad_ones_in_quarantine_when_shards_are_split(
     proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch
 ):

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,3 +21,13 @@ def harness(spark: "SparkSession", tmp_path: Path) -> "Harness":
     from writer_harness import Harness
 
     return Harness(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_partitions(spark: "SparkSession") -> Iterator[None]:
+    """Rows of one key must meet behind a shuffle, and those of others need not."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "2")
+    yield
+    spark.conf.set(name, before)

@@ -15,6 +15,8 @@ from pyspark.sql.types import StructType
 from penstock._tables import cdc_history
 from penstock._tables.cdc_events import DELETE, TRUNCATE, TargetShape
 
+pytestmark = pytest.mark.usefixtures("two_partitions")
+
 KEYS = int(os.environ.get("PENSTOCK_CDC_HISTORIES", "300"))
 SEED = int(os.environ.get("PENSTOCK_CDC_SEED", "20261121"))
 BATCHES = 2

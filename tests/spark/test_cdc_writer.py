@@ -147,7 +147,8 @@ def test_columns_may_have_the_names_that_the_writer_uses_itself(
     assert target.rows("k", "seq", "op", "del", "skip")[-1] == (1, 2, "U", 4, 15)
 
 
-@pytest.mark.parametrize("swapped", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("swapped", [False, True])
 def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
     spark: SparkSession, target: Target, swapped: bool
 ) -> None:

@@ -15,7 +15,7 @@ from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock.errors import DefinitionErrors, PlanError
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("two_partitions")]
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

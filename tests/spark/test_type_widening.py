@@ -54,6 +54,7 @@ def totals():
 """
 
 
+@pytest.mark.long
 def test_tables_follow_the_files_when_an_update_was_stopped_half_way(tmp_path, spark, monkeypatch):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark).source(PIPELINE)

@@ -33,7 +33,9 @@ MEMORY = """An error occurred while calling None.org.apache.spark.api.java.JavaS
 )
 def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     assert is_local(master) is expected
-    options = SessionOptions(app_name="p", master=master, jars=("a.jar", "b.jar"))
+    options = SessionOptions(
+        app_name="p", master=master, jars=("a.jar", "b.jar"), log_file="spark.log"
+    )
     conf = effective_configuration(options)
     assert (conf.get("spark.jars") == "a.jar,b.jar") is not expected
     defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)

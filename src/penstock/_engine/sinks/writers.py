@@ -119,29 +119,27 @@ class SinkWriters:
         in_batches: bool,
     ) -> Any:
         kind = sink.format.lower()
-        given = resolved_options(sink.options, self._resolve_secrets)
+        resolved = resolved_options(sink.options, self._resolve_secrets)
         if kind == "kafka":
-            given = at_mapped_servers(given, self._evaluator.map_path)
+            resolved = at_mapped_servers(resolved, self._evaluator.map_path)
         if kind == "jdbc":
-            options = jdbc_sink_options(given)
+            options = jdbc_sink_options(resolved)
             writer = JdbcSinkWriter(
                 self._spark, options, pipeline=self._pipeline, flow=node.flow, epoch=epoch
             )
             writer.start(df.schema)
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
-        prepared = prepare_writer_options(sink.format, given)
+        prepared = prepare_writer_options(sink.format, resolved)
+        if in_batches:
+            stream = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN)).writeStream
+            stream = stream.outputMode((node.analysis.output_mode or OutputMode.APPEND).value)
         if kind == "kafka":
             has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
             if in_batches and "false" not in [text.strip().lower() for text in has_ids]:
                 sender = KafkaSinkWriter(prepared, flow=node.flow.name, epoch=epoch)
                 running.writes_batches(sender.write, sink.name)
                 return stream.foreachBatch(running.on_batch)
-        if in_batches:
-            observed = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
-            stream = observed.writeStream.outputMode(
-                (node.analysis.output_mode or OutputMode.APPEND).value
-            )
         table = prepared.pop("tableName", None) if kind == "delta" else None
         if "path" in prepared:
             prepared["path"] = real_path(prepared["path"], self._evaluator.map_path)
