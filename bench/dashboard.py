@@ -22,17 +22,22 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from penstock._observe.codec import encode, event_json
 from penstock._observe.events import (
+    CreateUpdate,
+    DatasetDefinition,
+    Event,
     EventOrigin,
     ExpectationCounts,
+    FlowDefinition,
     FlowMetrics,
+    FlowProgress,
     FlowStatus,
+    Rule,
+    UpdateProgress,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
-from penstock._observe.log import EventLog, encode, event_json
+from penstock._observe.log import EventLog
 
 LAYERS = 8
 RULES = 4
@@ -65,7 +70,7 @@ class Pipeline:
         self.batch = 0
         width = -(-datasets // LAYERS)
         dice = random.Random(7)
-        self.log(update_progress(self.origin, UpdateState.RUNNING, "runs"))
+        self.log(Event(self.origin, UpdateProgress(UpdateState.RUNNING), "runs"))
         schema = json.dumps(
             {"type": "struct", "fields": [{"name": f"c{n}", "type": "string"} for n in range(20)]}
         )
@@ -74,26 +79,25 @@ class Pipeline:
             above = self.names[(layer - 1) * width : layer * width] if layer else []
             reads = dice.sample(above, k=min(len(above), dice.choice((1, 1, 2))))
             table = replace(self.origin, dataset_name=f"c.s.{name}")
-            rules = [
-                {"name": f"rule_{n}", "condition": f"c{n} IS NOT NULL", "action": "drop"}
-                for n in range(RULES)
-            ]
-            body = {
-                "dataset_type": "STREAMING_TABLE",
-                "schema_json": schema,
-                "declared_at": f"tables.py:{number}",
-                "expectations": rules,
-            }
-            self.log(definition("dataset_definition", table, "", body))
-            body = {
-                "output_dataset": f"c.s.{name}",
-                "input_datasets": [f"c.s.{each}" for each in reads],
-                "external_inputs": [] if reads else [f"kafka topic-{number % 5}"],
-                "flow_type": "APPEND",
-            }
-            self.log(definition("flow_definition", replace(self.origin, flow_name=name), "", body))
+            declared = DatasetDefinition(
+                dataset_type="STREAMING_TABLE",
+                schema_json=schema,
+                declared_at=f"tables.py:{number}",
+                expectations=tuple(
+                    Rule(name=f"rule_{n}", condition=f"c{n} IS NOT NULL", action="drop")
+                    for n in range(RULES)
+                ),
+            )
+            self.log(Event(table, declared))
+            reading = FlowDefinition(
+                output_dataset=f"c.s.{name}",
+                input_datasets=tuple(f"c.s.{each}" for each in reads),
+                external_inputs=() if reads else (f"kafka topic-{number % 5}",),
+                flow_type="APPEND",
+            )
+            self.log(Event(replace(self.origin, flow_name=name), reading))
             flow = replace(table, flow_name=name)
-            self.log(flow_progress(flow, FlowStatus.RUNNING, f"{name} runs"))
+            self.log(Event(flow, FlowProgress(FlowStatus.RUNNING), f"{name} runs"))
 
     def round(self, share: float) -> int:
         """A micro-batch of some of the flows; how many events that were."""
@@ -104,18 +108,16 @@ class Pipeline:
             origin = replace(
                 self.origin, dataset_name=f"c.s.{name}", flow_name=name, batch_id=self.batch
             )
-            rules = [
+            rules = tuple(
                 ExpectationCounts(
                     name=f"rule_{n}", dataset=f"c.s.{name}", passed_records=99, failed_records=1
                 )
                 for n in range(RULES)
-            ]
+            )
             written = FlowMetrics(num_output_rows=99, dropped_records=1, quarantined_records=1)
             read = FlowMetrics(num_input_rows=100, batch_duration_ms=700, backlog_records=3)
-            self.log(
-                flow_progress(origin, FlowStatus.RUNNING, "", metrics=written, expectations=rules)
-            )
-            self.log(flow_progress(origin, FlowStatus.RUNNING, "", metrics=read))
+            self.log(Event(origin, FlowProgress(FlowStatus.RUNNING, written, rules)))
+            self.log(Event(origin, FlowProgress(FlowStatus.RUNNING, read)))
             events += 2
         self.batch += 1
         return events
@@ -130,9 +132,9 @@ def write_history(directory: Path, updates: int) -> None:
         origin = EventOrigin(pipeline_name="large", update_id=f"{number:032x}")
         last = UpdateState.FAILED if number % 17 == 0 else UpdateState.COMPLETED
         events = [
-            replace(definition("create_update", origin, "update", {}), timestamp=began),
-            replace(update_progress(origin, UpdateState.RUNNING, "runs"), timestamp=began),
-            replace(update_progress(origin, last, "ended"), timestamp=began + timedelta(minutes=2)),
+            Event(origin, CreateUpdate(), "update", timestamp=began),
+            Event(origin, UpdateProgress(UpdateState.RUNNING), "runs", timestamp=began),
+            Event(origin, UpdateProgress(last), "ended", timestamp=began + timedelta(minutes=2)),
         ]
         lines = [encode(event_json(e, instance="i", seq_no=n)) for n, e in enumerate(events)]
         name = f"{began.strftime('%Y%m%dT%H%M%S%fZ')}-{origin.update_id}.jsonl"

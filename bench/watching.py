@@ -38,7 +38,7 @@ from typing import Any
 
 from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus, Subscriber
-from penstock._observe.events import Event
+from penstock._observe.events import CreateUpdate, Event, FlowProgress, StreamProgress
 from penstock._observe.log import event_directory
 from penstock._project.spec import load_settings
 from penstock._ui import serving
@@ -142,18 +142,18 @@ class SwitchedBus(EventBus):
         began, at = time.thread_time(), time.perf_counter()
         super().emit(event)
         self.spent["all"] += time.thread_time() - began
-        body = event.details.get("flow_progress", {})
-        if event.origin.flow_name == "bronze" and "table_version" in body:
+        version = event.body.table_version if isinstance(event.body, FlowProgress) else None
+        if event.origin.flow_name == "bronze" and version is not None:
             # The only event that a batch of bronze waits for: its writer tells of the commit.
             self.waited.append(time.perf_counter() - at)
         self.events[event.event_type] += 1
 
     def _keep(self, event: Event) -> None:
-        body = event.details.get(event.event_type, {})
-        if event.event_type == "create_update":
-            self.seen.update(body)
-        if event.event_type == "stream_progress" and event.origin.flow_name == "bronze":
-            progress = body["progress_json"]
+        body = event.body
+        if isinstance(body, CreateUpdate):
+            self.seen.update(body.properties)
+        if isinstance(body, StreamProgress) and event.origin.flow_name == "bronze":
+            progress = body.progress_json
             began = datetime.fromisoformat(progress["timestamp"]).timestamp()
             took = progress["durationMs"]["triggerExecution"] / 1000
             if progress["numInputRows"]:

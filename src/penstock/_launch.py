@@ -28,17 +28,19 @@ from penstock._model.pipeline import EventHook, PipelineSettings
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
+    CreateUpdate,
+    Event,
     EventOrigin,
+    PlanWarning,
+    UpdateProgress,
     UpdateState,
-    definition,
-    plan_warning,
-    update_progress,
 )
 from penstock._observe.exports import Exports
 from penstock._observe.hooks import EventHooks
 from penstock._observe.log import EventLog, event_directory, last_batch
 from penstock._observe.retention import Retention
 from penstock._observe.schemas import recorded_schemas
+from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import StatusFile, status_path
 from penstock._observe.unfinished import end_unfinished
 from penstock._plan.planner import Wishes, make_plan
@@ -174,15 +176,17 @@ def run_update(
         # Given up last, when Spark's JVM is gone.
         place = pipeline_lease_path(settings.storage)
         lease = leases.enter_context(Lease.acquire(place, holder=holder))
+        state = ObservedUpdate()
+        bus.subscribe(state)
         exports = Exports(
-            settings, bus, origin, lambda text: resolve_secrets(text, root=settings.root)
+            settings, bus, origin, state, lambda text: resolve_secrets(text, root=settings.root)
         )
         with contextlib.suppress(OSError):  # a full disk is reported by the first event
             end_unfinished(event_directory(settings))
         log = EventLog(event_directory(settings))
         bus.subscribe(log)
         retention = Retention(log, settings.events, update_id)
-        status = StatusFile(status_path(settings))
+        status = StatusFile(status_path(settings), state)
         bus.subscribe(status)
         alerts = _alerts(settings, bus, origin)
         hooks = EventHooks(bus, origin)
@@ -191,7 +195,7 @@ def run_update(
             bus.emit(_create_update(settings, options, origin, log_file, exports.metrics_url))
             again = f" again (retry {options.retry})" if options.retry else ""
             starting = f"starting Spark{again}{exports.note}"
-            bus.emit(update_progress(origin, UpdateState.INITIALIZING, starting))
+            bus.emit(Event(origin, UpdateProgress(UpdateState.INITIALIZING), starting))
             exports.warn()
             with (
                 open_session(settings, log_file=log_file, pass_fds=(lease.fd,)) as spark,
@@ -201,12 +205,12 @@ def run_update(
                 held = (leases, holder)
                 return _run(settings, options, bus, hooks, origin, spark, held, on_running)
         except KeyboardInterrupt:
-            bus.emit(update_progress(origin, UpdateState.CANCELED, "interrupted"))
+            bus.emit(Event(origin, UpdateProgress(UpdateState.CANCELED), "interrupted"))
             raise
         except Exception as error:
             known = as_penstock_error(error, "starting the update")
-            state, info = UpdateState.FAILED, error_info(known)
-            bus.emit(update_progress(origin, state, info.message, error=info))
+            info = error_info(known)
+            bus.emit(Event(origin, UpdateProgress(UpdateState.FAILED), info.message, error=info))
             raise
         finally:
             hooks.close()
@@ -245,7 +249,7 @@ def _run(
     for event in definitions(graph, origin, tables.paths):
         bus.emit(event)
     for warning in plan.warnings:
-        bus.emit(plan_warning(origin, warning))
+        bus.emit(Event(origin, PlanWarning(warning), warning))
     source = DeltaSource(tables.paths, tables.append_only_start)
     evaluator = Evaluator(spark, index, source, around)
     events = event_directory(settings)
@@ -562,11 +566,8 @@ def _create_update(
     origin: EventOrigin,
     log_file: Path,
     metrics_url: str | None,
-) -> Any:
-    return definition(
-        "create_update",
-        origin,
-        f"update of pipeline {settings.name!r}",
+) -> Event:
+    body = CreateUpdate(
         {
             "storage": settings.storage,
             "root": settings.root,
@@ -582,5 +583,6 @@ def _create_update(
                 {"flow_name": flow, "predicate_override": where}
                 for flow, where in options.replace_where.items()
             ],
-        },
+        }
     )
+    return Event(origin, body, f"update of pipeline {settings.name!r}")

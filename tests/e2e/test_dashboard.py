@@ -16,6 +16,14 @@ import pyarrow as pa
 import pytest
 from dashboard_process import Served
 from deltalake import CommitProperties, write_deltalake
+from made_events import (
+    column_lineage,
+    definition,
+    flow_progress,
+    lag_progress,
+    stream_progress,
+    update_progress,
+)
 
 from penstock._cli.dashboard import dashboard_beside
 from penstock._model.pipeline import PipelineSettings
@@ -26,12 +34,6 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    column_lineage,
-    definition,
-    flow_progress,
-    lag_progress,
-    stream_progress,
-    update_progress,
 )
 from penstock._observe.log import EventLog
 from penstock._runtime.lease_paths import pipeline_lease_path

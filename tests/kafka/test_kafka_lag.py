@@ -12,17 +12,17 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from made_events import lag_progress
 
 from penstock._local.broker import BrokerHandle, ensure_topic
-from penstock._observe.events import EventOrigin, lag_progress
+from penstock._observe.events import EventOrigin
 from penstock._observe.lag import lag_summary
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
+from penstock._observe.state import ObservedUpdate
+from penstock.sources.kafka.admin import KafkaOptions
 from penstock.sources.kafka.lag import KafkaLag
-from penstock.sources.kafka.reader import KafkaRead
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-
-NAME = "KafkaV2[Subscribe[lagging]]"
 
 
 def configure(broker: BrokerHandle, topic: str, **settings: str) -> None:
@@ -38,8 +38,8 @@ def configure(broker: BrokerHandle, topic: str, **settings: str) -> None:
 
 def lag(spark: Any, servers: str, now_ms: int, topic: str = "lagging") -> KafkaLag:
     options = {"subscribe": topic, "kafka.bootstrap.servers": servers}
-    read = KafkaRead({**options, "kafka.isolation.level": "read_committed"})
-    return KafkaLag(spark, [read], lambda: now_ms)
+    options["kafka.isolation.level"] = "read_committed"
+    return KafkaLag(spark, KafkaOptions(options), lambda: now_ms)
 
 
 def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker, spark):
@@ -57,7 +57,7 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     client.delete_records([place])[place].result(30)
 
     measured = lag(spark, servers, now)
-    found = measured.measure(NAME, {topic: {"0": 2, "1": 1, "2": 0}})
+    found = measured.measure({topic: {"0": 2, "1": 1, "2": 0}})
     assert found["problem"] is None
     behind, done, empty = found["partitions"]
     assert (behind["earliest_offset"], behind["latest_offset"], behind["records"]) == (1, 5, 3)
@@ -69,32 +69,32 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     )
     assert (done["records"], done["seconds_behind"], done["loss"]) == (0, 0.0, "none")
     assert (empty["records"], empty["seconds_behind"], empty["loss"]) == (0, 0.0, "none")
-    figures = MetricsFold()
+    figures = ObservedUpdate()
     origin = EventOrigin(pipeline_name="shop", flow_name="bronze")
     figures(lag_progress(origin, {"sources": [found], **lag_summary([found])}))
-    shown = {one.metric.name: list(one.values.values()) for one in figures.series()}
+    shown = {one.metric.name: list(one.values.values()) for one in metric_series(figures)}
     assert shown["penstock_flow_lag_seconds"] == [498.0]
     assert shown["penstock_flow_time_to_loss_seconds"] == [3102.0]
     assert found["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}
 
     # A flow that was away for too long.
-    gone = measured.measure(NAME, {topic: {"0": 0}})["partitions"][0]
+    gone = measured.measure({topic: {"0": 0}})["partitions"][0]
     assert (gone["loss"], gone["lost_records"], gone["seconds_to_loss"]) == ("happened", 1, 0.0)
     assert gone["seconds_behind"] == 499.0
 
     # Limits of other kinds: nothing is made up.
     configure(kafka_broker, topic, retention_ms="-1", retention_bytes="1000")
-    sized = lag(spark, servers, now).measure(NAME, {topic: {"0": 2}})["partitions"][0]
+    sized = lag(spark, servers, now).measure({topic: {"0": 2}})["partitions"][0]
     assert (sized["loss"], sized["seconds_to_loss"]) == ("unknown", None)
     configure(kafka_broker, topic, cleanup_policy="compact")
-    kept = lag(spark, servers, now).measure(NAME, {topic: {"0": 2}})["partitions"][0]
+    kept = lag(spark, servers, now).measure({topic: {"0": 2}})["partitions"][0]
     assert (kept["loss"], kept["seconds_behind"]) == ("none", 498.0)
 
 
 def test_what_the_broker_does_not_say_is_unknown(kafka_broker, spark):
     servers = kafka_broker.bootstrap_servers
     missing = lag(spark, kafka_broker.bootstrap_servers, 0, "not-there")
-    found = missing.measure(NAME, {"not-there": {"0": 7}})
+    found = missing.measure({"not-there": {"0": 7}})
     assert found["problem"].startswith(f"the brokers of {servers} refuse: UnknownTopicOrPart")
     # What this flow was refused says nothing about the brokers: other flows ask them.
     assert missing._silent == {}
@@ -105,10 +105,10 @@ def test_what_the_broker_does_not_say_is_unknown(kafka_broker, spark):
 
 def test_brokers_that_do_not_answer_are_told_and_not_asked_by_every_flow(spark):
     silent: dict[str, float] = {}
-    read = KafkaRead({"subscribe": "lagging", "kafka.bootstrap.servers": "127.0.0.1:1"})
+    options = KafkaOptions({"subscribe": "lagging", "kafka.bootstrap.servers": "127.0.0.1:1"})
     for other in range(2):
         began = time.monotonic()
-        found = KafkaLag(spark, [read], silent=silent).measure(NAME, {"lagging": {"0": 7}})
+        found = KafkaLag(spark, options, silent=silent).measure({"lagging": {"0": 7}})
         assert found["problem"] == "no broker of 127.0.0.1:1 answers"
         (part,) = found["partitions"]
         assert (part["records"], part["loss"]) == (None, "unknown")

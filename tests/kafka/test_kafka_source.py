@@ -13,6 +13,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 from example_project import Example
+from made_events import details
 
 from penstock._local.broker import (
     BrokerHandle,
@@ -21,6 +22,7 @@ from penstock._local.broker import (
     start_broker,
     stop_broker,
 )
+from penstock._observe.codec import details_of
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
 from penstock.sources.kafka.options import prepare_source_options
@@ -135,7 +137,7 @@ def test_lost_rows_are_an_incident_and_a_topic_made_again_is_an_error(
     ensure_topic(servers, topic)
     produce(kafka_broker, topic, *order(0, 1), "no order", *order(3, 4), headers={"trace": b"x"})
     assert run("false").state is UpdateState.COMPLETED
-    reports = [e.details for e in example.events if e.event_type == "stream_progress"]
+    reports = [details_of(e.body) for e in example.events if e.event_type == "stream_progress"]
     progress = [report["stream_progress"]["progress_json"] for report in reports]
     assert [p["numInputRows"] for p in progress if "Kafka" in str(p["sources"])] == [3, 2]
     assert losses() == []
@@ -150,9 +152,7 @@ def test_lost_rows_are_an_incident_and_a_topic_made_again_is_an_error(
     (incident,) = losses()
     assert "shop-orders-eu-0 from 5 to 6" in incident.message
     assert incident.level is Level.WARN
-    assert incident.details["source_rows_lost"]["ranges"] == [
-        {"topic": topic, "partition": 0, "first": 5, "end": 7}
-    ]
+    assert details(incident)["ranges"] == [{"topic": topic, "partition": 0, "first": 5, "end": 7}]
 
     produce(kafka_broker, topic, *order(10, 11))
     remove_before(11)

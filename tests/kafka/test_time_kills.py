@@ -19,6 +19,7 @@ import duckdb
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from crashes import crashing
+from made_events import details
 from pipeline_process import PipelineProcess
 from update_project import Project
 
@@ -299,10 +300,10 @@ def _compare(project: Project, topics: Topics) -> None:
     assert {tuple(row["_failed_rules"]) for row in refused} == {("late",)}
     # Without a quarantine they are counted.
     counted = [
-        event.details["flow_progress"]["data_quality"]["late_records"]
+        details(event)["data_quality"]["late_records"]
         for event in project.events
         if event.event_type == "flow_progress"
         and event.origin.flow_name == "pairs"
-        and "late_records" in event.details["flow_progress"].get("data_quality", {})
+        and "late_records" in details(event).get("data_quality", {})
     ]
     assert counted == [2]

@@ -15,6 +15,7 @@ import pytest
 from crashes import crashing
 from example_project import Example
 from kinesis_double import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, Stream, wait_until
+from made_events import details
 
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
@@ -142,7 +143,7 @@ def test_orders_arrive_once_with_bad_ones_in_quarantine_when_shards_are_split(
     assert orders.run(shop_fail_on_data_loss="false").state is UpdateState.COMPLETED
     (incident,) = orders.losses()
     assert incident.level is Level.WARN
-    assert incident.details["source_rows_lost"]["ranges"] == [
+    assert details(incident)["ranges"] == [
         {"stream": stream.name, "shard": shard, "after": number, "rows": None}
         for shard, number in last.items()
     ]

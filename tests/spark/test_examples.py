@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_events import details
 
 from penstock._launch import UpdateOptions, read_flow_state, run_update
 from penstock._observe.bus import EventBus
@@ -60,7 +61,7 @@ class Example:
         total = 0
         for event in self.events:
             if event.event_type == "flow_progress" and event.origin.flow_name == flow:
-                quality = event.details["flow_progress"].get("data_quality", {})
+                quality = details(event).get("data_quality", {})
                 total += quality.get(key, 0)
         return total
 
@@ -291,7 +292,7 @@ def test_data_quality(example):
 
 
 def _rules(event: Event) -> list[dict[str, Any]]:
-    body = event.details["flow_progress"].get("data_quality", {})
+    body = details(event).get("data_quality", {})
     found: list[dict[str, Any]] = body.get("expectations", [])
     return found
 

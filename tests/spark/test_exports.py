@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lineage_receiver import Receiver, check, shapes
+from made_events import details
 from otlp_receiver import OtlpReceiver, points
 from planted_secrets import planted
 from prometheus_client.parser import text_string_to_metric_families as families
@@ -16,12 +17,13 @@ from update_project import Project, shared_project
 from penstock._cli.main import main
 from penstock._cli.reports import summary
 from penstock._model.redaction import forget_secrets
-from penstock._observe.decoding import event_of_json
+from penstock._observe.codec import event_of_json
 from penstock._observe.events import UpdateState
 from penstock._observe.log import read_events
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
 from penstock._observe.metrics_endpoint import exposition
-from penstock._observe.snapshot import Snapshot
+from penstock._observe.snapshot import update_view
+from penstock._observe.state import ObservedUpdate
 
 pytestmark = pytest.mark.spark
 
@@ -94,7 +96,7 @@ def shop(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
         def scrape(_: Any) -> None:
             (begun,) = [event for event in project.events if event.event_type == "create_update"]
-            url = begun.details["create_update"]["metrics_url"]
+            url = details(begun)["metrics_url"]
             with urllib.request.urlopen(url, timeout=10) as answer:
                 scraped.append(answer.read().decode())
 
@@ -125,11 +127,11 @@ SILVER = ("shop", "silver", "spark_catalog.default.silver")
 
 
 def test_metrics_add_up_when_the_event_log_is_folded(shop: Shop):
-    fold = MetricsFold()
+    fold = ObservedUpdate()
     for event in read_events(shop.project.root / ".penstock" / "events"):
         if event["origin"]["update_id"] == shop.project.events[0].origin.update_id:
             fold(event_of_json(event))
-    figures = {one.metric.name: one.values for one in fold.series()}
+    figures = {one.metric.name: one.values for one in metric_series(fold)}
     assert figures["penstock_flow_output_rows_total"][SILVER] == 9
     assert figures["penstock_flow_quarantined_rows_total"][SILVER] == 1
     rule = ("shop", "spark_catalog.default.silver", "positive")
@@ -285,11 +287,11 @@ def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spa
     told = [file.read_text() for file in files]
     told += [body.decode() for body in receiver.bodies]
     told += [body.decode("utf-8", "replace") for _, body in otlp.bodies]
-    snapshot, metrics = Snapshot(), MetricsFold()
+    snapshot, metrics = ObservedUpdate(), ObservedUpdate()
     for event in project.events:
         snapshot(event)
         metrics(event)
-    told += ["\n".join(summary(snapshot.view())), exposition(metrics)[0].decode()]
+    told += ["\n".join(summary(update_view(snapshot))), exposition(metrics)[0].decode()]
     assert [secret for secret in secrets for one in told if secret in one.replace("\\", "")] == []
     assert any("[redacted]" in one for one in told)
     assert ("FAIL", "shop.broken") in shapes(receiver.events)

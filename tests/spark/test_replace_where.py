@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from delta.tables import DeltaTable
+from made_events import details
 from update_project import Project, shared_project
 
 from penstock._observe.events import Event, UpdateState
@@ -150,11 +151,11 @@ def test_only_the_window_is_replaced_when_the_source_changes(window: Window):
 
 def test_rows_and_rules_are_counted_when_a_window_is_replaced(window: Window):
     (progress,) = [
-        event.details["flow_progress"]
+        details(event)
         for event in window.steps["moved"].events
         if event.event_type == "flow_progress"
         and event.origin.flow_name == "recent"
-        and event.details["flow_progress"].get("data_quality")
+        and details(event).get("data_quality")
     ]
     assert progress["metrics"]["num_output_rows"] == 1
     assert progress["metrics"]["num_deleted_rows"] == 1

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made_events import details
 from update_project import Project
 
 from penstock._observe.events import UpdateState
@@ -126,7 +127,7 @@ def test_every_sink_takes_rows_and_no_file_reader_sees_one_twice(project: Projec
         event.origin.sink_name: metrics["num_output_rows"]
         for event in project.events
         if event.event_type == "flow_progress" and event.origin.sink_name
-        if "num_output_rows" in (metrics := event.details["flow_progress"].get("metrics") or {})
+        if "num_output_rows" in (metrics := details(event).get("metrics") or {})
     }
     assert {written[kind] for kind in (*FILES, "screen", "view")} == {3}
     for kind in FILES:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from made_events import details
 from update_project import Project, shared_project
 
+from penstock._observe.codec import details_of
 from penstock._observe.events import Event, UpdateState
 from penstock._runtime.update import UpdateResult
 from penstock.errors import PlanError, SpecError
@@ -134,7 +136,7 @@ def test_counts_equal_rows_when_logged(chain: Chain):
     for event in chain.steps["first"].events:
         if event.event_type != "flow_progress":
             continue
-        quality = event.details["flow_progress"].get("data_quality", {})
+        quality = details(event).get("data_quality", {})
         dropped += quality.get("dropped_records", 0)
         quarantined += quality.get("quarantined_records", 0)
         for rule in quality.get("expectations", ()):
@@ -159,7 +161,11 @@ def test_nothing_is_written_when_nothing_is_new(chain: Chain):
     before, step = chain.steps["first"], chain.steps["nothing new"]
     assert step.result.state is UpdateState.COMPLETED
     assert step.versions == before.versions
-    (plan,) = [event.details for event in step.events if event.event_type == "planning_information"]
+    (plan,) = [
+        details_of(event.body)
+        for event in step.events
+        if event.event_type == "planning_information"
+    ]
     (technique,) = plan["planning_information"]["technique_information"]
     assert technique["maintenance_type"] == "MAINTENANCE_TYPE_NO_OP"
 

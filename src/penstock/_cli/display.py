@@ -12,7 +12,8 @@ from penstock._cli.render import final_line, live_view, summary_lines, summary_t
 from penstock._cli.terminal import Output, Terminal, console, detect
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
-from penstock._observe.snapshot import Snapshot, UpdateView
+from penstock._observe.snapshot import UpdateView, update_view
+from penstock._observe.state import ObservedUpdate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,18 +40,18 @@ class Display(Protocol):
 
 
 def choose_display(
-    bus: EventBus, snapshot: Snapshot, *, log_format: LogFormat, quiet: bool
+    bus: EventBus, update: ObservedUpdate, *, log_format: LogFormat, quiet: bool
 ) -> Display:
-    """The display that fits the options and the terminal, subscribed to the bus."""
+    """The display that fits the options and the terminal, subscribed to the bus as the state is."""
     terminal = detect(sys.stdout)
     if log_format is LogFormat.JSON:
         lines = Output(sys.stdout)
         bus.subscribe(JsonPrinter(lines, instance=str(uuid.uuid4()), quiet=quiet))
         return SilentDisplay()
     if terminal.is_live and not quiet:
-        return LiveDisplay(snapshot, terminal)
-    bus.subscribe(LinePrinter(Output(sys.stderr if quiet else None), quiet=quiet))
-    return LineDisplay(snapshot, terminal, quiet=quiet)
+        return LiveDisplay(update, terminal)
+    bus.subscribe(LinePrinter(Output(sys.stderr if quiet else None), update, quiet=quiet))
+    return LineDisplay(update, terminal, quiet=quiet)
 
 
 class SilentDisplay:
@@ -70,8 +71,8 @@ class SilentDisplay:
 class LineDisplay:
     """Adds the summary to the lines that a `LinePrinter` prints."""
 
-    def __init__(self, snapshot: Snapshot, terminal: Terminal, *, quiet: bool) -> None:
-        self._snapshot = snapshot
+    def __init__(self, update: ObservedUpdate, terminal: Terminal, *, quiet: bool) -> None:
+        self._update = update
         self._terminal = terminal
         self._quiet = quiet
 
@@ -79,7 +80,7 @@ class LineDisplay:
         return self
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
-        view = self._snapshot.view()
+        view = update_view(self._update)
         output = Output()
         if not self._quiet:
             if view.datasets:
@@ -98,10 +99,10 @@ class LineDisplay:
 class LiveDisplay:
     """A table that is redrawn in place and stays, as the summary, when the update has ended."""
 
-    def __init__(self, snapshot: Snapshot, terminal: Terminal) -> None:
+    def __init__(self, update: ObservedUpdate, terminal: Terminal) -> None:
         from rich.live import Live
 
-        self._snapshot = snapshot
+        self._update = update
         self._console = console(terminal)
         self._has_ended = False
         self._live = Live(
@@ -119,14 +120,14 @@ class LiveDisplay:
         self._has_ended = True
         with suppress(OSError):  # the terminal may have been closed meanwhile
             self._live.stop()
-            view = self._snapshot.view()
+            view = update_view(self._update)
             for line in (*summary_lines(view), *_ending(view, error)):
                 self._console.print(line, soft_wrap=True)
 
     def _render(self) -> "RenderableType":
         from rich.text import Text
 
-        view = self._snapshot.view()
+        view = update_view(self._update)
         width = self._console.width
         if self._has_ended:
             return summary_table(view, width=width) if view.datasets else Text("")

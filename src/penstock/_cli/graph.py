@@ -84,7 +84,7 @@ def graph(
 def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
     from penstock._cli.inspection import one_update
     from penstock._observe import log
-    from penstock._observe.decoding import event_of_json
+    from penstock._observe.codec import event_of_json
     from penstock._observe.events import EventOrigin
     from penstock._observe.masking import without_secrets
 
@@ -248,6 +248,8 @@ def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
 
 
 def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | None:
+    from penstock._observe.codec import event_of
+    from penstock._observe.events import PlanningInformation
     from penstock._observe.log import event_directory, read_events, updates
 
     directory = event_directory(settings)
@@ -255,16 +257,17 @@ def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | No
         events = read_events(
             directory,
             update=file.update_id,
-            event_type="planning_information",
+            event_type=PlanningInformation.event_type,
             dataset=key,
         )
         for event in reversed(list(events)):
-            body = event["details"]["planning_information"]
-            chosen: Mapping[str, Any] = next(iter(body.get("technique_information", ())), {})
-            technique = str(chosen.get("maintenance_type", ""))
+            known = event_of(event)
+            body = known.body if known is not None else None
+            if not isinstance(body, PlanningInformation):
+                continue
             return {
-                "technique": technique.removeprefix("MAINTENANCE_TYPE_"),
-                "reason": body.get("reason"),
+                "technique": body.technique,
+                "reason": body.reason,
                 "timestamp": event["timestamp"],
                 "update_id": file.update_id,
             }

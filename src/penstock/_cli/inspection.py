@@ -273,19 +273,25 @@ def quality(
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
 
 
-def _counts(event: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    origin, body = event.get("origin", {}), event["details"]["flow_progress"]
-    for counts in (body.get("data_quality") or {}).get("expectations", ()):
+def _counts(recorded: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    from penstock._observe.codec import event_of
+    from penstock._observe.events import FlowProgress
+
+    event = event_of(recorded)
+    if event is None or not isinstance(event.body, FlowProgress):
+        return
+    origin, body = event.origin, event.body
+    for counts in body.expectations:
         yield {
-            "timestamp": event["timestamp"],
-            "update_id": origin.get("update_id"),
-            "flow": origin.get("flow_name"),
-            "batch_id": origin.get("batch_id"),
-            "batches": (body.get("rolled_up") or {}).get("batches", 1),
-            "dataset": counts["dataset"],
-            "rule": counts["name"],
-            "passed": counts["passed_records"],
-            "failed": counts["failed_records"],
+            "timestamp": recorded["timestamp"],
+            "update_id": origin.update_id or None,
+            "flow": origin.flow_name or None,
+            "batch_id": origin.batch_id,
+            "batches": 1 if body.rolled_up is None else body.rolled_up.batches,
+            "dataset": counts.dataset,
+            "rule": counts.name,
+            "passed": counts.passed_records,
+            "failed": counts.failed_records,
         }
 
 
@@ -321,43 +327,43 @@ def _event_lines(event: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _figures(event: dict[str, Any]) -> str:
+def _figures(recorded: dict[str, Any]) -> str:
     """What a micro-batch did, as far as this event knows."""
     from penstock._cli.text import plural, seconds
+    from penstock._observe.codec import event_of
+    from penstock._observe.events import FlowMetrics, FlowProgress
 
-    body = (event.get("details") or {}).get("flow_progress") or {}
-    metrics, quality = body.get("metrics") or {}, body.get("data_quality") or {}
-    if not metrics and not quality:
+    event = event_of(recorded)
+    if event is None or not isinstance(event.body, FlowProgress):
         return ""
-    parts = []
-    rolled = body.get("rolled_up")
-    if rolled is not None:
-        last = event["origin"]["batch_id"]
-        parts.append(f"batches {rolled['first_batch_id']} to {last} in one event")
-    elif "batch_id" in event.get("origin", {}):
-        parts.append(f"batch {event['origin']['batch_id']}")
-    if "num_input_rows" in metrics:
-        parts.append(f"{plural(metrics['num_input_rows'], 'row')} in")
-    verbs = {
-        "num_output_rows": "written",
-        "num_upserted_rows": "merged",
-        "num_deleted_rows": "deleted",
-    }
-    for key, verb in verbs.items():
-        if key in metrics:
-            parts.append(f"{plural(metrics[key], 'row')} {verb}")
-    for key, verb in (
-        ("dropped_records", "dropped"),
-        ("quarantined_records", "quarantined"),
-        ("late_records", "late"),
-        ("duplicate_records", "duplicate"),
+    body, batch, parts = event.body, event.origin.batch_id, []
+    metrics = body.metrics or FlowMetrics()
+    if metrics == FlowMetrics():
+        return ""
+    if body.rolled_up is not None:
+        parts.append(f"batches {body.rolled_up.first_batch_id} to {batch} in one event")
+    elif batch is not None:
+        parts.append(f"batch {batch}")
+    for count, verb in (
+        (metrics.num_input_rows, "in"),
+        (metrics.num_output_rows, "written"),
+        (metrics.num_upserted_rows, "merged"),
+        (metrics.num_deleted_rows, "deleted"),
     ):
-        if quality.get(key):
-            parts.append(f"{quality[key]:,} {verb}")
-    if "batch_duration_ms" in metrics:
-        parts.append(f"took {seconds(metrics['batch_duration_ms'] / 1000)}")
-    if "backlog_records" in metrics:
-        parts.append(f"lag {metrics['backlog_records']:,}")
+        if count is not None:
+            parts.append(f"{plural(count, 'row')} {verb}")
+    for count, verb in (
+        (metrics.dropped_records, "dropped"),
+        (metrics.quarantined_records, "quarantined"),
+        (metrics.late_records, "late"),
+        (metrics.duplicate_records, "duplicate"),
+    ):
+        if count:
+            parts.append(f"{count:,} {verb}")
+    if metrics.batch_duration_ms is not None:
+        parts.append(f"took {seconds(metrics.batch_duration_ms / 1000)}")
+    if metrics.backlog_records is not None:
+        parts.append(f"lag {metrics.backlog_records:,}")
     return ", ".join(parts)
 
 

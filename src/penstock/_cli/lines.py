@@ -5,9 +5,19 @@ from datetime import datetime
 
 from penstock._cli.terminal import Output
 from penstock._cli.text import error_line, seconds
-from penstock._observe.events import Event, FlowStatus, Level
-from penstock._observe.log import encode, event_json
+from penstock._observe.codec import encode, event_json
+from penstock._observe.events import (
+    DatasetDefinition,
+    Event,
+    FlowProgress,
+    FlowStatus,
+    Level,
+    PlanningInformation,
+    SourceProgress,
+    UpdateProgress,
+)
 from penstock._observe.snapshot import short_names
+from penstock._observe.state import ObservedFlow, ObservedUpdate
 
 _PROGRESS_SECONDS = 10.0
 _BEGUN = (FlowStatus.STARTING, FlowStatus.RUNNING)
@@ -25,12 +35,6 @@ class _Flow:
     number: int
     started: datetime | None = None
     shown: datetime | None = None
-    rows: int = 0
-    quarantined: int = 0
-    late: int = 0
-    duplicates: int = 0
-    deleted: int = 0
-    lag: int | None = None
 
     def is_due(self, now: datetime) -> bool:
         """Whether it runs and its figures were not shown for a while."""
@@ -46,75 +50,71 @@ class LinePrinter:
 
     Args:
         output: Where the lines go.
+        update: Its state, which has taken in an event before this subscriber gets it.
         quiet: Errors only.
     """
 
-    def __init__(self, output: Output, *, quiet: bool = False) -> None:
+    def __init__(self, output: Output, update: ObservedUpdate, *, quiet: bool = False) -> None:
         self._output = output
+        self._update = update
         self._quiet = quiet
         self._flows: dict[str, _Flow] = {}
-        self._kinds: dict[str, str] = {}
+        self._declared = 0
         self._short: dict[str, str] = {}
         self._notes: dict[str, str] = {}
 
     def __call__(self, event: Event) -> None:
         """Print what the event is worth."""
-        body = event.details.get(event.event_type, {})
-        match event.event_type:
-            case "flow_progress":
+        match event.body:
+            case FlowProgress() as body:
                 self._flow(event, body)
-                return
-            case "dataset_definition":
-                kind = str(body.get("dataset_type", ""))
-                self._kinds[event.origin.dataset_name] = kind.lower().replace("_", " ")
-            case "planning_information":
-                self._notes[event.origin.dataset_name] = str(body.get("reason", ""))
-        is_told = event.event_type in ("update_progress", "source_progress")
-        if is_told or event.level in (Level.WARN, Level.ERROR):
-            self._general(event, body)
+            case PlanningInformation() as body:
+                self._notes[event.origin.dataset_name] = body.reason
+            case UpdateProgress() | SourceProgress():
+                self._general(event)
+            case _ if event.level in (Level.WARN, Level.ERROR):
+                self._general(event)
 
-    def _general(self, event: Event, body: object) -> None:
+    def _general(self, event: Event) -> None:
         if event.level is Level.ERROR:
             # The end of the update is in the final line too.
-            is_error = event.event_type != "update_progress"
+            is_error = not isinstance(event.body, UpdateProgress)
             self._print(event, f"ERROR {event.message}", is_error=is_error)
         elif event.level is Level.WARN:
             self._print(event, f"WARN {event.message}")
         else:
-            state = ""
-            if event.event_type == "update_progress" and isinstance(body, dict):
-                state = body.get("state", "")
+            state = event.body.state.value if isinstance(event.body, UpdateProgress) else ""
             self._print(event, f"{state} {event.message}".rstrip())
 
-    def _flow(self, event: Event, body: dict[str, object]) -> None:
+    def _flow(self, event: Event, body: FlowProgress) -> None:
         name = event.origin.flow_name
         if not name:
             return
         flow = self._flows.setdefault(name, _Flow(len(self._flows) + 1))
-        status = FlowStatus(str(body["status"]))
-        self._count(flow, body, replaces=self._is_view(event))
+        status, figures = body.status, self._update.flow(name)
         if event.level is Level.WARN and status not in _WORDS:
             self._print(event, f"WARN {self._label(event)}: {event.message}")
             if event.error is not None:
                 self._print(event, f"  {error_line(event.error)}")
             return
         head = self._position(flow)
-        if status in _BEGUN and flow.started is None and "metrics" not in body:
+        if status in _BEGUN and flow.started is None and body.metrics is None:
             flow.started = flow.shown = event.timestamp
             self._print(event, f"{head} START {self._label(event)}")
         if status in _WORDS:
             self._ended(event, flow, status, head)
-        elif "metrics" in body and flow.is_due(event.timestamp):
+        elif body.metrics is not None and flow.is_due(event.timestamp):
             flow.shown = event.timestamp
-            lag = "" if flow.lag is None else f", lag {flow.lag:,}"
-            self._print(event, f"{head} RUN {self._label(event)} {_figures(flow)}{lag}")
+            lag = "" if figures.backlog is None else f", lag {figures.backlog:,}"
+            self._print(event, f"{head} RUN {self._label(event)} {_figures(figures)}{lag}")
 
     def _ended(self, event: Event, flow: _Flow, status: FlowStatus, head: str) -> None:
         if status in (FlowStatus.COMPLETED, FlowStatus.IDLE) and flow.started is None:
             # One more look of a continuous update at its view, not an end.
             if status is FlowStatus.COMPLETED and flow.is_due(event.timestamp):
                 flow.shown = event.timestamp
-                self._print(event, f"{head} RUN {self._label(event)} {_figures(flow)}")
+                text = _figures(self._update.flow(event.origin.flow_name))
+                self._print(event, f"{head} RUN {self._label(event)} {text}")
             return
         line = f"{head} {_WORDS[status]} {self._label(event)}"
         if status is FlowStatus.IDLE:
@@ -123,7 +123,8 @@ class LinePrinter:
             line += f": {event.message}"
         elif status is not FlowStatus.FAILED:
             spent = event.timestamp - flow.started if flow.started else None
-            line += f" {_figures(flow, seconds(spent.total_seconds()) if spent else '')}"
+            figures = self._update.flow(event.origin.flow_name)
+            line += f" {_figures(figures, seconds(spent.total_seconds()) if spent else '')}"
         note = self._notes.get(event.origin.dataset_name)
         if note and status in (FlowStatus.IDLE, FlowStatus.COMPLETED):
             line += f" ({note})"
@@ -134,24 +135,6 @@ class LinePrinter:
                 self._print(event, f"  {text}", is_error=status is FlowStatus.FAILED)
         flow.started = None
 
-    def _is_view(self, event: Event) -> bool:
-        return self._kinds.get(event.origin.dataset_name) == "materialized view"
-
-    @staticmethod
-    def _count(flow: _Flow, body: dict[str, object], *, replaces: bool) -> None:
-        metrics = body.get("metrics")
-        if isinstance(metrics, dict):
-            if replaces:
-                flow.rows = flow.quarantined = flow.late = 0
-            flow.rows += metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0)
-            flow.deleted += metrics.get("num_deleted_rows", 0)
-            flow.lag = metrics.get("backlog_records", flow.lag)
-        quality = body.get("data_quality")
-        if isinstance(quality, dict):
-            flow.quarantined += quality.get("quarantined_records", 0)
-            flow.late += quality.get("late_records", 0)
-            flow.duplicates += quality.get("duplicate_records", 0)
-
     def _position(self, flow: _Flow) -> str:
         # All flows are queued before the first one starts, so the total is known by then.
         return f"{flow.number} of {len(self._flows)}"
@@ -160,9 +143,17 @@ class LinePrinter:
         """`streaming table silver`, and the flow where it is not called like its target."""
         origin = event.origin
         target = origin.dataset_name or origin.sink_name
-        kind = "sink" if origin.sink_name else self._kinds.get(target, "")
-        if len(self._short) != len(self._kinds):
-            self._short = short_names(list(self._kinds))
+        datasets = self._update.datasets
+        if self._declared != len(datasets):
+            self._declared = len(datasets)
+            self._short = short_names(
+                [
+                    dataset.name
+                    for dataset in datasets.values()
+                    if isinstance(dataset.definition, DatasetDefinition)
+                ]
+            )
+        kind = "sink" if origin.sink_name else datasets[target].kind if target in datasets else ""
         label = f"{kind} {self._short.get(target, target.rpartition('.')[2])}".strip()
         flow = origin.flow_name
         is_its_own = f".{target}".lower().endswith(f".{flow}".lower())
@@ -174,18 +165,19 @@ class LinePrinter:
         self._output.line(f"{event.timestamp.astimezone():%H:%M:%S} | {text}")
 
 
-def _figures(flow: _Flow, spent: str = "") -> str:
+def _figures(flow: ObservedFlow, spent: str = "") -> str:
     text = f"{flow.rows:,} row{'' if flow.rows == 1 else 's'}"
     if spent:
         text += f" in {spent}"
-    if flow.deleted:
-        text += f", {flow.deleted:,} deleted"
-    if flow.quarantined:
-        text += f", {flow.quarantined:,} quarantined"
-    if flow.late:
-        text += f", {flow.late:,} late"
-    if flow.duplicates:
-        text += f", {flow.duplicates:,} duplicate{'' if flow.duplicates == 1 else 's'}"
+    for name, verb in (
+        ("num_deleted_rows", "deleted"),
+        ("quarantined_records", "quarantined"),
+        ("late_records", "late"),
+    ):
+        if count := flow.count(name):
+            text += f", {count:,} {verb}"
+    if duplicates := flow.count("duplicate_records"):
+        text += f", {duplicates:,} duplicate{'' if duplicates == 1 else 's'}"
     return text
 
 
@@ -207,7 +199,8 @@ class JsonPrinter:
     def __call__(self, event: Event) -> None:
         """Print the event."""
         seq_no, self._seq_no = self._seq_no, self._seq_no + 1
-        if self._quiet and event.level is not Level.ERROR and event.event_type != "update_progress":
+        is_wanted = event.level is Level.ERROR or isinstance(event.body, UpdateProgress)
+        if self._quiet and not is_wanted:
             return
         body = event_json(event, instance=self._instance, seq_no=seq_no)
         self._output.line(encode(body).decode("utf-8"), is_masked=True)

@@ -35,9 +35,9 @@ def metrics(
     The same figures as the endpoint of `run --metrics-port`, also when the update has ended.
     """
     from penstock._observe import log
-    from penstock._observe.decoding import event_of_json
-    from penstock._observe.metrics import MetricsFold
+    from penstock._observe.codec import event_of_json
     from penstock._observe.metrics_endpoint import exposition, require_metrics_extra
+    from penstock._observe.state import ObservedUpdate
 
     if output is OutputFormat.TEXT:
         require_metrics_extra()
@@ -45,22 +45,23 @@ def metrics(
         options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     )
     chosen = update if update == log.LATEST else one_update(directory, update)
-    fold = MetricsFold()
+    state = ObservedUpdate()
     for event in log.read_events(directory, update=chosen):
-        fold(event_of_json(event))
+        state(event_of_json(event))
     if output is OutputFormat.JSON:
-        options.print_json(_as_json(fold))
+        options.print_json(_as_json(state))
         return
-    print(exposition(fold)[0].decode(), end="")
+    print(exposition(state)[0].decode(), end="")
     if not log.updates(directory):
         print(f"there are no events yet in {directory}", file=sys.stderr)
 
 
-def _as_json(fold: Any) -> list[dict[str, Any]]:
-    from penstock._observe.metrics import BATCH_BUCKETS
+def _as_json(state: Any) -> list[dict[str, Any]]:
+    from penstock._observe.metrics import metric_series
+    from penstock._observe.state import BATCH_BUCKETS
 
     found = []
-    for series in fold.series():
+    for series in metric_series(state):
         metric = series.metric
         samples: list[dict[str, Any]] = [
             {"labels": dict(zip(metric.labels, labels, strict=True)), "value": value}

@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
-from datetime import datetime
 from io import StringIO
 from typing import Annotated, Any
 
@@ -92,7 +91,8 @@ def history(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the recorded updates, newest first: when each began, how it ended, and its error."""
-    from penstock._observe.log import event_directory, last_event, updates
+    from penstock._observe.events import UpdateProgress
+    from penstock._observe.log import event_directory, last_progress, updates
     from penstock._observe.unfinished import PROCESS_GONE, has_ended
     from penstock._runtime.lease import living_holder
     from penstock._runtime.lease_paths import pipeline_lease_path
@@ -101,23 +101,21 @@ def history(
     holder = living_holder(pipeline_lease_path(settings.storage))
     rows: list[dict[str, Any]] = []
     for file in updates(event_directory(settings))[: -limit - 1 : -1]:
-        event = last_event(file, "update_progress") or {}
-        state = event.get("details", {}).get("update_progress", {}).get("state")
+        event = last_progress(file)
+        body = event.body if event is not None else None
+        state = body.state.value if isinstance(body, UpdateProgress) else None
         # A command that holds the lease without the id of an update may be any of them.
         is_held = holder is not None and holder.get("update") in (None, file.update_id)
         is_gone = not (is_held or has_ended(event))
-        exceptions = (event.get("error") or {}).get("exceptions") or [{}]
-        ended = event.get("timestamp")
-        took = None
-        if ended is not None:
-            took = (datetime.fromisoformat(ended) - file.started).total_seconds()
+        error = event.error if event is not None else None
+        took = (event.timestamp - file.started).total_seconds() if event is not None else None
         rows.append(
             {
                 "update_id": file.update_id,
                 "started": file.started.isoformat(timespec="seconds").replace("+00:00", "Z"),
                 "state": "FAILED" if is_gone else state,
                 "seconds": took,
-                "error": PROCESS_GONE if is_gone else exceptions[0].get("condition"),
+                "error": PROCESS_GONE if is_gone else error and error.condition,
             }
         )
     if output is OutputFormat.JSON:

@@ -255,13 +255,14 @@ def watch_update(
     from penstock._cli.signals import StopSignals
     from penstock._launch import run_update
     from penstock._observe.bus import EventBus
-    from penstock._observe.snapshot import Snapshot
+    from penstock._observe.snapshot import update_view
+    from penstock._observe.state import ObservedUpdate
     from penstock._plan.planner import update_retries
     from penstock._runtime.relaunch import run_with_relaunches
     from penstock._runtime.restart import CONTINUOUS
 
-    bus, snapshot, signals = EventBus(), Snapshot(), StopSignals()
-    bus.subscribe(snapshot)
+    bus, state, signals = EventBus(), ObservedUpdate(), StopSignals()
+    bus.subscribe(state)
 
     def running(update: "RunningUpdate") -> None:
         signals.bind(update if on_running is None else on_running(update))
@@ -281,7 +282,7 @@ def watch_update(
         threading.Event().wait(decision.seconds)
         return True
 
-    display = choose_display(bus, snapshot, log_format=log_format, quiet=quiet)
+    display = choose_display(bus, state, log_format=log_format, quiet=quiet)
     retries = update_retries(settings.configuration) if update_options.continuous else 0
     policy = CONTINUOUS.allowing(retries)
     try:
@@ -289,7 +290,7 @@ def watch_update(
             result = run_with_relaunches(run_once, policy, on_relaunch=wait)
     finally:
         if summary is not None:
-            reports.write_summary(summary, snapshot.view())
+            reports.write_summary(summary, update_view(state))
     return WatchedUpdate(result, signals.received > 0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
-from penstock._observe.events import Event, EventOrigin, lag_progress, source_progress
+from penstock._observe.events import Event, EventOrigin, LagProgress, SourceProgress
 from penstock._observe.lag import lag_summary
 from penstock.sources.base import OpenedSource
 
@@ -92,12 +92,12 @@ class FlowLag:
             self._is_done = ending
         moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         changes = [] if ending else self._changes(found, moment)
-        body = {"sources": found, **lag_summary(found)}
-        if not found or body == self._told:
+        if not found or found == self._told:
             return changes
-        self._told = body
+        self._told = found
         origin = replace(self._origin, batch_id=progress.get("batchId"))
-        return [*changes, lag_progress(origin, {"measured_at": moment, **body})]
+        measured = LagProgress(measured_at=moment, sources=tuple(found), **lag_summary(found))
+        return [*changes, Event(origin, measured)]
 
     def _changes(self, found: Sequence[dict[str, Any]], moment: str) -> list[Event]:
         """Notes since when each source has its problem; an event where that is new."""
@@ -112,13 +112,15 @@ class FlowLag:
                 one["problem_since"] = since
                 if known is None:
                     text = f"flow {flow} waits for its source {name}: {problem}"
-                    body = {"state": "NO_ANSWER", "source": name, "problem": problem}
-                    events.append(source_progress(self._origin, text, {**body, "since": since}))
+                    body = SourceProgress(
+                        state="NO_ANSWER", source=name, problem=problem, since=since
+                    )
+                    events.append(Event(self._origin, body, text))
             elif known is not None:
                 del self._problems[name]
                 text = f"source {name} of flow {flow} answers again"
-                body = {"state": "ANSWERS", "source": name, "problem": None, "since": moment}
-                events.append(source_progress(self._origin, text, body))
+                body = SourceProgress(state="ANSWERS", source=name, since=moment)
+                events.append(Event(self._origin, body, text))
         return events
 
     def _source(self, progress: Mapping[str, Any]) -> dict[str, Any]:

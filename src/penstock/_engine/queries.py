@@ -36,7 +36,7 @@ from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import TriggerKind
-from penstock._observe.events import EventOrigin, plan_warning, planning_information
+from penstock._observe.events import Event, EventOrigin, PlanningInformation, PlanWarning
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
@@ -342,9 +342,9 @@ class SparkEngine:
                 reason = "its window moved, or the query changed"
             origin = self._origin(node)
             if reason is None:
-                self._context.emit(planning_information(origin, "NO_OP", "no source changed"))
+                self._context.emit(_refresh(origin, "NO_OP", "no source changed"))
                 return RunOutcome(changed=False, reason="no source changed")
-            self._context.emit(planning_information(origin, "COMPLETE_RECOMPUTE", reason))
+            self._context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
             result = self._tables.replace(dataset, node, df, fingerprint, where=where)
             made = ViewState(
                 fingerprint=fingerprint,
@@ -494,7 +494,7 @@ class SparkEngine:
             raise flow_error(error, node.flow) from error
 
     def _warn(self, node: FlowNode, text: str) -> None:
-        self._context.emit(plan_warning(self._origin(node), text))
+        self._context.emit(Event(self._origin(node), PlanWarning(text), text))
 
     def _display(self, node: FlowNode) -> str:
         dataset = self._graph.datasets.get(node.target)
@@ -524,6 +524,11 @@ def _triggered(writer: Any, step: StartFlow) -> Any:
             return writer.outputMode(OutputMode.UPDATE.value).trigger(realTime=every)
         case _:
             return writer.trigger(processingTime=every)
+
+
+def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:
+    text = f"{technique} of {origin.dataset_name} ({reason})"
+    return Event(origin, PlanningInformation(technique, reason), text)
 
 
 def _why_recompute(

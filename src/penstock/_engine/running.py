@@ -13,12 +13,13 @@ from penstock._engine.late_rows import dropped_by_watermark
 from penstock._engine.listener import QueryWatcher, backlog_records, written_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
+    Event,
     EventOrigin,
     FlowMetrics,
+    FlowProgress,
     FlowStatus,
-    flow_progress,
-    source_rows_lost,
-    stream_progress,
+    SourceRowsLost,
+    StreamProgress,
 )
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.failures import flow_error, full_text
@@ -133,24 +134,18 @@ class RunningQuery(QueryWatcher):
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
         if "addBatch" in progress.get("durationMs", {}):
-            self._emit(stream_progress(origin, progress))
-            self._emit(
-                flow_progress(
-                    origin,
-                    FlowStatus.RUNNING,
-                    "",
-                    metrics=FlowMetrics(
-                        num_input_rows=rows,
-                        num_output_rows=written_records(progress),
-                        batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
-                        backlog_records=backlog_records(progress),
-                        # A writer counts them itself, and exactly.
-                        late_records=None
-                        if self._write is not None
-                        else dropped_by_watermark(progress) or None,
-                    ),
-                )
+            self._emit(Event(origin, StreamProgress(dict(progress))))
+            metrics = FlowMetrics(
+                num_input_rows=rows,
+                num_output_rows=written_records(progress),
+                batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
+                backlog_records=backlog_records(progress),
+                # A writer counts them itself, and exactly.
+                late_records=None
+                if self._write is not None
+                else dropped_by_watermark(progress) or None,
             )
+            self._emit(Event(origin, FlowProgress(FlowStatus.RUNNING, metrics)))
         with self._changed:
             self._reported = max(self._reported, batch_id)
             self._changed.notify_all()
@@ -166,7 +161,8 @@ class RunningQuery(QueryWatcher):
                     more = len(losses) - _SHOWN_LOSSES
                     text = f"rows were lost: {shown}{f' and {more} more' if more > 0 else ''} had "
                     text += f"been removed from {source.name} before they were read"
-                    self._emit(source_rows_lost(origin, text, [loss.body for loss in losses]))
+                    body = SourceRowsLost(tuple(loss.body for loss in losses))
+                    self._emit(Event(origin, body, text))
                     break
 
     def terminated(self, error: str | None) -> None:

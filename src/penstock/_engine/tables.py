@@ -26,8 +26,8 @@ from penstock._observe.events import (
     EventOrigin,
     ExpectationCounts,
     FlowMetrics,
+    FlowProgress,
     FlowStatus,
-    flow_progress,
 )
 from penstock._spark.plans import has_state
 from penstock._tables.assignment import assigned
@@ -103,33 +103,29 @@ class Commit:
         result = self.result
         dropped = result.rows_quarantined + result.rows_dropped
         has_rules = bool(result.rules)
-        return flow_progress(
-            origin,
-            FlowStatus.RUNNING,
-            message,
-            metrics=FlowMetrics(
-                num_output_rows=None if self.is_upsert else result.rows_written,
-                num_upserted_rows=result.rows_written if self.is_upsert else None,
-                num_deleted_rows=result.rows_deleted if self.deletes else None,
-                dropped_records=dropped if has_rules or dropped else None,
-                quarantined_records=result.rows_quarantined
-                if has_rules or result.rows_quarantined
-                else None,
-                late_records=result.rows_late or None,
-                duplicate_records=result.rows_duplicate or None,
-                batch_duration_ms=duration_ms,
-            ),
-            expectations=[
-                ExpectationCounts(
-                    name=name,
-                    dataset=self.dataset,
-                    passed_records=counts.passed,
-                    failed_records=counts.failed,
-                )
-                for name, counts in result.rules.items()
-            ],
-            table_version=result.version,
+        metrics = FlowMetrics(
+            num_output_rows=None if self.is_upsert else result.rows_written,
+            num_upserted_rows=result.rows_written if self.is_upsert else None,
+            num_deleted_rows=result.rows_deleted if self.deletes else None,
+            dropped_records=dropped if has_rules or dropped else None,
+            quarantined_records=result.rows_quarantined
+            if has_rules or result.rows_quarantined
+            else None,
+            late_records=result.rows_late or None,
+            duplicate_records=result.rows_duplicate or None,
+            batch_duration_ms=duration_ms,
         )
+        expectations = tuple(
+            ExpectationCounts(
+                name=name,
+                dataset=self.dataset,
+                passed_records=counts.passed,
+                failed_records=counts.failed,
+            )
+            for name, counts in result.rules.items()
+        )
+        body = FlowProgress(FlowStatus.RUNNING, metrics, expectations, result.version)
+        return Event(origin, body, message)
 
 
 @dataclass(frozen=True)

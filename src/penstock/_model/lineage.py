@@ -72,6 +72,29 @@ class FlowLineage:
             "influences": [one.as_json() for one in self.influences],
         }
 
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "FlowLineage":
+        """What `as_json` gave.
+
+        Raises:
+            ValueError: An input names a source that is not there.
+            TypeError: It was not made by `as_json`.
+        """
+        sources = tuple(LineageSource(**source) for source in body.get("sources") or ())
+
+        def inputs(listed: Any) -> tuple[ColumnInput, ...]:
+            columns = tuple(ColumnInput(*column) for column in listed)
+            if any(column.source not in range(len(sources)) for column in columns):
+                raise ValueError("an input of a column has no source")
+            return columns
+
+        columns = (body.get("columns") or {}).items()
+        return cls(
+            sources=sources,
+            columns={str(name): inputs(listed) for name, listed in columns},
+            influences=inputs(body.get("influences") or ()),
+        )
+
 
 def place_of(uri: str) -> LineageSource:
     """A path or URI as OpenLineage names it: a namespace and a name, without credentials."""

@@ -10,15 +10,16 @@ import threading
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
 
 from penstock._model.alert import AlertSettings, AlertTarget
-from penstock._observe.alerts import HEARD, AlertBook, Notice
+from penstock._observe.alerts import HEARD, AlertBook
 from penstock._observe.bus import EventBus
-from penstock._observe.events import ErrorInfo, Event, EventOrigin, alert_progress
+from penstock._observe.codec import details_of
+from penstock._observe.events import AlertProgress, ErrorInfo, Event, EventOrigin
 
 _TICK_SECONDS = 1.0
 _TIMEOUT_SECONDS = 10.0
@@ -47,7 +48,7 @@ class _Telling:
         errors: Why others do not.
     """
 
-    notice: Notice
+    notice: AlertProgress
     done: int = 0
     told: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -95,7 +96,7 @@ class Alerts:
 
     def __call__(self, event: Event) -> None:
         """Take an event; any thread, never blocks."""
-        if event.event_type in HEARD:
+        if isinstance(event.body, HEARD):
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
@@ -180,11 +181,11 @@ class Alerts:
                 message="; ".join(telling.errors),
                 fatal=False,
             )
-        body = {**notice.as_json(), "told": telling.told, "not_told": telling.errors}
+        body = replace(notice, told=tuple(telling.told), not_told=tuple(telling.errors))
         text = f"alert {notice.alert} is {notice.state}: {notice.message}"
-        self._bus.emit(alert_progress(self._origin, text, body, info))
+        self._bus.emit(Event(self._origin, body, text, error=info))
 
-    def _try(self, target: AlertTarget, notice: Notice) -> str | None:
+    def _try(self, target: AlertTarget, notice: AlertProgress) -> str | None:
         for pause in (*self._pauses_seconds, None):
             try:
                 deliver(target, notice, self._resolve)
@@ -199,14 +200,16 @@ class Alerts:
         return None
 
 
-def deliver(target: AlertTarget, notice: Notice, resolve_secrets: Callable[[str], str]) -> None:
+def deliver(
+    target: AlertTarget, notice: AlertProgress, resolve_secrets: Callable[[str], str]
+) -> None:
     """Tell one target; raises whatever goes wrong."""
     if target.webhook:
         _post(target, notice, resolve_secrets)
     elif target.command:
         subprocess.run(  # noqa: S603 - the program that the settings of the pipeline name
             target.command,
-            input=json.dumps(notice.as_json()),
+            input=json.dumps(notice_json(notice)),
             text=True,
             timeout=_TIMEOUT_SECONDS,
             check=True,
@@ -217,7 +220,13 @@ def deliver(target: AlertTarget, notice: Notice, resolve_secrets: Callable[[str]
         _mail(target, notice, resolve_secrets)
 
 
-def slack_form(notice: Notice) -> dict[str, Any]:
+def notice_json(notice: AlertProgress) -> dict[str, Any]:
+    """The generic form that webhooks and commands get."""
+    body = details_of(notice)[notice.event_type]
+    return {key: body[key] for key in body if key not in ("told", "not_told")}
+
+
+def slack_form(notice: AlertProgress) -> dict[str, Any]:
     """The notice as an incoming webhook of Slack takes it."""
     sign = ":rotating_light:" if notice.state == "firing" else ":white_check_mark:"
     text = f"{sign} *{notice.pipeline}*: {notice.alert} is {notice.state}"
@@ -238,11 +247,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _post(target: AlertTarget, notice: Notice, resolve: Callable[[str], str]) -> None:
+def _post(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
     url = resolve(target.webhook)
     if not url.startswith(("https://", "http://")):
         raise ValueError("the webhook is no http or https URL")
-    body = slack_form(notice) if target.slack else notice.as_json()
+    body = slack_form(notice) if target.slack else notice_json(notice)
     headers = {key: resolve(value) for key, value in target.headers.items()}
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked
         url,
@@ -255,14 +264,14 @@ def _post(target: AlertTarget, notice: Notice, resolve: Callable[[str], str]) ->
         answer.read(1024)
 
 
-def _mail(target: AlertTarget, notice: Notice, resolve: Callable[[str], str]) -> None:
+def _mail(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
     settings = {key: resolve(value) for key, value in target.mail.items()}
     message = EmailMessage()
     message["Subject"] = f"[{notice.pipeline}] {notice.alert} is {notice.state}"
     message["From"] = settings.get("from", "penstock@localhost")
     message["To"] = ", ".join(target.mail_to)
     message.set_content(
-        f"{notice.message}\n\n{json.dumps(notice.as_json(), indent=2, ensure_ascii=False)}\n"
+        f"{notice.message}\n\n{json.dumps(notice_json(notice), indent=2, ensure_ascii=False)}\n"
     )
     host, tls = settings.get("host", "localhost"), settings.get("tls", "starttls")
     port = int(settings.get("port", {"ssl": 465, "starttls": 587}.get(tls, 25)))

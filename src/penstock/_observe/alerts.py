@@ -8,69 +8,30 @@ and fro is told no more often than that.
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
 from penstock._model.alert import AlertKind, AlertRule
-from penstock._observe.events import Event, FlowStatus, UpdateState
-from penstock._observe.schemas import differences
-
-HEARD = frozenset(
-    {"update_progress", "flow_progress", "stream_progress", "lag_progress", "dataset_definition"}
+from penstock._observe.codec import time_text
+from penstock._observe.events import (
+    AlertProgress,
+    DatasetDefinition,
+    Event,
+    ExpectationCounts,
+    FlowProgress,
+    FlowStatus,
+    LagProgress,
+    StreamProgress,
+    UpdateProgress,
+    UpdateState,
 )
-"""Types of the events that an `AlertBook` takes anything from."""
+from penstock._observe.schemas import differences
+from penstock._observe.spark_progress import Progress, event_times
+
+HEARD = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefinition)
+"""Bodies of the events that an `AlertBook` takes anything from."""
 
 _EVOLVED = "SCHEMA_EVOLVED"
 _ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Notice:
-    """What somebody is told.
-
-    Attributes:
-        alert: Name of the alert.
-        kind: What it looks at.
-        state: `firing` or `resolved`.
-        about: Flow, or dataset and rule.
-        value: What was measured; `None` where there is nothing to measure.
-        threshold: Of the alert.
-        message: One sentence.
-        pipeline: Its name.
-        update_id: Of the update.
-        at: When it was decided.
-        suppressed: Changes of the state that nobody was told since the last time.
-    """
-
-    alert: str
-    kind: str
-    state: str
-    about: str
-    value: float | None
-    threshold: float
-    message: str
-    pipeline: str
-    update_id: str
-    at: datetime
-    suppressed: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The generic form that webhooks and commands get."""
-        moment = self.at.astimezone(UTC).isoformat(timespec="milliseconds")
-        return {
-            "version": 1,
-            "alert": self.alert,
-            "kind": self.kind,
-            "state": self.state,
-            "about": self.about,
-            "value": self.value,
-            "threshold": self.threshold,
-            "message": self.message,
-            "pipeline": self.pipeline,
-            "update_id": self.update_id,
-            "timestamp": moment.replace("+00:00", "Z"),
-            "suppressed": self.suppressed,
-        }
 
 
 @dataclass
@@ -125,26 +86,26 @@ class AlertBook:
         self._pipeline = ""
         self._update_id = ""
 
-    def observe(self, event: Event) -> list[Notice]:
+    def observe(self, event: Event) -> list[AlertProgress]:
         """Take in an event; what has to be told because of it."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
-        flow, body = event.origin.flow_name, event.details.get(event.event_type, {})
-        match event.event_type:
-            case "update_progress" if UpdateState(body["state"]) is UpdateState.FAILED:
+        flow = event.origin.flow_name
+        match event.body:
+            case UpdateProgress(state=UpdateState.FAILED):
                 self._failed("update", event)
-            case "flow_progress" if flow:
+            case FlowProgress() as body if flow:
                 self._flow(event, body)
-            case "stream_progress" if flow:
-                self._watermark(flow, body.get("progress_json") or {}, event.timestamp)
-            case "lag_progress" if flow:
+            case StreamProgress() as body if flow:
+                self._watermark(flow, body.progress_json or {}, event.timestamp)
+            case LagProgress() as body if flow:
                 self._lag(flow, body)
-            case "dataset_definition":
-                self._schema(event.origin.dataset_name, str(body.get("schema_json") or ""))
+            case DatasetDefinition() as body:
+                self._schema(event.origin.dataset_name, body.schema_json or "")
         # Where other flows are busy, no time passes without events.
         return self.tick(event.timestamp)
 
-    def tick(self, now: datetime) -> list[Notice]:
+    def tick(self, now: datetime) -> list[AlertProgress]:
         """Let time pass; what has to be told because of that."""
         for rule in self._of(AlertKind.NO_PROGRESS):
             for flow, since in self._running.items():
@@ -159,9 +120,8 @@ class AlertBook:
 
     # -- events --------------------------------------------------------------------------------
 
-    def _flow(self, event: Event, body: dict[str, Any]) -> None:
-        flow, status = event.origin.flow_name, FlowStatus(body["status"])
-        metrics = body.get("metrics")
+    def _flow(self, event: Event, body: FlowProgress) -> None:
+        flow, status, metrics = event.origin.flow_name, body.status, body.metrics
         if event.error is not None and event.error.condition == _EVOLVED:
             self._changed(f"flow {flow}", f"flow {flow}: {event.error.message}", flow=flow)
         if metrics is None:
@@ -181,22 +141,22 @@ class AlertBook:
         for about in (f"flow {flow}", event.origin.dataset_name):
             text = f"{about} has rows with the new columns"
             self._resolve(AlertKind.SCHEMA_CHANGE, about, text)
-        waiting = metrics.get("backlog_records")
-        for rule in self._of(AlertKind.BACKLOG) if waiting is not None else ():
-            if not rule.flow or rule.flow.lower() == flow.lower():
+        waiting = metrics.backlog_records
+        if waiting is not None:
+            for rule in self._of(AlertKind.BACKLOG, flow):
                 text = f"{waiting:,} records wait at the sources of flow {flow}"
                 self._set(rule, f"flow {flow}", float(waiting), text)
-        for counts in (body.get("data_quality") or {}).get("expectations", ()):
+        for counts in body.expectations:
             self._quality(counts)
 
-    def _lag(self, flow: str, body: Mapping[str, Any]) -> None:
+    def _lag(self, flow: str, body: LagProgress) -> None:
         """What is not known changes nothing: it neither fires nor resolves."""
-        about, behind = f"flow {flow}", body.get("seconds_behind")
+        about, behind = f"flow {flow}", body.seconds_behind
         if behind is not None:
             for rule in self._of(AlertKind.LAG, flow):
                 text = f"what waits longest for flow {flow} is {behind:,.0f} seconds old"
                 self._set(rule, about, float(behind), text)
-        loss, left = body.get("loss"), body.get("seconds_to_loss")
+        loss, left = body.loss, body.seconds_to_loss
         if loss == "none":
             self._resolve(AlertKind.RETENTION, about, f"flow {flow} has no unread rows to lose")
         if left is None:
@@ -209,9 +169,9 @@ class AlertBook:
             )
             self._set(rule, about, float(left), text, fires=left < rule.threshold)
 
-    def _watermark(self, flow: str, progress: Mapping[str, Any], at: datetime) -> None:
+    def _watermark(self, flow: str, progress: Progress, at: datetime) -> None:
         """One that stands still while no rows come is right to do so."""
-        value, about = (progress.get("eventTime") or {}).get("watermark"), f"flow {flow}"
+        value, about = event_times(progress).get("watermark"), f"flow {flow}"
         if value is None:
             return
         known = self._watermarks.get(flow)
@@ -247,8 +207,8 @@ class AlertBook:
                 state.suppressed += not state.is_firing
                 state.is_firing, state.message = True, message
 
-    def _quality(self, counts: dict[str, Any]) -> None:
-        dataset, name = counts["dataset"], counts["name"]
+    def _quality(self, counts: ExpectationCounts) -> None:
+        dataset, name = counts.dataset, counts.name
         for rule in self._of(AlertKind.FAILURE_RATE):
             if rule.rule and rule.rule != name:
                 continue
@@ -256,7 +216,7 @@ class AlertBook:
             if wanted and not f".{dataset.lower()}".endswith(f".{wanted}"):
                 continue
             window = self._counts.setdefault((rule.name, dataset, name), _Counts()).batches
-            window.append((counts["passed_records"], counts["failed_records"]))
+            window.append((counts.passed_records, counts.failed_records))
             while len(window) > rule.batches:
                 window.popleft()
             failed = sum(broken for _, broken in window)
@@ -308,7 +268,7 @@ class AlertBook:
                 state.is_firing, state.message, state.value = False, message, None
                 state.suppressed += 1
 
-    def _notices(self, now: datetime) -> Iterator[Notice]:
+    def _notices(self, now: datetime) -> Iterator[AlertProgress]:
         for rule in self._rules:
             for (name, about), state in self._states.items():
                 if name == rule.name and self._is_due(state, now):
@@ -324,13 +284,13 @@ class AlertBook:
             return True
         return state.is_firing and waited >= self._repeat_seconds
 
-    def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> Notice:
+    def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> AlertProgress:
         suppressed = max(0, state.suppressed - 1)
         state.told = state.is_firing
         state.suppressed = 0
         if state.is_firing:
             state.told_at = now
-        return Notice(
+        return AlertProgress(
             alert=rule.name,
             kind=rule.kind.value,
             state="firing" if state.is_firing else "resolved",
@@ -340,6 +300,6 @@ class AlertBook:
             message=state.message,
             pipeline=self._pipeline,
             update_id=self._update_id,
-            at=now,
+            timestamp=time_text(now),
             suppressed=suppressed,
         )

@@ -5,17 +5,25 @@ stays whatever its age; `write` copies it to there. What comes after that place 
 here. States, errors, definitions and all that is not known here stay as they are, in their order.
 """
 
-import json
 import re
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from penstock._observe.log import encode
-from penstock._observe.rollup import Counts, Measured, counts_of, measured_of
+from penstock._observe.codec import event_of_line
+from penstock._observe.events import DatasetDefinition, FlowProgress, FlowStatus
+from penstock._observe.rollup import (
+    Counts,
+    Measured,
+    Recorded,
+    counts_of,
+    measured_of,
+    recorded_of,
+)
+from penstock._observe.state import MATERIALIZED_VIEW
 
 NEWEST = 128
 """So many events with counts of each flow stay: a micro-batch has two, and pages show 60."""
@@ -213,9 +221,7 @@ class _Writer:
     def close_groups(self) -> None:
         """Write what waits; each group at the place of its last line."""
         self._waiting += [_line_of(*group) for group in self._counts.values()]
-        self._waiting += [
-            (number, encode(group.as_json()) + b"\n") for number, group in self._measured.values()
-        ]
+        self._waiting += [(number, group.line()) for number, group in self._measured.values()]
         self._counts.clear()
         self._measured.clear()
         for _, line in sorted(self._waiting, key=lambda one: one[0]):
@@ -230,60 +236,60 @@ class _Writer:
             self.close_groups()
 
     def _define(self, line: bytes) -> None:
-        event = _parsed(line)
-        try:
-            kind = str(event["details"]["dataset_definition"]["dataset_type"])
-            name = str(event["origin"]["dataset_name"])
-        except (KeyError, TypeError):
-            return
+        event = event_of_line(line)
+        body = event.body if event is not None else None
         # A refresh replaces the counts of the one before it: there is nothing to add up.
-        if kind.lower().replace("_", " ") == "materialized view":
-            self._replaced.add(name)
+        if isinstance(body, DatasetDefinition) and body.kind == MATERIALIZED_VIEW and event:
+            self._replaced.add(event.origin.dataset_name)
 
     def _measure(self, number: int, line: bytes, flow: bytes) -> None:
-        event = None if number in self._found.staying else _parsed(line)
-        found = measured_of(event) if event is not None else None
-        if event is None or found is None:
+        recorded = None if number in self._found.staying else recorded_of(line)
+        found = measured_of(recorded) if recorded is not None else None
+        if recorded is None or found is None:
             self._keep(number, line)
             return
         _, group = self._measured.get(flow, (0, Measured()))
-        group.add(event, found)
+        group.add(recorded, found)
         self._measured[flow] = number, group
 
     def _progress(self, number: int, line: bytes, flow: bytes, kind: _Kind) -> None:
-        event = _parsed(line)
-        body = counts_of(event) if kind is _Kind.COUNTED else None
-        is_new, has_started = self._know(event, flow)
+        recorded = recorded_of(line)
+        body = counts_of(recorded) if kind is _Kind.COUNTED else None
+        is_new, has_started = self._know(recorded, flow)
         self._counted[flow] += kind is _Kind.COUNTED
         newest = self._found.counted[flow] - self._counted[flow] < self._found.newest
         stays = newest or not has_started or number in self._found.staying
-        if body is None or stays or event["origin"].get("dataset_name") in self._replaced:
+        if (
+            recorded is None
+            or body is None
+            or stays
+            or recorded.event.origin.dataset_name in self._replaced
+        ):
             # Not over it: what came before a state belongs before it.
             self._close(flow)
             self._keep(number, line)
             return
-        if flow in self._counts and not self._counts[flow][2].fits(event):
+        if flow in self._counts and not self._counts[flow][2].fits(recorded):
             self._close(flow)
         _, _, group = self._counts.get(flow, (0, b"", Counts()))
-        group.add(event, body, is_new=is_new)
+        group.add(recorded, body, is_new=is_new)
         self._counts[flow] = number, line, group
 
-    def _know(self, event: Any, flow: bytes) -> tuple[bool, bool]:
+    def _know(self, recorded: Recorded | None, flow: bytes) -> tuple[bool, bool]:
         """Whether readers count an event as a new batch; whether its flow has begun for them."""
-        try:
-            origin, body = event["origin"], event["details"]["flow_progress"]
-            key = (origin.get("dataset_name") or origin.get("sink_name") or "", flow)
-            has_started = key in self._started
-            if body["status"] in ("STARTING", "RUNNING"):
-                self._started.add(key)
-            batch_id = origin.get("batch_id")
-            if "metrics" not in body or batch_id is None:
-                return False, has_started
-            is_new = batch_id > self._newest.get(key, -1)
-            self._newest[key] = max(batch_id, self._newest.get(key, -1))
-        except (KeyError, TypeError, AttributeError):
+        body = recorded.event.body if recorded is not None else None
+        if recorded is None or not isinstance(body, FlowProgress):
             return False, False
-        return is_new, has_started
+        origin = recorded.event.origin
+        key = (origin.dataset_name or origin.sink_name, flow)
+        has_started = key in self._started
+        if body.status in (FlowStatus.STARTING, FlowStatus.RUNNING):
+            self._started.add(key)
+        if body.metrics is None or origin.batch_id is None:
+            return False, has_started
+        newest = self._newest.get(key, -1)
+        self._newest[key] = max(origin.batch_id, newest)
+        return origin.batch_id > newest, has_started
 
     def _close(self, flow: bytes) -> None:
         if flow in self._counts:
@@ -292,7 +298,7 @@ class _Writer:
 
 def _line_of(number: int, line: bytes, group: Counts) -> tuple[int, bytes]:
     # One event alone says more as it is.
-    return number, line if group.added == 1 else encode(group.as_json()) + b"\n"
+    return number, line if group.added == 1 else group.line()
 
 
 def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
@@ -313,10 +319,3 @@ def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
 def _time_of(line: bytes) -> bytes:
     found = _TIME.search(line)
     return found[1] if found is not None else b""
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

@@ -4,12 +4,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from penstock._observe.bus import EventBus
-from penstock._observe.events import ErrorInfo, Event, EventOrigin, Level, definition
+from penstock._observe.events import (
+    Body,
+    DeliveryProgress,
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    UnknownBody,
+)
 from penstock._observe.masking import shown
 
 QUEUE_SIZE = 2000
@@ -37,18 +44,16 @@ class Telling:
     Attributes:
         name: First word of messages and threads.
         things: What is sent, in the plural.
-        event_type: Of the events; they are not delivered themselves.
+        body: Of the events, made of the sums; they are not delivered themselves.
         condition: Of what was not delivered.
         class_name: Likewise.
-        more: Stands in the events beside the sums.
     """
 
     name: str
     things: str
-    event_type: str
+    body: Callable[..., DeliveryProgress]
     condition: str
     class_name: str
-    more: Mapping[str, str] = field(default_factory=dict)
 
 
 class Delivery:
@@ -70,7 +75,7 @@ class Delivery:
         every_seconds: See `regularly`.
         batch_size: At most so many things are sent at once.
         gather_seconds: So long is waited for more of them.
-        unheard: Types of events that are not folded.
+        unheard: Bodies of events that are not folded.
         queue_size: See `QUEUE_SIZE`.
         newest_counts: Where the queue is full, its oldest thing is dropped instead of the new one:
             for things of which each has all that was in those before.
@@ -89,7 +94,7 @@ class Delivery:
         every_seconds: float | None = None,
         batch_size: int = 1,
         gather_seconds: float = 0.0,
-        unheard: tuple[str, ...] = (),
+        unheard: tuple[type[Body], ...] = (),
         queue_size: int = QUEUE_SIZE,
         newest_counts: bool = False,
     ) -> None:
@@ -104,7 +109,7 @@ class Delivery:
         self._every_seconds = every_seconds
         self._batch_size = batch_size
         self._gather_seconds = gather_seconds
-        self._unheard = frozenset((*unheard, telling.event_type))
+        self._unheard: tuple[type[Body | UnknownBody], ...] = (*unheard, type(telling.body()))
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._waiting: queue.Queue[Any] = queue.Queue(maxsize=queue_size)
         self._closing = threading.Event()
@@ -124,7 +129,7 @@ class Delivery:
 
     def __call__(self, event: Event) -> None:
         """Take an event; any thread, never blocks."""
-        if event.event_type not in self._unheard:
+        if not isinstance(event.body, self._unheard):
             self._events.put(event)
 
     @property
@@ -261,6 +266,4 @@ class Delivery:
                 message=text,
                 fatal=False,
             )
-        event = definition(telling.event_type, self._origin, text, {**telling.more, **sums})
-        level = Level.INFO if info is None else Level.WARN
-        self._bus.emit(replace(event, level=level, error=info))
+        self._bus.emit(Event(self._origin, telling.body(**sums), text, error=info))

@@ -1,18 +1,19 @@
-"""Events: what happened, as frozen data in the shape of the Lakeflow event log.
+"""Events: what happened, as frozen data; one class of body per type of the Lakeflow event log.
 
 An event is made by the room where the thing happened, goes over the bus (`_observe.bus`) and ends
-in the event log (`_observe.log`), on the terminal and, later, on the dashboard. Whoever makes an
-event redacts it: no secret enters here.
+in the event log and in the state of the update (`_observe.state`), which terminal, status file,
+dashboard and metrics read. `_observe.codec` is the only one that knows the JSON form. Whoever makes
+an event redacts it: no secret enters here.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-Details = Mapping[str, Any]
+from penstock._model.lineage import FlowLineage, LineageSource
 
 
 class Level(StrEnum):
@@ -36,6 +37,9 @@ class UpdateState(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     CANCELED = "CANCELED"
+
+
+TERMINAL_STATES = frozenset({UpdateState.COMPLETED, UpdateState.FAILED, UpdateState.CANCELED})
 
 
 class FlowStatus(StrEnum):
@@ -72,28 +76,6 @@ class ErrorInfo:
     class_name: str
     message: str
     fatal: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """One event.
-
-    Attributes:
-        event_type: Lakeflow's name: `update_progress`, `flow_progress`, ...
-        message: One line for people.
-        details: JSON-ready; its single top-level key is the event type.
-        timestamp: Wall clock, UTC.
-    """
-
-    event_type: str
-    message: str
-    origin: EventOrigin
-    details: Details
-    level: Level = Level.INFO
-    maturity_level: str = "STABLE"
-    error: ErrorInfo | None = None
-    id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    timestamp: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,257 +118,400 @@ class FlowMetrics:
     duplicate_records: int | None = None
 
 
-def update_progress(
-    origin: EventOrigin, state: UpdateState, message: str, *, error: ErrorInfo | None = None
-) -> Event:
+@dataclass(frozen=True)
+class Body:
+    """What an event of one type says; type, level and maturity of the event follow from it."""
+
+    event_type: ClassVar[str]
+    maturity_level: ClassVar[str] = "STABLE"
+    severity: ClassVar[Level] = Level.INFO
+    omits_none: ClassVar[bool] = False
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """The severity of an event with this error."""
+        return self.severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownBody:
+    """Of a type that this version does not know, or with values that no event has.
+
+    Attributes:
+        event_type: As recorded, also where it is a known one.
+        details: As recorded.
+        recorded_level: As recorded, and so is the maturity level.
+    """
+
+    event_type: str
+    details: Mapping[str, Any]
+    recorded_level: Level = Level.INFO
+    maturity_level: str = "STABLE"
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """The severity, as recorded."""
+        return self.recorded_level
+
+
+@dataclass(frozen=True)
+class CreateUpdate(Body):
+    """An update, or a command that changes a table, begins.
+
+    Attributes:
+        properties: Its settings and options; which ones there are differs.
+    """
+
+    event_type = "create_update"
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether the update runs until it is stopped."""
+        return bool(self.properties.get("continuous"))
+
+
+@dataclass(frozen=True)
+class UpdateProgress(Body):
     """The update entered a state."""
-    return Event(
-        event_type="update_progress",
-        message=message,
-        origin=origin,
-        details={"update_progress": {"state": state.value}},
-        level=Level.ERROR if state is UpdateState.FAILED else Level.INFO,
-        error=error,
-    )
+
+    event_type = "update_progress"
+    state: UpdateState
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """ERROR for a failure."""
+        return Level.ERROR if self.state is UpdateState.FAILED else Level.INFO
 
 
-def flow_progress(
-    origin: EventOrigin,
-    status: FlowStatus,
-    message: str,
-    *,
-    metrics: FlowMetrics | None = None,
-    expectations: Sequence[ExpectationCounts] = (),
-    table_version: int | None = None,
-    error: ErrorInfo | None = None,
-) -> Event:
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """An expectation of a dataset, as declared."""
+
+    name: str = ""
+    condition: str = ""
+    action: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDefinition(Body):
+    """A table or view of the pipeline.
+
+    Attributes:
+        dataset_type: `STREAMING_TABLE`, `MATERIALIZED_VIEW`, `TEMPORARY_VIEW`, ...
+        path: Location of the table.
+        num_flows: That write to it.
+        declared_at: File and line.
+        schema_json: Spark's JSON of the schema.
+        expectations: In the order of their declaration.
+    """
+
+    event_type = "dataset_definition"
+    omits_none = True
+    dataset_type: str = ""
+    path: str | None = None
+    num_flows: int = 0
+    declared_at: str = ""
+    schema_json: str | None = ""
+    expectations: tuple[Rule, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The type in lower case: `streaming table`."""
+        return self.dataset_type.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkDefinition(Body):
+    """A sink of the pipeline, with its location if the options say it."""
+
+    event_type = "sink_definition"
+    omits_none = True
+    format: str = ""
+    place: LineageSource | None = None
+
+    kind: ClassVar[str] = "sink"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowDefinition(Body):
+    """A flow: what it reads and where it writes to."""
+
+    event_type = "flow_definition"
+    output_dataset: str | None = ""
+    output_sink: str | None = ""
+    input_datasets: tuple[str, ...] = ()
+    external_inputs: tuple[str, ...] = ()
+    flow_type: str = ""
+    once: bool = False
+    language: str = ""
+    comment: str | None = None
+
+    @property
+    def target(self) -> str:
+        """Name of the dataset or sink."""
+        return self.output_dataset or self.output_sink or ""
+
+
+@dataclass(frozen=True)
+class ColumnLineage(Body):
+    """What the columns of a flow's result are made of."""
+
+    event_type = "column_lineage"
+    severity = Level.METRICS
+    lineage: FlowLineage
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolledUp:
+    """How many events one stands for, and what only many micro-batches have; docs/event-log.md."""
+
+    omits_none: ClassVar[bool] = True
+
+    events: int = 1
+    batches: int = 0
+    first_batch_id: int | None = None
+    since: str | None = None
+    first_table_version: int | None = None
+    longest_batch_ms: int | None = None
+    batch_durations: Mapping[str, int] | None = None
+    durations_ms: Mapping[str, int] | None = None
+    dropped_by_watermark: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class FlowProgress(Body):
     """A flow entered a state, or finished a micro-batch (`RUNNING` with metrics).
 
-    Args:
-        origin: Carries flow, dataset and, for a micro-batch, the batch id.
+    Attributes:
         status: The state.
-        message: One line for people.
         metrics: Figures of the micro-batch.
         expectations: Counts per rule of the micro-batch: sum them over events.
         table_version: Delta version that the micro-batch made in the target.
-        error: Why the flow failed.
+        rolled_up: Where the event stands for many micro-batches.
     """
-    body: dict[str, Any] = {"status": status.value}
-    if metrics is not None:
-        body["metrics"] = {
-            key: value
-            for key in (
-                "num_output_rows",
-                "num_upserted_rows",
-                "num_deleted_rows",
-                "num_input_rows",
-                "batch_duration_ms",
-                "backlog_records",
-            )
-            if (value := getattr(metrics, key)) is not None
-        }
-        quality: dict[str, Any] = {}
-        for key in (
-            "dropped_records",
-            "quarantined_records",
-            "late_records",
-            "duplicate_records",
-        ):
-            if (count := getattr(metrics, key)) is not None:
-                quality[key] = count
-        if expectations:
-            quality["expectations"] = [
-                {
-                    "name": counts.name,
-                    "dataset": counts.dataset,
-                    "passed_records": counts.passed_records,
-                    "failed_records": counts.failed_records,
-                }
-                for counts in expectations
-            ]
-        if quality:
-            body["data_quality"] = quality
-    if table_version is not None:
-        body["table_version"] = table_version
-    return Event(
-        event_type="flow_progress",
-        message=message,
-        origin=origin,
-        details={"flow_progress": body},
-        level=Level.ERROR if status is FlowStatus.FAILED else Level.INFO,
-        error=error,
-    )
+
+    event_type = "flow_progress"
+    status: FlowStatus
+    metrics: FlowMetrics | None = None
+    expectations: tuple[ExpectationCounts, ...] = ()
+    table_version: int | None = None
+    rolled_up: RolledUp | None = None
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """ERROR for a failure; an error with any other status is a warning."""
+        if self.status is FlowStatus.FAILED:
+            return Level.ERROR
+        return Level.INFO if error is None else Level.WARN
 
 
-def definition(event_type: str, origin: EventOrigin, message: str, body: Details) -> Event:
-    """A `create_update`, `dataset_definition`, `sink_definition` or `flow_definition` event."""
-    return Event(
-        event_type=event_type, message=message, origin=origin, details={event_type: dict(body)}
-    )
+@dataclass(frozen=True)
+class StreamProgress(Body):
+    """Spark's own `StreamingQueryProgress` of one micro-batch, or the sums of many.
 
-
-def column_lineage(origin: EventOrigin, body: Details) -> Event:
-    """What the columns of a flow's result are made of; see `_model.lineage`."""
-    return Event(
-        event_type="column_lineage",
-        message="",
-        origin=origin,
-        details={"column_lineage": dict(body)},
-        level=Level.METRICS,
-    )
-
-
-def plan_warning(origin: EventOrigin, message: str) -> Event:
-    """Something in the plan works now and will hurt later."""
-    return Event(
-        event_type="plan_warning",
-        message=message,
-        origin=origin,
-        details={"plan_warning": {"message": message}},
-        level=Level.WARN,
-    )
-
-
-def hook_progress(
-    origin: EventOrigin, message: str, body: Details, error: ErrorInfo | None
-) -> Event:
-    """What became of an event hook of the user."""
-    return Event(
-        event_type="hook_progress",
-        message=message,
-        origin=origin,
-        details={"hook_progress": dict(body)},
-        level=Level.WARN,
-        error=error,
-    )
-
-
-def alert_progress(
-    origin: EventOrigin, message: str, body: Details, error: ErrorInfo | None
-) -> Event:
-    """An alert fired or was resolved, and who was told."""
-    return Event(
-        event_type="alert_progress",
-        message=message,
-        origin=origin,
-        details={"alert_progress": dict(body)},
-        level=Level.WARN if error is not None or body.get("state") == "firing" else Level.INFO,
-        error=error,
-    )
-
-
-def source_progress(origin: EventOrigin, message: str, body: Details) -> Event:
-    """A source of a running flow does not answer any more, or does again.
-
-    Args:
-        origin: Of the flow.
-        message: One line.
-        body: `state` (`NO_ANSWER`, `ANSWERS`), `source`, `problem`, `since`.
+    Attributes:
+        progress_json: As Spark reports it; `_observe.spark_progress` reads it.
+        rolled_up: Instead of it.
     """
-    return Event(
-        event_type="source_progress",
-        message=message,
-        origin=origin,
-        details={"source_progress": dict(body)},
-        level=Level.WARN if body.get("state") == "NO_ANSWER" else Level.INFO,
-    )
+
+    event_type = "stream_progress"
+    omits_none = True
+    severity = Level.METRICS
+    maturity_level = "EVOLVING"
+    progress_json: Mapping[str, Any] | None = None
+    rolled_up: RolledUp | None = None
 
 
-def source_rows_lost(
-    origin: EventOrigin, message: str, ranges: Sequence[Mapping[str, Any]]
-) -> Event:
-    """A source no longer had rows that were to be read, and the flow went on without them.
-
-    Args:
-        origin: Of the micro-batch.
-        message: One line.
-        ranges: `topic`, `partition`, `first` and `end` of each range of offsets; `end` is the one
-            after the last, `None` if nobody knows. Of Kinesis: `stream`, `shard`, `after`, `rows`.
-    """
-    return Event(
-        event_type="source_rows_lost",
-        message=message,
-        origin=origin,
-        details={"source_rows_lost": {"ranges": [dict(lost) for lost in ranges]}},
-        level=Level.WARN,
-    )
-
-
-def stream_progress(origin: EventOrigin, progress_json: Details) -> Event:
-    """Spark's own StreamingQueryProgress of one micro-batch."""
-    return Event(
-        event_type="stream_progress",
-        message="",
-        origin=origin,
-        details={"stream_progress": {"progress_json": dict(progress_json)}},
-        level=Level.METRICS,
-        maturity_level="EVOLVING",
-    )
-
-
-def lag_progress(origin: EventOrigin, body: Details) -> Event:
+@dataclass(frozen=True, kw_only=True)
+class LagProgress(Body):
     """How far a flow is behind its sources, measured beside its micro-batches.
 
-    Args:
-        origin: Of the flow; the batch is the last one that was finished.
-        body: `measured_at`, `seconds_behind`, `seconds_to_loss`, `loss` and `sources`.
+    The batch of the event is the last one that was finished. The fields are those of
+    `_observe.lag.lag_summary`; `sources` are read by `_observe.lag`.
     """
-    return Event(
-        event_type="lag_progress",
-        message="",
-        origin=origin,
-        details={"lag_progress": dict(body)},
-        level=Level.METRICS,
-        maturity_level="EVOLVING",
-    )
+
+    event_type = "lag_progress"
+    severity = Level.METRICS
+    maturity_level = "EVOLVING"
+    measured_at: str | None = None
+    sources: tuple[Mapping[str, Any], ...] = ()
+    seconds_behind: float | None = None
+    seconds_to_loss: float | None = None
+    loss: str | None = None
 
 
-def backfill_progress(origin: EventOrigin, message: str, body: Details) -> Event:
-    """A step of a backfill.
+@dataclass(frozen=True)
+class PlanWarning(Body):
+    """Something in the plan works now and will hurt later."""
 
-    Args:
-        origin: Of the flow; the update is the backfill.
-        message: One line.
-        body: `backfill_id`, `step` (`planned`, `resumed`, `batch`, `staged`, `done`) and its
-            figures.
-    """
-    return Event(
-        event_type="backfill_progress",
-        message=message,
-        origin=origin,
-        details={"backfill_progress": dict(body)},
-    )
+    event_type = "plan_warning"
+    severity = Level.WARN
+    message: str = ""
 
 
-def migration_progress(origin: EventOrigin, message: str, body: Details) -> Event:
-    """A step of a migration.
-
-    Args:
-        origin: Of the flow; the update is the migration.
-        message: One line.
-        body: `migration_id`, `step` (`planned`, `resumed`, `batch`, `built`, `done`, `undone`) and
-            its figures.
-    """
-    return Event(
-        event_type="migration_progress",
-        message=message,
-        origin=origin,
-        details={"migration_progress": dict(body)},
-    )
-
-
-def planning_information(origin: EventOrigin, technique: str, reason: str) -> Event:
+@dataclass(frozen=True)
+class PlanningInformation(Body):
     """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
-    return Event(
-        event_type="planning_information",
-        message=f"{technique} of {origin.dataset_name} ({reason})",
-        origin=origin,
-        details={
-            "planning_information": {
-                "technique_information": [
-                    {"maintenance_type": f"MAINTENANCE_TYPE_{technique}", "is_chosen": True}
-                ],
-                "reason": reason,
-            }
-        },
-    )
+
+    event_type = "planning_information"
+    technique: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceProgress(Body):
+    """A source of a running flow stopped to answer (`NO_ANSWER`), or answers again (`ANSWERS`)."""
+
+    event_type = "source_progress"
+    state: str = ""
+    source: str = ""
+    problem: str | None = None
+    since: str = ""
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """A warning if there is no answer."""
+        return Level.WARN if self.state == "NO_ANSWER" else Level.INFO
+
+
+@dataclass(frozen=True)
+class SourceRowsLost(Body):
+    """A source no longer had rows that were to be read, and the flow continued without them.
+
+    Attributes:
+        ranges: `topic`, `partition`, `first` and `end` of each range of offsets; `end` is the one
+            after the last, `None` if not known. Of Kinesis `stream`, `shard`, `after`, `rows`.
+    """
+
+    event_type = "source_rows_lost"
+    severity = Level.WARN
+    ranges: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookProgress(Body):
+    """What became of an event hook of the user."""
+
+    event_type = "hook_progress"
+    severity = Level.WARN
+    hook_name: str = ""
+    status: str = ""
+    declared_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertProgress(Body):
+    """An alert fired or was resolved, and who was notified.
+
+    Attributes:
+        version: Of the form that webhooks and commands get, which is all but the last two fields.
+        alert: Its name.
+        kind: What it looks at.
+        state: `firing` or `resolved`.
+        about: Flow, or dataset and rule.
+        value: What was measured; `None` where there is nothing to measure.
+        threshold: Of the alert.
+        message: One sentence.
+        pipeline: Its name.
+        update_id: Of the update.
+        timestamp: When it was decided.
+        suppressed: Changes of the state that were not notified since the last time.
+        told: Labels of the targets that were notified.
+        not_told: Why the others were not.
+    """
+
+    event_type = "alert_progress"
+    version: int = 1
+    alert: str = ""
+    kind: str = ""
+    state: str = ""
+    about: str = ""
+    value: float | None = None
+    threshold: float = 0.0
+    message: str = ""
+    pipeline: str = ""
+    update_id: str = ""
+    timestamp: str = ""
+    suppressed: int = 0
+    told: tuple[str, ...] = ()
+    not_told: tuple[str, ...] = ()
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """A warning if it fires, or if somebody could not be notified."""
+        is_quiet = error is None and self.state != "firing"
+        return Level.INFO if is_quiet else Level.WARN
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryProgress(Body):
+    """How many things were sent to another system so far; of telemetry, per signal."""
+
+    omits_none = True
+    signal: str | None = None
+    sent: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        """A warning if something was lost."""
+        return Level.INFO if error is None else Level.WARN
+
+
+class LineageProgress(DeliveryProgress):
+    """Lineage that was sent."""
+
+    event_type = "lineage_progress"
+
+
+class TelemetryProgress(DeliveryProgress):
+    """Metrics or traces that were sent."""
+
+    event_type = "telemetry_progress"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillProgress(Body):
+    """A step of a backfill: `planned`, `resumed`, `batch`, `staged`, `done`, and its figures."""
+
+    event_type = "backfill_progress"
+    backfill_id: str = ""
+    way: str = ""
+    range: str = ""
+    step: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationProgress(Body):
+    """A step of a migration: `planned`, `resumed`, `batch`, `built`, `done`, `undone`."""
+
+    event_type = "migration_progress"
+    migration_id: str = ""
+    step: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event.
+
+    Attributes:
+        origin: What it is about.
+        body: What happened.
+        message: One line for people.
+        error: Why it happened, if it is a failure.
+        timestamp: Wall clock, UTC.
+    """
+
+    origin: EventOrigin
+    body: Body | UnknownBody
+    message: str = ""
+    error: ErrorInfo | None = None
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    timestamp: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def event_type(self) -> str:
+        """Lakeflow's name: `update_progress`, `flow_progress`, ..."""
+        return self.body.event_type
+
+    @property
+    def level(self) -> Level:
+        """The severity; it follows from body and error."""
+        return self.body.level(self.error)

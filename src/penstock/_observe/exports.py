@@ -8,10 +8,10 @@ from typing import Any
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe import lineage_delivery, telemetry
 from penstock._observe.bus import EventBus
-from penstock._observe.events import EventOrigin, plan_warning
+from penstock._observe.events import Event, EventOrigin, PlanWarning
 from penstock._observe.lineage_delivery import Lineage, close_client, is_wanted, make_client
-from penstock._observe.metrics import MetricsFold
 from penstock._observe.metrics_endpoint import MetricsEndpoint
+from penstock._observe.state import ObservedUpdate
 from penstock._observe.telemetry import Telemetry
 from penstock.errors import MissingExtraError, SpecError
 
@@ -23,6 +23,7 @@ class Exports:
         settings: Of the pipeline.
         bus: Of the update.
         origin: Of the events that tell how it goes.
+        update: Its state, which is subscribed to the bus already.
         resolve_secrets: Fills `${secret:...}` in.
 
     Raises:
@@ -36,6 +37,7 @@ class Exports:
         settings: PipelineSettings,
         bus: EventBus,
         origin: EventOrigin,
+        update: ObservedUpdate,
         resolve_secrets: Callable[[str], str],
     ) -> None:
         self._bus = bus
@@ -47,13 +49,11 @@ class Exports:
             self._open_lineage(settings, resolve_secrets)
         self._endpoint: MetricsEndpoint | None = None
         self._telemetry: Telemetry | None = None
-        fold, wanted = MetricsFold(), settings.metrics
+        wanted = settings.metrics
         if telemetry.is_wanted(settings.telemetry, os.environ):
-            self._open_telemetry(settings, fold, resolve_secrets)
+            self._open_telemetry(settings, update, resolve_secrets)
         if wanted.port is not None:
-            self._endpoint = MetricsEndpoint(fold, address=wanted.address, port=wanted.port)
-        if self._endpoint is not None or self._telemetry is not None:
-            bus.subscribe(fold)
+            self._endpoint = MetricsEndpoint(update, address=wanted.address, port=wanted.port)
 
     @property
     def metrics_url(self) -> str | None:
@@ -68,7 +68,7 @@ class Exports:
     def warn(self) -> None:
         """Emit what is worth a warning; called when the event log is there."""
         for text in self._warnings:
-            self._bus.emit(plan_warning(self._origin, text))
+            self._bus.emit(Event(self._origin, PlanWarning(text), text))
 
     def close(self) -> None:
         """Send what is waiting, within bounds, and stop serving."""
@@ -88,14 +88,18 @@ class Exports:
     def _open_telemetry(
         self,
         settings: PipelineSettings,
-        fold: MetricsFold,
+        update: ObservedUpdate,
         resolve_secrets: Callable[[str], str],
     ) -> None:
         asked = settings.telemetry.is_wanted
         try:
             telemetry.require_extra()
             self._telemetry = Telemetry(
-                settings.telemetry, self._bus, self._origin, fold, resolve_secrets=resolve_secrets
+                settings.telemetry,
+                self._bus,
+                self._origin,
+                update,
+                resolve_secrets=resolve_secrets,
             )
         except (MissingExtraError, SpecError) as error:
             if asked:

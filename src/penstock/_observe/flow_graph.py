@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock._observe.events import Event
+from penstock._observe.events import DatasetDefinition, Event
 from penstock._observe.snapshot import short_names
+from penstock._observe.state import ObservedUpdate
 
 _SHAPES = {"source": ("[/", "/]"), "sink": ("[\\", "\\]"), "view": ("([", "])")}
 _DOT_SHAPES = {"source": "parallelogram", "sink": "invhouse", "view": "ellipse"}
@@ -80,34 +81,29 @@ class FlowGraph:
 
 def flow_graph(events: Iterable[Event]) -> FlowGraph:
     """The graph that the events of one update define, with the states that they tell."""
-    graph = FlowGraph()
-    flows: list[tuple[str, dict[str, Any]]] = []
+    graph, update = FlowGraph(), ObservedUpdate()
     for event in events:
-        body = event.details.get(event.event_type, {})
-        match event.event_type:
-            case "dataset_definition":
-                name = event.origin.dataset_name
-                kind = str(body.get("dataset_type", "")).lower().replace("_", " ")
-                node = GraphNode(name, name, kind.removeprefix("temporary "))
-                node.expectations = [rule["name"] for rule in body.get("expectations", ())]
-                node.declared_at = str(body.get("declared_at") or "")
-                graph.nodes[name] = node
-            case "sink_definition":
-                name = event.origin.sink_name
-                graph.nodes[name] = GraphNode(name, name, "sink")
-            case "flow_definition":
-                flows.append((event.origin.flow_name, dict(body)))
-            case "flow_progress" if "metrics" not in body:
-                target = event.origin.dataset_name or event.origin.sink_name
-                if target in graph.nodes:
-                    graph.nodes[target].state = str(body.get("status", ""))
-    for flow, body in flows:
-        target = body.get("output_dataset") or body.get("output_sink") or ""
-        kind = str(body.get("flow_type", ""))
-        for source in body.get("external_inputs", ()):
+        update(event)
+    for name, dataset in update.datasets.items():
+        declared = dataset.definition
+        if declared is None:
+            continue
+        node = GraphNode(name, name, dataset.kind.removeprefix("temporary "))
+        if isinstance(declared, DatasetDefinition):
+            node.expectations = [rule.name for rule in declared.expectations]
+            node.declared_at = declared.declared_at
+        if dataset.status is not None:
+            node.state = dataset.status.value
+        graph.nodes[name] = node
+    for flow, observed in update.flows.items():
+        definition = observed.definition
+        if definition is None:
+            continue
+        target, kind = definition.target, definition.flow_type
+        for source in definition.external_inputs:
             graph.nodes.setdefault(source, GraphNode(source, source, "source"))
             graph.edges[GraphEdge(source, target, flow, kind)] = None
-        for source in body.get("input_datasets", ()):
+        for source in definition.input_datasets:
             graph.edges[GraphEdge(source, target, flow, kind)] = None
     own = [node.id for node in graph.nodes.values() if node.kind != "source"]
     for full, short in short_names(own).items():

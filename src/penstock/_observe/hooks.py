@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from penstock._model.pipeline import EventHook
 from penstock._observe.bus import EventBus
-from penstock._observe.events import ErrorInfo, Event, EventOrigin, hook_progress
-from penstock._observe.log import event_json
+from penstock._observe.codec import event_json
+from penstock._observe.events import ErrorInfo, Event, EventOrigin, HookProgress
 
-_EVENT_TYPE = "hook_progress"
 _DRAIN_SECONDS = 30.0
 _MOST_WAITING = 10_000
 
@@ -56,7 +55,7 @@ class EventHooks:
 
     def __call__(self, event: Event) -> None:
         """Take an event; any thread, never blocks."""
-        if event.event_type == _EVENT_TYPE:
+        if isinstance(event.body, HookProgress):
             return
         with self._lock:
             self._sequence += 1
@@ -119,18 +118,10 @@ class EventHooks:
         if error is not None:
             kind = type(error).__name__
             info = ErrorInfo(condition="HOOK_FAILED", class_name=kind, message=text, fatal=False)
-        self._bus.emit(
-            hook_progress(
-                self._origin,
-                text,
-                {
-                    "hook_name": line.hook.name,
-                    "status": status,
-                    "declared_at": str(line.hook.origin),
-                },
-                info,
-            )
+        body = HookProgress(
+            hook_name=line.hook.name, status=status, declared_at=str(line.hook.origin)
         )
+        self._bus.emit(Event(self._origin, body, text, error=info))
 
 
 @dataclass

@@ -5,42 +5,42 @@ what is still true of it is shown; the rest is unknown until the next one.
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
 from typing import Any
+
+from penstock._observe.events import LagProgress
+from penstock._observe.spark_progress import Progress, ended_at, timestamp_of
 
 _MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
 _WITH_AGE = frozenset({"files", "delta"})
 _LOSSES = ("none", "unknown", "expected", "happened")
 
 
-def lag_sources(progress: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+def lag_sources(progress: Progress, measured: LagProgress | None) -> list[dict[str, Any]]:
     """One object per source.
 
     Args:
         progress: Spark's `StreamingQueryProgress`.
-        measured: Body of a `lag_progress` event; may be empty.
+        measured: Beside it, if anything was.
     """
-    beside = list(measured.get("sources") or ())
-    answered = _has_ended_since(progress, measured.get("measured_at"))
-    found = []
+    beside = measured.sources if measured is not None else ()
+    # A batch has ended since: the source gave it its rows.
+    has_answered = measured is not None and _has_ended_since(progress, measured.measured_at)
+    views = []
     for number, source in enumerate(progress.get("sources") or ()):
-        name = source.get("description", "")
         known = beside[number] if number < len(beside) else {}
-        view = source_view(source, known if known.get("source") == name else {})
-        if answered:
-            # A batch has ended since: the source gave it its rows.
+        is_same = known.get("source") == source.get("description", "")
+        view = source_view(source, known if is_same else {})
+        if has_answered:
             view |= {"problem": None, "problem_since": None}
-        found.append(view)
-    return found
+        views.append(view)
+    return views
 
 
-def _has_ended_since(progress: Mapping[str, Any], measured_at: str | None) -> bool:
+def _has_ended_since(progress: Progress, measured_at: str | None) -> bool:
+    ended, measured = ended_at(progress), timestamp_of(measured_at)
     try:
-        began = datetime.fromisoformat(str(progress.get("timestamp")))
-        at = datetime.fromisoformat(str(measured_at))
-        millis = float((progress.get("durationMs") or {}).get("triggerExecution", 0))
-        return began + timedelta(milliseconds=millis) > at
-    except (ValueError, TypeError):
+        return ended is not None and measured is not None and ended > measured
+    except TypeError:  # only one of them has a time zone
         return False
 
 

@@ -2,20 +2,33 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from penstock._model.lineage import LineageSource, place_of
-from penstock._observe.events import Event, FlowStatus, UpdateState
+from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource, place_of
+from penstock._observe.codec import time_text
+from penstock._observe.events import (
+    ColumnLineage,
+    CreateUpdate,
+    DatasetDefinition,
+    Event,
+    FlowDefinition,
+    FlowMetrics,
+    FlowProgress,
+    FlowStatus,
+    Rule,
+    SinkDefinition,
+    UpdateProgress,
+    UpdateState,
+)
 from penstock._observe.lineage_facets import (
     PRODUCER,
     error_facet,
     given_parent,
     schema_facets,
     table_facets,
-    time_text,
     version_of,
 )
 
@@ -46,18 +59,15 @@ class _Dataset:
     name: str
     place: LineageSource
     schema: list[dict[str, Any]] = field(default_factory=list)
-    rules: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)
     is_table: bool = True
 
 
 @dataclass
 class _Flow:
     name: str
-    target: str
-    inputs: list[str]
-    kind: str = ""
-    comment: str | None = None
-    lineage: Mapping[str, Any] = field(default_factory=dict)
+    definition: FlowDefinition
+    lineage: FlowLineage | None = None
     number: int = 0
     is_running: bool = False
     has_news: bool = False
@@ -107,52 +117,46 @@ class LineageFold:
         return list(self._fold(event))
 
     def _fold(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
-        body = event.details.get(event.event_type, {})
-        match event.event_type:
-            case "create_update":
-                self._is_continuous = bool(body.get("continuous"))
-            case "dataset_definition":
+        flow = self._flows.get(event.origin.flow_name)
+        match event.body:
+            case CreateUpdate() as body:
+                self._is_continuous = body.is_continuous
+            case DatasetDefinition() as body:
                 self._define(event.origin.dataset_name, body)
-            case "sink_definition":
+            case SinkDefinition() as body:
                 self._define_sink(event.origin.sink_name, body)
-            case "flow_definition":
-                self._flows[event.origin.flow_name] = _Flow(
-                    name=event.origin.flow_name,
-                    target=str(body.get("output_dataset") or body.get("output_sink") or ""),
-                    inputs=[str(key) for key in body.get("input_datasets", ())],
-                    kind=str(body.get("flow_type", "")),
-                    comment=body.get("comment"),
-                )
-            case "column_lineage" if event.origin.flow_name in self._flows:
-                self._flows[event.origin.flow_name].lineage = body
-            case "update_progress":
-                yield from self._update(event, UpdateState(body["state"]))
-            case "flow_progress" if event.origin.flow_name in self._flows:
+            case FlowDefinition() as body:
+                name = event.origin.flow_name
+                self._flows[name] = _Flow(name, body)
+            case ColumnLineage() as body if flow is not None:
+                flow.lineage = body.lineage
+            case UpdateProgress() as body:
+                yield from self._update(event, body.state)
+            case FlowProgress() as body if flow is not None:
                 yield from self._declare(event)
-                yield from self._flow(event, body)
+                yield from self._flow(event, flow, body)
 
     # -- what there is -------------------------------------------------------------------------
 
-    def _define(self, name: str, body: Mapping[str, Any]) -> None:
-        path = body.get("path")
+    def _define(self, name: str, body: DatasetDefinition) -> None:
+        path = body.path
         place = LineageSource(namespace=self._namespace, name=f"{self._pipeline}.{name}")
         schema: Any = {}
-        if body.get("schema_json"):
-            schema = json.loads(body["schema_json"])
+        if body.schema_json:
+            schema = json.loads(body.schema_json)
         self._datasets[name] = _Dataset(
             name=name,
-            place=place_of(str(path)) if path else place,
+            place=place_of(path) if path else place,
             schema=schema.get("fields", []),
-            rules={rule["name"]: rule for rule in body.get("expectations", ())},
-            is_table="VIEW" not in str(body.get("dataset_type")) or bool(path),
+            rules={rule.name: rule for rule in body.expectations},
+            is_table="VIEW" not in body.dataset_type or bool(path),
         )
 
-    def _define_sink(self, name: str, body: Mapping[str, Any]) -> None:
-        place = body.get("place") or {
-            "namespace": self._namespace,
-            "name": f"{self._pipeline}.{name}",
-        }
-        self._datasets[name] = _Dataset(name=name, place=LineageSource(**place), is_table=False)
+    def _define_sink(self, name: str, body: SinkDefinition) -> None:
+        place = body.place or LineageSource(
+            namespace=self._namespace, name=f"{self._pipeline}.{name}"
+        )
+        self._datasets[name] = _Dataset(name=name, place=place, is_table=False)
 
     def _declare(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
         """Jobs and datasets without a run, once: there is lineage of what never ran, too."""
@@ -170,7 +174,7 @@ class LineageFold:
                 )
                 yield event_v2.DatasetEvent(dataset=static, eventTime=at, producer=PRODUCER)
         for flow in self._flows.values():
-            if flow.kind == "VIEW":
+            if flow.definition.flow_type == "VIEW":
                 continue
             yield event_v2.JobEvent(
                 job=self._job(flow),
@@ -210,10 +214,11 @@ class LineageFold:
                 run["errorMessage"] = error_facet(event)
             yield self._run_event(kind, event, self._update_id, self._pipeline, run, job)
 
-    def _flow(self, event: Event, body: Mapping[str, Any]) -> "Iterator[event_v2.BaseEvent]":
-        flow = self._flows[event.origin.flow_name]
-        status = FlowStatus(body["status"])
-        if "metrics" in body:
+    def _flow(
+        self, event: Event, flow: _Flow, body: FlowProgress
+    ) -> "Iterator[event_v2.BaseEvent]":
+        status = body.status
+        if body.metrics is not None:
             if not flow.is_running:
                 # A refresh of a view that looks again, or a batch of an update before.
                 flow.begin(event.timestamp)
@@ -239,22 +244,20 @@ class LineageFold:
         yield self._flow_event(_ENDS[status], event, flow)
         flow.is_running = flow.has_news = False
 
-    def _count(self, flow: _Flow, body: Mapping[str, Any]) -> None:
+    def _count(self, flow: _Flow, body: FlowProgress) -> None:
         flow.has_news = True
-        metrics, quality = body["metrics"], body.get("data_quality") or {}
-        if "num_input_rows" in metrics:
-            flow.rows_in = (flow.rows_in or 0) + metrics["num_input_rows"]
-        written = [
-            metrics[key] for key in ("num_output_rows", "num_upserted_rows") if key in metrics
-        ]
-        if written:
-            flow.rows_out = (flow.rows_out or 0) + sum(written)
-        flow.quarantined += quality.get("quarantined_records", 0)
-        flow.version = body.get("table_version", flow.version)
-        for counts in quality.get("expectations", ()):
-            sums = flow.counts.setdefault(counts["name"], [0, 0])
-            sums[0] += counts["passed_records"]
-            sums[1] += counts["failed_records"]
+        metrics = body.metrics or FlowMetrics()
+        if metrics.num_input_rows is not None:
+            flow.rows_in = (flow.rows_in or 0) + metrics.num_input_rows
+        for written in (metrics.num_output_rows, metrics.num_upserted_rows):
+            if written is not None:
+                flow.rows_out = (flow.rows_out or 0) + written
+        flow.quarantined += metrics.quarantined_records or 0
+        flow.version = flow.version if body.table_version is None else body.table_version
+        for counts in body.expectations:
+            sums = flow.counts.setdefault(counts.name, [0, 0])
+            sums[0] += counts.passed_records
+            sums[1] += counts.failed_records
 
     def _is_due(self, flow: _Flow, now: datetime) -> bool:
         told = flow.told
@@ -322,7 +325,7 @@ class LineageFold:
         from openlineage.client import event_v2
         from openlineage.client.facet_v2 import documentation_job, job_type_job
 
-        streams = flow.kind not in ("MATERIALIZED_VIEW", "REPLACE_WHERE")
+        streams = flow.definition.flow_type not in ("MATERIALIZED_VIEW", "REPLACE_WHERE")
         facets: dict[str, JobFacet] = {
             "jobType": job_type_job.JobTypeJobFacet(
                 processingType="STREAMING" if streams else "BATCH",
@@ -331,9 +334,9 @@ class LineageFold:
                 producer=PRODUCER,
             )
         }
-        if flow.comment:
+        if flow.definition.comment:
             facets["documentation"] = documentation_job.DocumentationJobFacet(
-                description=flow.comment, producer=PRODUCER
+                description=flow.definition.comment, producer=PRODUCER
             )
         return event_v2.Job(
             namespace=self._namespace, name=f"{self._pipeline}.{flow.name}", facets=facets
@@ -342,8 +345,8 @@ class LineageFold:
     def _sources(self, flow: _Flow) -> list[LineageSource]:
         """The places of `column_lineage.sources`, in their order."""
         return [
-            self._place(one["dataset"]) if "dataset" in one else LineageSource(**one)
-            for one in flow.lineage.get("sources", ())
+            self._place(source.dataset) if source.dataset else source
+            for source in (flow.lineage.sources if flow.lineage is not None else ())
         ]
 
     def _place(self, dataset: str) -> LineageSource:
@@ -363,7 +366,7 @@ class LineageFold:
         # Views are looked through: their sources are in the flow's own lineage.
         tables = [
             self._datasets[key].place
-            for key in flow.inputs
+            for key in flow.definition.input_datasets
             if key in self._datasets and self._datasets[key].is_table
         ]
         places = list(dict.fromkeys([*tables, *self._sources(flow)]))
@@ -392,7 +395,7 @@ class LineageFold:
             output_statistics_output_dataset,
         )
 
-        target = self._datasets.get(flow.target)
+        target = self._datasets.get(flow.definition.target)
         if target is None:
             return []
 
@@ -403,8 +406,8 @@ class LineageFold:
             return {"outputStatistics": statistics}
 
         facets: dict[str, Any] = {**self._facets(target)}
-        if flow.lineage:
-            facets["columnLineage"] = self._column_lineage(flow, target)
+        if flow.lineage is not None:
+            facets["columnLineage"] = self._column_lineage(flow, flow.lineage, target)
         if flow.version is not None:
             facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(
                 datasetVersion=str(flow.version), producer=PRODUCER
@@ -442,46 +445,47 @@ class LineageFold:
 
     def _assertion(self, flow: _Flow, rule: str, verdict: str) -> dict[str, Any]:
         passed, failed = flow.counts[rule]
-        target = self._datasets.get(flow.target)
-        declared = target.rules.get(rule, {}) if target is not None else {}
+        target = self._datasets.get(flow.definition.target)
+        declared = target.rules.get(rule) if target is not None else None
         outcome: Any = failed == 0
         if verdict == "status":
             outcome = "pass" if failed == 0 else "fail"
         found: dict[str, Any] = {
             verdict: outcome,
             "name": rule,
-            "severity": "error" if declared.get("action") == "fail" else "warn",
+            "severity": "error" if declared is not None and declared.action == "fail" else "warn",
             "expected": "0 failed rows",
             "actual": f"{failed} failed rows",
-            "content": declared.get("condition"),
+            "content": declared.condition if declared is not None else None,
             "contentType": "sql",
             "params": {"passed_records": passed, "failed_records": failed},
         }
         found["assertion" if verdict == "success" else "type"] = "expectation"
         return found
 
-    def _column_lineage(self, flow: _Flow, target: _Dataset) -> "DatasetFacet":
+    def _column_lineage(
+        self, flow: _Flow, lineage: FlowLineage, target: _Dataset
+    ) -> "DatasetFacet":
         from openlineage.client.facet_v2 import column_lineage_dataset as facet
 
         sources = self._sources(flow)
 
-        def field_of(one: list[Any], kind: str) -> facet.InputField:
-            number, column, transformation = one
+        def field_of(column: ColumnInput, kind: str) -> facet.InputField:
             return facet.InputField(
-                namespace=sources[number].namespace,
-                name=sources[number].name,
-                field=column,
-                transformations=[facet.Transformation(type=kind, subtype=transformation)],
+                namespace=sources[column.source].namespace,
+                name=sources[column.source].name,
+                field=column.column,
+                transformations=[facet.Transformation(type=kind, subtype=column.transformation)],
             )
 
         wanted = {column["name"] for column in target.schema}
         return facet.ColumnLineageDatasetFacet(
             fields={
                 name: facet.Fields(inputFields=[field_of(one, "DIRECT") for one in inputs])
-                for name, inputs in flow.lineage.get("columns", {}).items()
+                for name, inputs in lineage.columns.items()
                 if inputs and (name in wanted or not wanted)
             },
-            dataset=[field_of(one, "INDIRECT") for one in flow.lineage.get("influences", ())],
+            dataset=[field_of(one, "INDIRECT") for one in lineage.influences],
             producer=PRODUCER,
         )
 

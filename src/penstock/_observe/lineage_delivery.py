@@ -11,7 +11,7 @@ from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import QUEUE_SIZE, Delivery, Telling
-from penstock._observe.events import EventOrigin
+from penstock._observe.events import EventOrigin, LineageProgress, StreamProgress
 from penstock._observe.lineage import DEFAULT_NAMESPACE, RUNNING_SECONDS, LineageFold
 from penstock._observe.masking import shown
 from penstock.errors import SpecError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TELLING = Telling(
     name="lineage",
     things="events",
-    event_type="lineage_progress",
+    body=LineageProgress,
     condition="LINEAGE_NOT_DELIVERED",
     class_name="LineageError",
 )
@@ -151,7 +151,7 @@ class Lineage(Delivery):
             _TELLING,
             fold=LineageFold(chosen, running_seconds=running_seconds),
             send=lambda events: send(events[0]),
-            unheard=("stream_progress",),
+            unheard=(StreamProgress,),
             queue_size=queue_size,
         )
 

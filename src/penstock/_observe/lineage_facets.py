@@ -3,7 +3,6 @@
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +75,6 @@ def given_parent() -> "RunFacet | None":
         return None
     job = parent_run.Job(namespace=parts[0], name=parts[1])
     return parent_run.ParentRunFacet(run=run, job=job, producer=PRODUCER)
-
-
-def time_text(moment: datetime) -> str:
-    """A moment as OpenLineage writes it."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def version_of(package: str) -> str:

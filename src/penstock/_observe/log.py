@@ -18,19 +18,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.events import Event, Level, UpdateState
+from penstock._observe.codec import dump, encode, event_json, event_of_line
+from penstock._observe.events import TERMINAL_STATES, Event, FlowProgress, Level, UpdateProgress
 
 LATEST = "latest"
-TERMINAL_STATES = frozenset({UpdateState.COMPLETED, UpdateState.FAILED, UpdateState.CANCELED})
-
-SCHEMA_VERSION = 2
-"""Of the JSON form of an event; it changes when a field changes its meaning or goes away.
-
-Since 2 an event may stand for several micro-batches (`rolled_up`)."""
 
 LAST_BATCHES = ".last_batches"
 """In the folder of the log: the newest micro-batches of updates that were removed from it."""
 
+_UPDATE_PROGRESS = f'"event_type":"{UpdateProgress.event_type}"'.encode()
 _SUFFIX = ".jsonl"
 _STARTED = "%Y%m%dT%H%M%S%fZ"
 _POLL_SECONDS = 0.25
@@ -53,70 +49,6 @@ def event_directory(settings: PipelineSettings) -> Path:
         # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
         return Path("/" + rest.lstrip("/")) / "events"
     return Path(settings.root) / ".penstock" / "events"
-
-
-def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
-    """An event in the shape of Lakeflow's event log; empty fields of the origin are left out.
-
-    Args:
-        event: The event.
-        instance: Id of the writer; `seq_no` counts within it.
-        seq_no: Position of the event among those of its writer.
-    """
-    origin = {
-        key: value
-        for key in ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")
-        if (value := getattr(event.origin, key))
-    }
-    if event.origin.batch_id is not None:
-        origin["batch_id"] = event.origin.batch_id
-    error = None
-    if event.error is not None:
-        error = {
-            "fatal": event.error.fatal,
-            "exceptions": [
-                {
-                    "class_name": event.error.class_name,
-                    "message": event.error.message,
-                    "condition": event.error.condition,
-                }
-            ],
-        }
-    return {
-        "id": event.id,
-        "sequence": {"data_plane_id": {"instance": instance, "seq_no": seq_no}},
-        "origin": origin,
-        "timestamp": _timestamp(event.timestamp),
-        "message": event.message,
-        "level": event.level.value,
-        "maturity_level": event.maturity_level,
-        "error": error,
-        "details": event.details,
-        "schema_version": SCHEMA_VERSION,
-        "event_type": event.event_type,
-    }
-
-
-def encode(body: dict[str, Any]) -> bytes:
-    """One line of JSON, without the line break.
-
-    What JSON does not know (dates, decimals) becomes text and NaN becomes null: an event is never
-    lost because of a value in it.
-    """
-    try:
-        text = _dumps(body)
-    except ValueError:
-        text = _dumps(json.loads(json.dumps(body, default=str), parse_constant=lambda _: None))
-    # A lone surrogate becomes \udcXX, which is also how JSON spells it.
-    return text.encode("utf-8", "backslashreplace")
-
-
-def _dumps(body: Any) -> str:
-    return json.dumps(body, default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _timestamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class EventLog:
@@ -471,7 +403,7 @@ def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
     Reads from the end of the newest file backwards, so that the size of the log does not matter
     for a flow that ran lately.
     """
-    needle = f'"flow_name":{_dumps(flow)}'.encode("utf-8", "backslashreplace")
+    needle = f'"flow_name":{dump(flow)}'.encode("utf-8", "backslashreplace")
     for file in reversed(updates(directory)):
         # One that is removed meanwhile has left its last batches behind before.
         with contextlib.suppress(FileNotFoundError), file.path.open("rb") as lines:
@@ -487,13 +419,13 @@ def commit_of_line(line: bytes) -> tuple[str, RecordedBatch] | None:
     """The flow and micro-batch of a line that tells of a commit; `None` for any other line."""
     if b'"table_version"' not in line:
         return None
-    event = _decode(line)
-    if event is None or event.get("event_type") != "flow_progress":
+    event = event_of_line(line)
+    if event is None or not isinstance(event.body, FlowProgress):
         return None
-    origin, body = event.get("origin", {}), event["details"]["flow_progress"]
-    if "batch_id" not in origin or "table_version" not in body or "flow_name" not in origin:
+    origin, version = event.origin, event.body.table_version
+    if origin.batch_id is None or version is None or not origin.flow_name:
         return None
-    return origin["flow_name"], RecordedBatch(origin["batch_id"], body["table_version"])
+    return origin.flow_name, RecordedBatch(origin.batch_id, version)
 
 
 def kept_batches(directory: Path) -> dict[str, RecordedBatch]:
@@ -505,13 +437,14 @@ def kept_batches(directory: Path) -> dict[str, RecordedBatch]:
         return {}
 
 
-def last_event(file: UpdateFile, event_type: str) -> dict[str, Any] | None:
-    """The newest event of a type in one update, read from the end of its file."""
-    needle = f'"event_type":"{event_type}"'.encode()
+def last_progress(file: UpdateFile) -> Event | None:
+    """The newest `update_progress` event of an update, read from the end of its file."""
     with file.path.open("rb") as lines:
         for line in _lines_backwards(lines):
-            if needle in line and (event := _decode(line)) is not None:
-                return event
+            if _UPDATE_PROGRESS in line:
+                event = event_of_line(line)
+                if event is not None and event.event_type == UpdateProgress.event_type:
+                    return event
     return None
 
 

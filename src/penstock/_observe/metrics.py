@@ -1,29 +1,23 @@
-"""Metrics of an update, folded from its events: what a scraper of Prometheus gets.
+"""Metrics of an update, made of its state: what a scraper of Prometheus gets.
 
-The fold only writes numbers into dictionaries, so an event costs microseconds; a scrape copies
-them under the lock and makes its text outside of it. Neither needs a package.
+A scrape reads the state under its lock and makes its text outside of it. Neither needs a package.
 """
 
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock._observe.events import Event, FlowStatus, UpdateState
-from penstock._observe.lag import ages_of, source_view
-from penstock._observe.status import moment
-
-BATCH_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds of the histogram of batch times, in seconds."""
+from penstock._observe.events import FlowStatus, LagProgress, LineageProgress, UpdateState
+from penstock._observe.lag import source_view
+from penstock._observe.spark_progress import operators_of, watermark_delay, watermark_of
+from penstock._observe.state import Histogram, ObservedFlow, ObservedUpdate
 
 MAX_SERIES = 2000
 """So many label sets are kept of one metric; what comes later is left out and counted."""
 
 _MAX_LABEL = 200
 _FLOW = ("pipeline", "flow", "dataset")
-_NEVER = "1970-01-01T00:00:00"
 
 
 class Kind(StrEnum):
@@ -190,32 +184,18 @@ METRICS: Mapping[str, Metric] = {
 }
 """All metrics by name. Names, types and labels are a contract; docs/metrics.md lists them."""
 
+_TOTALS = {
+    "num_input_rows": "penstock_flow_input_rows_total",
+    "num_output_rows": "penstock_flow_output_rows_total",
+    "num_upserted_rows": "penstock_flow_upserted_rows_total",
+    "num_deleted_rows": "penstock_flow_deleted_rows_total",
+    "dropped_records": "penstock_flow_dropped_rows_total",
+    "quarantined_records": "penstock_flow_quarantined_rows_total",
+    "late_records": "penstock_flow_late_rows_total",
+    "duplicate_records": "penstock_flow_duplicate_rows_total",
+}
+
 Labels = tuple[str, ...]
-
-
-@dataclass
-class Histogram:
-    """Counts per bucket (the last one is for what is above all bounds), and the sum."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BATCH_BUCKETS) + 1))
-    total: float = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        at = next((i for i, bound in enumerate(BATCH_BUCKETS) if value <= bound), -1)
-        self.counts[at] += 1
-        self.total += value
-
-    def add(self, counts: Mapping[str, int], total: float) -> None:
-        """Count many values at once: how many there are up to each bound, and their sum."""
-        for bound, count in counts.items():
-            at = next((i for i, known in enumerate(BATCH_BUCKETS) if float(bound) <= known), -1)
-            self.counts[at] += count
-        self.total += total
-
-    def copy(self) -> "Histogram":
-        """The same, apart."""
-        return Histogram(list(self.counts), self.total)
 
 
 @dataclass(frozen=True)
@@ -227,286 +207,173 @@ class Series:
     histograms: Mapping[Labels, Histogram]
 
 
-class MetricsFold:
-    """Folds the events of an update into figures. Subscribe it to the bus; any thread may call.
+def metric_series(update: ObservedUpdate) -> list[Series]:
+    """All figures of an update, in the order of `METRICS`; metrics without any are left out.
 
-    Its size is bounded: labels come from declarations, Kafka partitions and Spark's own words, and
-    at most `MAX_SERIES` label sets are kept of one metric.
+    Their number is bounded: labels come from declarations, Kafka partitions and Spark's own words,
+    and at most `MAX_SERIES` label sets are kept of one metric. Any thread may call.
     """
+    figures = _Figures()
+    with update.lock:
+        figures.take_update(update)
+        for flow in update.flows.values():
+            figures.take_flow(flow)
+    return figures.series()
+
+
+class _Figures:
+    """Values by metric and label set, as they are read off the state of an update."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
         self._histograms: dict[Labels, Histogram] = {}
-        self._firing: dict[str, set[str]] = {}
-        self._newest: dict[Labels, int] = {}
         self._pipeline = ""
 
-    def __call__(self, event: Event) -> None:
-        """Take in one event."""
-        with self._lock:
-            self._pipeline = _label(event.origin.pipeline_name) or self._pipeline
-            self._fold(event)
-
     def series(self) -> list[Series]:
-        """A copy of all figures, in the order of `METRICS`; metrics without any are left out."""
-        with self._lock:
-            values = {name: dict(found) for name, found in self._values.items() if found}
-            histograms = {labels: one.copy() for labels, one in self._histograms.items()}
         found = []
         for name, metric in METRICS.items():
-            is_histogram = metric.kind is Kind.HISTOGRAM
-            if values.get(name) or (is_histogram and histograms):
-                one = Series(metric, values.get(name, {}), histograms if is_histogram else {})
-                found.append(one)
+            histograms = self._histograms if metric.kind is Kind.HISTOGRAM else {}
+            if self._values[name] or histograms:
+                found.append(Series(metric, self._values[name], histograms))
         return found
 
-    # -- events --------------------------------------------------------------------------------
-
-    def _fold(self, event: Event) -> None:
-        body = event.details.get(event.event_type, {})
-        rolled = body.get("rolled_up") or {}
-        self._add("penstock_events_total", (event.level.value,), rolled.get("events", 1))
-        match event.event_type:
-            case "create_update":
-                mode = "continuous" if body.get("continuous") else "triggered"
-                self._set("penstock_update_info", (event.origin.update_id, mode), 1)
-                started = event.timestamp.timestamp()
-                self._set("penstock_update_start_timestamp_seconds", (), started)
-            case "update_progress":
-                for state in UpdateState:
-                    is_it = float(body.get("state") == state)
-                    self._set("penstock_update_state", (state.value,), is_it)
-            case "flow_definition":
-                self._expect_flow(event, body)
-            case "flow_progress":
-                self._flow_progress(event, body)
-            case "stream_progress" if rolled:
-                self._rolled_up(event, rolled)
-            case "stream_progress" if event.origin.flow_name:
-                self._stream_progress(event, body.get("progress_json") or {})
-            case "lag_progress" if event.origin.flow_name:
-                self._lag_progress(event, body)
-            case "alert_progress":
-                self._alert(body)
-            case "source_rows_lost":
-                self._lost(event, body)
-            case "planning_information":
-                for found in body.get("technique_information", ()):
-                    technique = str(found.get("maintenance_type", ""))
-                    technique = technique.removeprefix("MAINTENANCE_TYPE_")
-                    labels = (event.origin.dataset_name, technique)
-                    self._add("penstock_view_refreshes_total", labels)
-            case "telemetry_progress":
-                for outcome in ("sent", "failed", "dropped"):
-                    labels = (str(body.get("signal", "")), outcome)
-                    count = float(body.get(outcome, 0))
-                    self._set("penstock_telemetry_exports_total", labels, count)
-            case "lineage_progress":
-                for outcome in ("sent", "failed", "dropped"):
-                    # The event has sums, not what was added.
-                    count = float(body.get(outcome, 0))
+    def take_update(self, update: ObservedUpdate) -> None:
+        self._pipeline = _label(update.pipeline_name)
+        if update.begun is not None:
+            mode = "continuous" if update.properties.get("continuous") else "triggered"
+            self._set("penstock_update_info", (update.begun.origin.update_id, mode), 1)
+            started = update.begun.timestamp.timestamp()
+            self._set("penstock_update_start_timestamp_seconds", (), started)
+        for state in UpdateState if update.state is not None else ():
+            self._set("penstock_update_state", (state.value,), update.state is state)
+        for level, count in update.events.items():
+            self._add("penstock_events_total", (level,), count)
+        for alert, firing in update.firing.items():
+            self._set("penstock_alert_firing", (alert,), len(firing))
+        for labels, (passed, failed) in update.rules.items():
+            self._add("penstock_expectation_passed_rows_total", labels, passed)
+            self._add("penstock_expectation_failed_rows_total", labels, failed)
+        for labels, count in update.refreshes.items():
+            self._add("penstock_view_refreshes_total", labels, count)
+        for (event_type, signal), body in update.deliveries.items():
+            for outcome in ("sent", "failed", "dropped"):
+                count = getattr(body, outcome)
+                if event_type == LineageProgress.event_type:
                     self._set("penstock_lineage_events_total", (outcome,), count)
+                else:
+                    self._set("penstock_telemetry_exports_total", (signal, outcome), count)
 
-    def _expect_flow(self, event: Event, body: Mapping[str, Any]) -> None:
+    def take_flow(self, flow: ObservedFlow) -> None:
+        labels = (flow.name, flow.target)
+        totals = dict(flow.totals)
         # Counters begin at 0, so that the first batch shows in a rate.
-        if body.get("flow_type") == "VIEW":
-            return
-        target = body.get("output_dataset") or body.get("output_sink") or ""
-        labels = (event.origin.flow_name, str(target))
-        for name in (
-            "penstock_flow_batches_total",
-            "penstock_flow_input_rows_total",
-            "penstock_flow_output_rows_total",
-            "penstock_flow_quarantined_rows_total",
+        if flow.definition is not None and flow.definition.flow_type != "VIEW":
+            for name in ("num_output_rows", "num_input_rows", "quarantined_records"):
+                totals.setdefault(name, 0)
+            self._add("penstock_flow_batches_total", labels, flow.batches or 0)
+        elif flow.batches is not None:
+            self._add("penstock_flow_batches_total", labels, flow.batches)
+        for name, metric in _TOTALS.items():
+            if name in totals:
+                self._add(metric, labels, totals[name])
+        for status in FlowStatus if flow.status is not None else ():
+            self._set("penstock_flow_state", (*labels, status.value), flow.status is status)
+        for (condition, fatal), count in flow.errors.items():
+            self._add("penstock_flow_errors_total", (*labels, condition, str(fatal).lower()), count)
+        for phase, seconds in flow.phases.items():
+            self._add("penstock_flow_phase_seconds_total", (*labels, phase), seconds)
+        for topic, count in flow.lost.items():
+            self._add("penstock_source_lost_rows_total", (*labels, topic), count)
+        for operator, count in flow.dropped_by_watermark.items():
+            self._add("penstock_state_dropped_rows_total", (*labels, operator), count)
+        if flow.last_batch_at is not None:
+            ended = flow.last_batch_at.timestamp()
+            self._set("penstock_flow_last_batch_timestamp_seconds", labels, ended)
+        if flow.table_version is not None:
+            self._set("penstock_flow_table_version", labels, flow.table_version)
+        if flow.batch_times is not None and self._has_room(
+            "penstock_flow_batch_duration_seconds", len(self._histograms)
         ):
-            self._add(name, labels, 0)
+            self._histograms[self._key(labels)] = flow.batch_times.copy()
+        self._take_waiting(flow, labels)
+        for name, state in operators_of(flow.progress).items():
+            known = (*labels, name)
+            self._set("penstock_state_rows", known, state.get("numRowsTotal", 0))
+            self._set("penstock_state_memory_bytes", known, state.get("memoryUsedBytes", 0))
+        watermark, delay = watermark_of(flow.progress), watermark_delay(flow.progress)
+        if watermark is not None:
+            self._set("penstock_watermark_timestamp_seconds", labels, watermark.timestamp())
+        if delay is not None:
+            self._set("penstock_watermark_delay_seconds", labels, delay)
 
-    def _flow_progress(self, event: Event, body: Mapping[str, Any]) -> None:
-        if not event.origin.flow_name:
-            return
-        flow = _flow_of(event)
-        metrics = body.get("metrics")
-        # Figures of a batch say nothing about the state: they may come when the flow has ended.
-        if metrics is None:
-            for state in FlowStatus:
-                is_it = float(body.get("status") == state)
-                self._set("penstock_flow_state", (*flow, state.value), is_it)
-        else:
-            self._batch(event, flow, metrics, body.get("rolled_up"))
-        if "table_version" in body:
-            self._set("penstock_flow_table_version", flow, body["table_version"])
-        if event.error is not None:
-            fatal = str(event.error.fatal).lower()
-            labels = (*flow, event.error.condition, fatal)
-            self._add("penstock_flow_errors_total", labels)
-        quality = body.get("data_quality") or {}
-        for key in ("dropped", "quarantined", "late", "duplicate"):
-            if f"{key}_records" in quality:
-                count = quality[f"{key}_records"]
-                self._add(f"penstock_flow_{key}_rows_total", flow, count)
-        for counts in quality.get("expectations", ()):
-            labels = (counts["dataset"], counts["name"])
-            for key in ("passed", "failed"):
-                name = f"penstock_expectation_{key}_rows_total"
-                self._add(name, labels, counts[f"{key}_records"])
-
-    def _batch(
-        self,
-        event: Event,
-        flow: Labels,
-        metrics: Mapping[str, Any],
-        rolled: Mapping[str, Any] | None,
-    ) -> None:
-        for key in ("output", "upserted", "deleted", "input"):
-            if f"num_{key}_rows" in metrics:
-                count = metrics[f"num_{key}_rows"]
-                self._add(f"penstock_flow_{key}_rows_total", flow, count)
-        if "backlog_records" in metrics:
-            self._set("penstock_flow_backlog_rows", flow, metrics["backlog_records"])
-        if "batch_duration_ms" in metrics:
-            counts = rolled.get("batch_durations") if rolled is not None else None
-            self._observe(flow, metrics["batch_duration_ms"] / 1000, counts)
-        ended = event.timestamp.timestamp()
-        self._set("penstock_flow_last_batch_timestamp_seconds", flow, ended)
-        # Its writer and Spark's progress tell about one micro-batch in separate events.
-        batch_id, newest = event.origin.batch_id, self._newest.get(flow)
-        if rolled is not None:
-            self._add("penstock_flow_batches_total", flow, rolled["batches"])
-        elif batch_id is None or newest is None or batch_id > newest:
-            self._add("penstock_flow_batches_total", flow)
-        if batch_id is not None and len(self._newest) < MAX_SERIES:
-            self._newest[flow] = max(batch_id, newest if newest is not None else batch_id)
-
-    def _stream_progress(self, event: Event, progress: Mapping[str, Any]) -> None:
-        flow = _flow_of(event)
-        for phase, milliseconds in (progress.get("durationMs") or {}).items():
-            self._phase(flow, phase, milliseconds)
+    def _take_waiting(self, flow: ObservedFlow, labels: Labels) -> None:
+        """What waits at the sources, as the newer of report and measurement says."""
         partitions: dict[tuple[str, str], int] = {}
         waiting: dict[str, float] = {}
         behind: list[float] = []
-        for source in progress.get("sources") or ():
+        for source in flow.progress.get("sources") or ():
             view = source_view(source)
             behind += [shard["behind_seconds"] for shard in view["shards"]]
             for part in view["partitions"]:
-                key = (str(part["topic"]), str(part["partition"]))
-                if part["records"] is None:
-                    continue
-                partitions[key] = max(part["records"], partitions.get(key, 0))
+                place = (str(part["topic"]), str(part["partition"]))
+                if part["records"] is not None:
+                    partitions[place] = max(part["records"], partitions.get(place, 0))
             for what in ("files", "bytes"):
                 count = _number(view["metrics"].get(f"num{what.title()}Outstanding"))
                 if count is not None:
                     waiting[what] = waiting.get(what, 0.0) + count
-        for place, records in partitions.items():
-            self._set("penstock_kafka_lag_rows", (*flow, *place), records)
-        for what, value in waiting.items():
-            self._set(f"penstock_flow_backlog_{what}", flow, value)
-        if behind:
-            self._set("penstock_flow_lag_seconds", flow, max(behind))
-        for at, operator in enumerate(progress.get("stateOperators") or ()):
-            labels = (*flow, f"{at} {operator.get('operatorName', '')}".strip())
-            self._set("penstock_state_rows", labels, operator.get("numRowsTotal", 0))
-            self._set("penstock_state_memory_bytes", labels, operator.get("memoryUsedBytes", 0))
-            dropped = operator.get("numRowsDroppedByWatermark", 0)
-            self._add("penstock_state_dropped_rows_total", labels, dropped)
-        self._watermark(flow, progress)
-
-    def _rolled_up(self, event: Event, rolled: Mapping[str, Any]) -> None:
-        """The sums of measurements that went away."""
-        flow = _flow_of(event)
-        for phase, milliseconds in rolled.get("durations_ms", {}).items():
-            self._phase(flow, phase, milliseconds)
-        for operator, count in rolled.get("dropped_by_watermark", {}).items():
-            self._add("penstock_state_dropped_rows_total", (*flow, operator), count)
-
-    def _phase(self, flow: Labels, phase: str, milliseconds: float) -> None:
-        if phase != "triggerExecution":
-            self._add("penstock_flow_phase_seconds_total", (*flow, phase), milliseconds / 1000)
-
-    def _lag_progress(self, event: Event, body: Mapping[str, Any]) -> None:
-        """What waits at the sources; nothing is said of what is not known."""
-        flow, sources = _flow_of(event), body.get("sources") or ()
-        for what in ("files", "bytes"):
-            counts = [source.get(what) for source in sources if what in source]
-            if counts and None not in counts:
-                self._set(f"penstock_flow_backlog_{what}", flow, sum(counts))
-        for source in sources:
-            # What the last batch saw is not true any more.
+        measured = _waiting(flow.lag)
+        waiting = waiting | measured if flow.lag_is_newer else measured | waiting
+        backlog = flow.backlog
+        # What the last batch saw is not true any more of brokers that do not answer.
+        newer = flow.lag.sources if flow.lag is not None and flow.lag_is_newer else ()
+        for source in newer:
             for part in source.get("partitions") or () if source.get("problem") else ():
-                place = (str(part["topic"]), str(part["partition"]))
-                self._tell("penstock_kafka_lag_rows", (*flow, *place), None)
-                self._tell("penstock_flow_backlog_rows", flow, None)
-        if any(ages_of(source) for source in sources):
-            # One that is no longer known, or no longer at risk, goes away.
-            self._tell("penstock_flow_lag_seconds", flow, body.get("seconds_behind"))
-            self._tell("penstock_flow_time_to_loss_seconds", flow, body.get("seconds_to_loss"))
+                partitions.pop((str(part["topic"]), str(part["partition"])), None)
+                backlog = None
+        for place, records in partitions.items():
+            self._set("penstock_kafka_lag_rows", (*labels, *place), records)
+        for what, value in waiting.items():
+            self._set(f"penstock_flow_backlog_{what}", labels, value)
+        if backlog is not None:
+            self._set("penstock_flow_backlog_rows", labels, backlog)
+        aged = flow.aged
+        seconds = aged.seconds_behind if aged is not None else None
+        if behind and (aged is None or not flow.lag_is_newer):
+            seconds = max(behind)
+        if seconds is not None:
+            self._set("penstock_flow_lag_seconds", labels, seconds)
+        if aged is not None and aged.seconds_to_loss is not None:
+            self._set("penstock_flow_time_to_loss_seconds", labels, aged.seconds_to_loss)
 
-    def _watermark(self, flow: Labels, progress: Mapping[str, Any]) -> None:
-        text = (progress.get("eventTime") or {}).get("watermark")
-        watermark, at = moment(text), moment(progress.get("timestamp"))
-        if watermark is None or str(text).startswith(_NEVER):
-            return
-        self._set("penstock_watermark_timestamp_seconds", flow, watermark.timestamp())
-        if isinstance(at, datetime):
-            delay = (at - watermark).total_seconds()
-            self._set("penstock_watermark_delay_seconds", flow, delay)
-
-    def _alert(self, body: Mapping[str, Any]) -> None:
-        alert, about = _label(body.get("alert")), str(body.get("about"))
-        firing = self._firing.setdefault(alert, set())
-        if body.get("state") != "firing":
-            firing.discard(about)
-        elif len(firing) < MAX_SERIES:
-            firing.add(about)
-        self._set("penstock_alert_firing", (alert,), len(firing))
-
-    def _lost(self, event: Event, body: Mapping[str, Any]) -> None:
-        for lost in body.get("ranges", ()):
-            first, end = lost.get("first"), lost.get("end")
-            if isinstance(first, int) and isinstance(end, int):
-                labels = (*_flow_of(event), str(lost.get("topic", "")))
-                self._add("penstock_source_lost_rows_total", labels, end - first)
-
-    # -- figures -------------------------------------------------------------------------------
-
-    def _add(self, name: str, labels: Labels, count: float = 1) -> None:
-        found, key = self._values[name], self._key(labels)
-        if key in found:
-            found[key] += count
-        elif self._has_room(name, len(found)):
-            found[key] = float(count)
+    def _add(self, name: str, labels: Labels, count: float) -> None:
+        """Names that differ only behind what is shown of them share a figure."""
+        self._set(name, labels, self._values[name].get(self._key(labels), 0.0) + count)
 
     def _set(self, name: str, labels: Labels, value: float) -> None:
         found, key = self._values[name], self._key(labels)
         if key in found or self._has_room(name, len(found)):
             found[key] = float(value)
 
-    def _tell(self, name: str, labels: Labels, value: float | None) -> None:
-        """The value, or that there is none."""
-        if value is None:
-            self._values[name].pop(self._key(labels), None)
-        else:
-            self._set(name, labels, value)
-
-    def _observe(self, flow: Labels, value: float, counts: Mapping[str, int] | None = None) -> None:
-        key = self._key(flow)
-        if key not in self._histograms:
-            if not self._has_room("penstock_flow_batch_duration_seconds", len(self._histograms)):
-                return
-            self._histograms[key] = Histogram()
-        if counts is None:
-            self._histograms[key].observe(value)
-        else:
-            self._histograms[key].add(counts, value)
-
     def _key(self, labels: Labels) -> Labels:
-        return (self._pipeline, *(_label(one) for one in labels))
+        return (self._pipeline, *(_label(each) for each in labels))
 
     def _has_room(self, name: str, count: int) -> bool:
         if count < MAX_SERIES or name == "penstock_metrics_left_out_total":
             return True
-        self._add("penstock_metrics_left_out_total", (name,))
+        self._add("penstock_metrics_left_out_total", (name,), 1)
         return False
+
+
+def _waiting(lag: LagProgress | None) -> dict[str, float]:
+    """Files and bytes that wait at all sources; nothing is said of what is not known."""
+    waiting: dict[str, float] = {}
+    sources = lag.sources if lag is not None else ()
+    for what in ("files", "bytes"):
+        counts = [source[what] for source in sources if what in source]
+        if counts and None not in counts:
+            waiting[what] = sum(counts)
+    return waiting
 
 
 def sample_names(metric: Metric) -> Iterator[str]:
@@ -515,10 +382,6 @@ def sample_names(metric: Metric) -> Iterator[str]:
         yield from (f"{metric.name}_{ending}" for ending in ("bucket", "count", "sum"))
     else:
         yield metric.name
-
-
-def _flow_of(event: Event) -> Labels:
-    return (event.origin.flow_name, event.origin.dataset_name or event.origin.sink_name)
 
 
 def _label(value: Any) -> str:

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.extras import import_extra
-from penstock._observe.metrics import BATCH_BUCKETS, Kind, MetricsFold, Series
+from penstock._observe.metrics import Kind, Series, metric_series
+from penstock._observe.state import BATCH_BUCKETS, ObservedUpdate
 from penstock.errors import SetupError
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ def require_metrics_extra() -> None:
     )
 
 
-class FoldCollector:
+class StateCollector:
     """What a registry of prometheus-client asks for the metrics of an update."""
 
-    def __init__(self, fold: MetricsFold) -> None:
-        self._fold = fold
+    def __init__(self, update: ObservedUpdate) -> None:
+        self._update = update
 
     def collect(self) -> "Iterator[Family]":
         """All metrics that have figures."""
-        for series in self._fold.series():
+        for series in metric_series(self._update):
             yield _family(series)
 
     def describe(self) -> "Sequence[Family]":
@@ -52,18 +53,18 @@ class FoldCollector:
         return ()
 
 
-def exposition(fold: MetricsFold, accept: str = "") -> tuple[bytes, str]:
+def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
     """The text that a scraper gets, and its content type.
 
     Args:
-        fold: The figures.
+        update: Its state.
         accept: The scraper's `Accept` header; it chooses between Prometheus' and OpenMetrics' form.
     """
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(FoldCollector(fold))
+    registry.register(StateCollector(update))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
@@ -102,7 +103,7 @@ class MetricsEndpoint:
     most eight clients are heard at once: a scraper cannot take the driver's time.
 
     Args:
-        fold: The figures; somebody else subscribes it to the bus.
+        update: Its state; whoever made it subscribes it to the bus.
         address: IP address or name to listen on.
         port: 0 for any free one.
 
@@ -111,9 +112,9 @@ class MetricsEndpoint:
         MissingExtraError: `MISSING_EXTRA`.
     """
 
-    def __init__(self, fold: MetricsFold, *, address: str, port: int) -> None:
+    def __init__(self, update: ObservedUpdate, *, address: str, port: int) -> None:
         require_metrics_extra()
-        self._texts = _Texts(fold)
+        self._texts = _Texts(update)
         self._address = address
         try:
             family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
@@ -149,8 +150,8 @@ class MetricsEndpoint:
 class _Texts:
     """Makes the text of a scrape, and gives it again to whoever asks within half a second."""
 
-    def __init__(self, fold: MetricsFold) -> None:
-        self._fold = fold
+    def __init__(self, update: ObservedUpdate) -> None:
+        self._update = update
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, bytes, str]] = {}
 
@@ -162,7 +163,7 @@ class _Texts:
             if not body or now - made >= _FRESH_SECONDS:
                 # The header itself is not passed on: there are as many texts as forms.
                 wanted = "application/openmetrics-text;version=1.0.0" if form else ""
-                body, content_type = exposition(self._fold, wanted)
+                body, content_type = exposition(self._update, wanted)
                 self._kept[form] = (now, body, content_type)
         return body, content_type
 

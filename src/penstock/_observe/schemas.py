@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock._observe.codec import event_of_line
+from penstock._observe.events import DatasetDefinition
 from penstock._observe.log import updates
 
 _DEFINITION = b'"event_type":"dataset_definition"'
@@ -36,12 +38,11 @@ def recorded_schemas(directory: Path) -> dict[str, str]:
 
 
 def _schema_of(line: bytes) -> dict[str, str]:
-    try:
-        event = json.loads(line)
-        name, schema = event["origin"]["dataset_name"], event["details"]["dataset_definition"]
-        return {str(name): str(schema["schema_json"])} if schema.get("schema_json") else {}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    event = event_of_line(line)
+    body = event.body if event is not None else None
+    if event is None or not isinstance(body, DatasetDefinition) or not body.schema_json:
         return {}
+    return {event.origin.dataset_name: body.schema_json}
 
 
 def differences(before: str, after: str) -> list[str]:

@@ -1,164 +1,99 @@
-"""What an update does right now, folded from its events into plain JSON values.
+"""What an update does right now, as plain JSON values; the state of `_observe.state` for machines.
 
 More than a terminal shows (`_observe.snapshot`): the figures that Spark reports with each
 micro-batch, of every source, state store and watermark. The size does not grow with time.
 """
 
 import math
-import threading
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
-from penstock._observe.events import ErrorInfo, Event, FlowStatus
+from penstock._observe import codec
+from penstock._observe.events import ErrorInfo
 from penstock._observe.lag import lag_sources, lag_summary, problem_of
-from penstock._observe.snapshot import FlowView, Snapshot
+from penstock._observe.snapshot import FlowView, update_view
+from penstock._observe.spark_progress import (
+    Progress,
+    began_at,
+    durations_of,
+    event_times,
+    timestamp_of,
+    watermark_of,
+)
+from penstock._observe.state import ObservedFlow, ObservedUpdate
 
 VERSION = 1
 """Of the JSON form; it changes when a key changes its meaning or goes away."""
 
-RECENT = 20
-"""So many micro-batches are kept per flow."""
 
-_NEVER = "1970-01-01T00:00:00"
+def status_json(update: ObservedUpdate, now: datetime | None = None) -> dict[str, Any]:
+    """The state as JSON values; keys as in `docs/monitoring.md`. Any thread may call.
 
-
-@dataclass
-class _Stream:
-    """What is known of one flow beyond its counts."""
-
-    since: datetime | None = None
-    status: FlowStatus | None = None
-    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    progress: Mapping[str, Any] = field(default_factory=dict)
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    late_rows: int = 0
-
-
-class StatusFold:
-    """Folds the events of one update. Subscribe it to the bus; any thread may call."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._snapshot = Snapshot()
-        self._streams: dict[str, _Stream] = {}
-        self._since: datetime | None = None
-        self._last: datetime | None = None
-
-    def __call__(self, event: Event) -> None:
-        """Take in one event."""
-        self._snapshot(event)
-        with self._lock:
-            self._last = event.timestamp
-            body = event.details.get(event.event_type, {})
-            flow = event.origin.flow_name
-            match event.event_type:
-                case "update_progress":
-                    self._since = event.timestamp
-                case "flow_progress" if flow and "metrics" not in body:
-                    stream = self._streams.setdefault(flow, _Stream())
-                    status = FlowStatus(body["status"])
-                    if status is not stream.status:
-                        stream.status, stream.since = status, event.timestamp
-                case "stream_progress" if flow and "rolled_up" in body:
-                    late = body["rolled_up"].get("dropped_by_watermark", {})
-                    self._streams.setdefault(flow, _Stream()).late_rows += sum(late.values())
-                case "stream_progress" if flow:
-                    stream = self._streams.setdefault(flow, _Stream())
-                    stream.progress = body.get("progress_json", {})
-                    stream.late_rows += _late_rows(stream.progress)
-                    stream.recent.append(_batch(stream.progress, event.timestamp))
-                case "lag_progress" if flow:
-                    self._streams.setdefault(flow, _Stream()).measured = body
-
-    def as_json(self, now: datetime | None = None) -> dict[str, Any]:
-        """The state as JSON values; keys as in `docs/monitoring.md`.
-
-        Args:
-            now: The moment that durations of what still runs extend to.
-        """
-        view = self._snapshot.view(now)
-        with self._lock:
-            flows = []
-            for dataset in view.datasets:
-                for flow in dataset.flows:
-                    stream = self._streams.get(flow.name, _Stream())
-                    shown = _flow(flow, stream)
-                    shown["rules"] = [
-                        {
-                            "name": rule.name,
-                            "dataset": rule.dataset,
-                            "passed": rule.passed,
-                            "failed": rule.failed,
-                        }
-                        for rule in dataset.rules
-                    ]
-                    flows.append(shown)
-            return {
-                "version": VERSION,
-                "pipeline": view.pipeline_name,
-                "update_id": view.update_id,
-                "state": None if view.state is None else view.state.value,
-                "since": time_text(self._since),
-                "started": time_text(view.started),
-                "seconds": round(view.duration_seconds, 3),
-                "has_ended": view.has_ended,
-                "message": view.message,
-                "continuous": bool(view.properties.get("continuous", False)),
-                "error": _error(view.error),
-                "warnings": list(view.warnings),
-                "last_event": time_text(self._last),
-                "flows": flows,
-            }
+    Args:
+        update: Its state.
+        now: The time that durations of what still runs extend to.
+    """
+    with update.lock:
+        view = update_view(update, now)
+        flows = []
+        for dataset in view.datasets:
+            for flow in dataset.flows:
+                rules = [asdict(rule) for rule in dataset.rules]
+                flows.append({**_flow(flow, update.flows[flow.name]), "rules": rules})
+        return {
+            "version": VERSION,
+            "pipeline": view.pipeline_name,
+            "update_id": view.update_id,
+            "state": None if view.state is None else view.state.value,
+            "since": _time_text(update.since),
+            "started": _time_text(view.started),
+            "seconds": round(view.duration_seconds, 3),
+            "has_ended": view.has_ended,
+            "message": view.message,
+            "continuous": bool(view.properties.get("continuous", False)),
+            "error": _error(view.error),
+            "warnings": list(view.warnings),
+            "last_event": _time_text(update.last_event),
+            "flows": flows,
+        }
 
 
-def time_text(moment: datetime | None) -> str | None:
-    """A moment as ISO text in UTC with milliseconds."""
-    if moment is None:
-        return None
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _time_text(timestamp: datetime | None) -> str | None:
+    return None if timestamp is None else codec.time_text(timestamp)
 
 
-def _flow(view: FlowView, stream: _Stream) -> dict[str, Any]:
-    batches = list(stream.recent)
+def _flow(view: FlowView, flow: ObservedFlow) -> dict[str, Any]:
+    batches = [_batch(progress, at) for at, progress in flow.reports]
     return {
         "flow": view.name,
         "target": view.target,
         "state": view.state.value,
-        "since": time_text(stream.since),
+        "since": _time_text(flow.since),
         "batches": view.batches,
         "batch_id": view.batch_id,
         "rows": view.rows,
         "quarantined": view.quarantined,
         "dropped": view.dropped,
-        "late_rows": stream.late_rows,
+        "late_rows": sum(flow.dropped_by_watermark.values()),
         "last_progress": batches[-1] if batches else None,
         "recent_progress": batches,
-        "lag": _lag(view, stream, batches),
-        "state_store": _state_store(stream.progress),
-        "watermark": _watermark(stream.progress),
+        "lag": _lag(view, flow, batches),
+        "state_store": _state_store(flow.progress),
+        "watermark": _watermark(flow.progress),
         "exception": _error(view.last_error),
     }
 
 
 def _error(error: ErrorInfo | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {
-        "condition": error.condition,
-        "class_name": error.class_name,
-        "message": error.message,
-        "fatal": error.fatal,
-    }
+    return None if error is None else asdict(error)
 
 
-def _batch(progress: Mapping[str, Any], moment: datetime) -> dict[str, Any]:
-    durations = progress.get("durationMs") or {}
+def _batch(progress: Progress, at: datetime) -> dict[str, Any]:
+    durations = durations_of(progress)
     return {
         "batch_id": progress.get("batchId"),
-        "ended": time_text(moment),
+        "ended": codec.time_text(at),
         "input_rows": progress.get("numInputRows", 0),
         "seconds": round(durations.get("triggerExecution", 0) / 1000, 3),
         "input_rows_per_second": _number(progress.get("inputRowsPerSecond")),
@@ -167,24 +102,25 @@ def _batch(progress: Mapping[str, Any], moment: datetime) -> dict[str, Any]:
     }
 
 
-def _lag(view: FlowView, stream: _Stream, batches: list[dict[str, Any]]) -> dict[str, Any] | None:
-    progress = stream.progress
+def _lag(
+    view: FlowView, flow: ObservedFlow, batches: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    progress, measured = flow.progress, flow.lag
     if not progress:
         return None
-    sources = lag_sources(progress, stream.measured)
+    sources = lag_sources(progress, measured)
     seconds = _seconds(batches)
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
-    newest = moment((progress.get("eventTime") or {}).get("max"))
-    at = moment(progress.get("timestamp"))
+    newest = timestamp_of(event_times(progress).get("max"))
     # What the last batch saw is not true any more of a source that has gone silent since.
     records = None if problem_of(sources) else view.lag
     return {
         "records": records,
         "catch_up_seconds": None if records is None else _catch_up(records, rate),
-        "event_time_seconds": _between(newest, at),
+        "event_time_seconds": _between(newest, began_at(progress)),
         "falls_behind": _falls_behind(batches),
-        "measured_at": stream.measured.get("measured_at"),
+        "measured_at": None if measured is None else measured.measured_at,
         **lag_summary(sources),
         "sources": sources,
     }
@@ -212,7 +148,7 @@ def _falls_behind(batches: list[dict[str, Any]]) -> bool | None:
     return all(done is not None and come > done for come, done in known)
 
 
-def _state_store(progress: Mapping[str, Any]) -> dict[str, Any] | None:
+def _state_store(progress: Progress) -> dict[str, Any] | None:
     operators = [
         {
             "operator": operator.get("operatorName", ""),
@@ -233,34 +169,15 @@ def _state_store(progress: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _watermark(progress: Mapping[str, Any]) -> dict[str, Any] | None:
-    times = progress.get("eventTime") or {}
-    text = times.get("watermark")
-    if text is None:
+def _watermark(progress: Progress) -> dict[str, Any] | None:
+    times, watermark = event_times(progress), watermark_of(progress)
+    if times.get("watermark") is None:
         return None
-    known = None if text.startswith(_NEVER) else moment(text)
     return {
-        "value": time_text(known),
-        "delay_seconds": _between(known, moment(progress.get("timestamp"))),
-        "event_time_max": time_text(moment(times.get("max"))),
+        "value": _time_text(watermark),
+        "delay_seconds": _between(watermark, began_at(progress)),
+        "event_time_max": _time_text(timestamp_of(times.get("max"))),
     }
-
-
-def _late_rows(progress: Mapping[str, Any]) -> int:
-    return sum(
-        operator.get("numRowsDroppedByWatermark", 0)
-        for operator in progress.get("stateOperators") or ()
-    )
-
-
-def moment(text: Any) -> datetime | None:
-    """A time of Spark's progress; `None` for anything else."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def _between(earlier: datetime | None, later: datetime | None) -> float | None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.decoding import event_of_json
+from penstock._observe.codec import encode, event_of_json
 from penstock._observe.events import Event
-from penstock._observe.log import LATEST, encode, event_directory, read_events, select_updates
-from penstock._observe.status import StatusFold
+from penstock._observe.log import LATEST, event_directory, read_events, select_updates
+from penstock._observe.state import ObservedUpdate
+from penstock._observe.status import status_json
 
 _PAUSE_SECONDS = 0.5
 _NAME = "status.json"
@@ -31,20 +32,26 @@ class StatusFile:
     """Keeps the file of one update. Subscribe it to the bus; close it at the end.
 
     A disk that is full or gone harms nothing but the file.
+
+    Args:
+        path: Of the file.
+        update: Its state, which has taken in an event before this subscriber gets it.
+        pause_seconds: Between two versions of the file.
     """
 
-    def __init__(self, path: Path, *, pause_seconds: float = _PAUSE_SECONDS) -> None:
+    def __init__(
+        self, path: Path, update: ObservedUpdate, *, pause_seconds: float = _PAUSE_SECONDS
+    ) -> None:
         self._path = path
         self._pause_seconds = pause_seconds
-        self._fold = StatusFold()
+        self._update = update
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="status file", daemon=True)
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        """Take in one event; returns at once."""
-        self._fold(event)
+        """There was an event; returns at once."""
         self._changed.set()
 
     def close(self) -> None:
@@ -63,7 +70,7 @@ class StatusFile:
 
     def _write(self) -> None:
         mine = {"process_id": os.getpid(), "host": socket.gethostname()}
-        body = {**self._fold.as_json(), **mine}
+        body = {**status_json(self._update), **mine}
         # Beside the file, so that the replacement is one step for the file system.
         draft = self._path.with_name(f".{_NAME}.{os.getpid()}")
         try:
@@ -94,10 +101,10 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
         body = json.loads(status_path(settings).read_bytes())
         if isinstance(body, dict) and body.get("update_id") == update_id:
             return body
-    fold = StatusFold()
+    state = ObservedUpdate()
     for event in read_events(directory, update=update_id):
-        fold(event_of_json(event))
-    return {**fold.as_json(), "process_id": None, "host": None}
+        state(event_of_json(event))
+    return {**status_json(state), "process_id": None, "host": None}
 
 
 def writer_of(directory: Path) -> tuple[str, int] | None:

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.export import TelemetrySettings
@@ -12,16 +13,16 @@ from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Telling
-from penstock._observe.events import Event, EventOrigin
+from penstock._observe.events import Event, EventOrigin, TelemetryProgress
 from penstock._observe.masking import shown
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
+from penstock._observe.state import ObservedUpdate
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
     from opentelemetry.sdk.resources import Resource
 
-EVENT_TYPE = "telemetry_progress"
 NOT_CONFIGURED = "TELEMETRY_NOT_CONFIGURED"
 
 _ENDPOINTS = (
@@ -77,13 +78,13 @@ def require_extra() -> None:
 class Telemetry:
     """Sends metrics and traces of an update, each on threads of its own; see `Delivery`.
 
-    Subscribe it to the bus, and the fold of the metrics as well.
+    Subscribe it to the bus, and the state of the update before it.
 
     Args:
         settings: Of the pipeline.
         bus: Takes `telemetry_progress` events.
         origin: Of those events.
-        fold: The figures.
+        update: Its state.
         resolve_secrets: Fills `${secret:...}` in.
         environ: Environment variables; what OpenTelemetry itself reads is that of the process.
 
@@ -96,7 +97,7 @@ class Telemetry:
         settings: TelemetrySettings,
         bus: EventBus,
         origin: EventOrigin,
-        fold: MetricsFold,
+        update: ObservedUpdate,
         *,
         resolve_secrets: Callable[[str], str],
         environ: Mapping[str, str] = os.environ,
@@ -111,7 +112,7 @@ class Telemetry:
         try:
             resource = _resource(origin, environ)
             if _has_signal(settings, "metrics", environ):
-                self._metrics = self._open_metrics(options, resource, fold)
+                self._metrics = self._open_metrics(options, resource, update)
             if _has_signal(settings, "traces", environ):
                 self._traces = self._open_traces(options, resource, environ)
         except Exception as error:
@@ -178,7 +179,7 @@ class Telemetry:
         )
 
     def _open_metrics(
-        self, options: "_Options", resource: "Resource", fold: MetricsFold
+        self, options: "_Options", resource: "Resource", update: ObservedUpdate
     ) -> Delivery:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics.export import MetricExportResult
@@ -190,7 +191,7 @@ class Telemetry:
         started = time.time_ns()
 
         def report() -> "list[MetricsData]":
-            found = fold.series()
+            found = metric_series(update)
             return [metrics_data(found, resource, started=started, now=time.time_ns())]
 
         def send(reports: "list[MetricsData]") -> None:
@@ -273,10 +274,9 @@ def _telling(signal: str, things: str) -> Telling:
     return Telling(
         name=signal,
         things=things,
-        event_type=EVENT_TYPE,
+        body=partial(TelemetryProgress, signal=signal),
         condition="TELEMETRY_NOT_DELIVERED",
         class_name="TelemetryError",
-        more={"signal": signal},
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._observe.lineage_facets import version_of
-from penstock._observe.metrics import BATCH_BUCKETS, Kind, Labels, Metric, Series
+from penstock._observe.metrics import Kind, Labels, Metric, Series
+from penstock._observe.state import BATCH_BUCKETS
 from penstock._observe.telemetry_traces import SCOPE
 
 if TYPE_CHECKING:

@@ -11,10 +11,21 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from penstock._observe.events import ErrorInfo, Event, FlowStatus, UpdateState
+from penstock._observe.events import (
+    TERMINAL_STATES,
+    CreateUpdate,
+    ErrorInfo,
+    Event,
+    FlowMetrics,
+    FlowProgress,
+    FlowStatus,
+    PlanningInformation,
+    StreamProgress,
+    UpdateProgress,
+    UpdateState,
+)
 from penstock._observe.lineage_facets import version_of
-from penstock._observe.log import TERMINAL_STATES
-from penstock._observe.status import moment
+from penstock._observe.spark_progress import Progress, began_at, durations_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -27,8 +38,10 @@ BATCHES_PER_MINUTE = 60
 """So many batches of a flow become spans."""
 
 _ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
-_ROWS = ("input", "output", "upserted", "deleted")
-_QUALITY = ("dropped", "quarantined", "late", "duplicate")
+_ROWS = {
+    **{f"num_{key}_rows": key for key in ("input", "output", "upserted", "deleted")},
+    **{f"{key}_records": key for key in ("dropped", "quarantined", "late", "duplicate")},
+}
 
 Attributes = dict[str, str | int | float]
 
@@ -65,21 +78,19 @@ class TraceFold:
 
     def __call__(self, event: Event) -> "Iterable[ReadableSpan]":
         """Take in one event."""
-        body = event.details.get(event.event_type, {})
         self._newest = event.timestamp
         flow = event.origin.flow_name
-        match event.event_type:
-            case "create_update" | "update_progress" if self._tracer is None:
-                self._begin(event, body)
-        match event.event_type:
-            case "update_progress":
-                self._update_progress(event, UpdateState(body["state"]))
-            case "flow_progress" if flow:
+        if isinstance(event.body, CreateUpdate | UpdateProgress) and self._tracer is None:
+            self._begin(event)
+        match event.body:
+            case UpdateProgress() as body:
+                self._update_progress(event, body.state)
+            case FlowProgress() as body if flow:
                 self._flow_progress(event, body)
-            case "planning_information" if flow in self._flows:
+            case PlanningInformation() if flow in self._flows:
                 self._flows[flow].refresh_began = event.timestamp
-            case "stream_progress" if flow in self._flows:
-                self._batch(event, self._flows[flow], body.get("progress_json") or {})
+            case StreamProgress() as body if flow in self._flows:
+                self._batch(event, self._flows[flow], body.progress_json or {})
         return self._taken()
 
     def finish(self) -> "Iterable[ReadableSpan]":
@@ -94,15 +105,16 @@ class TraceFold:
 
     # -- the update ----------------------------------------------------------------------------
 
-    def _begin(self, event: Event, body: Mapping[str, Any]) -> None:
+    def _begin(self, event: Event) -> None:
         self._tracer = _tracer(self._resource, self._ended_span, event.origin.update_id)
         pipeline = event.origin.pipeline_name
         attributes: Attributes = {
             "penstock.pipeline": pipeline,
             "penstock.update_id": event.origin.update_id,
         }
-        if "continuous" in body:
-            attributes["penstock.mode"] = "continuous" if body["continuous"] else "triggered"
+        if isinstance(event.body, CreateUpdate) and "continuous" in event.body.properties:
+            mode = "continuous" if event.body.is_continuous else "triggered"
+            attributes["penstock.mode"] = mode
         self._update = self._tracer.start_span(
             f"update {pipeline}",
             context=self._parent,
@@ -127,9 +139,8 @@ class TraceFold:
 
     # -- flows ---------------------------------------------------------------------------------
 
-    def _flow_progress(self, event: Event, body: Mapping[str, Any]) -> None:
-        name, status = event.origin.flow_name, FlowStatus(body["status"])
-        metrics = body.get("metrics")
+    def _flow_progress(self, event: Event, body: FlowProgress) -> None:
+        name, status, metrics = event.origin.flow_name, body.status, body.metrics
         if name not in self._flows:
             is_late = metrics is not None or status in (FlowStatus.QUEUED, FlowStatus.EXCLUDED)
             if is_late or self._update is None:
@@ -139,7 +150,7 @@ class TraceFold:
             self._flows[name] = _Flow(span)
         flow = self._flows[name]
         if metrics is not None:
-            self._figures(event, flow, body, metrics)
+            self._figures(event, flow, metrics, body.table_version)
             return
         flow.span.set_attribute("penstock.status", status.value)
         is_end = status in _ENDED
@@ -160,23 +171,17 @@ class TraceFold:
         flow.span.end(_nanos(at))
 
     def _figures(
-        self, event: Event, flow: _Flow, body: Mapping[str, Any], metrics: Mapping[str, Any]
+        self, event: Event, flow: _Flow, metrics: FlowMetrics, table_version: int | None
     ) -> None:
-        quality = body.get("data_quality") or {}
         found: Attributes = {
-            f"penstock.rows.{key}": metrics[f"num_{key}_rows"]
-            for key in _ROWS
-            if f"num_{key}_rows" in metrics
-        }
-        found |= {
-            f"penstock.rows.{key}": quality[f"{key}_records"]
-            for key in _QUALITY
-            if f"{key}_records" in quality
+            f"penstock.rows.{key}": count
+            for name, key in _ROWS.items()
+            if (count := getattr(metrics, name)) is not None
         }
         for key, count in found.items():
             flow.sums[key] = flow.sums.get(key, 0) + int(count)
-        if "table_version" in body:
-            found["penstock.table_version"] = body["table_version"]
+        if table_version is not None:
+            found["penstock.table_version"] = table_version
         batch = event.origin.batch_id
         if batch is not None:
             known, before = flow.written
@@ -185,9 +190,9 @@ class TraceFold:
             self._told_batch(flow, "refresh", flow.refresh_began, event.timestamp, found, event)
             flow.refresh_began = None
 
-    def _batch(self, event: Event, flow: _Flow, progress: Mapping[str, Any]) -> None:
-        durations = progress.get("durationMs") or {}
-        began, took = moment(progress.get("timestamp")), durations.get("triggerExecution")
+    def _batch(self, event: Event, flow: _Flow, progress: Progress) -> None:
+        durations = durations_of(progress)
+        began, took = began_at(progress), durations.get("triggerExecution")
         batch = progress.get("batchId")
         if began is None or took is None or not isinstance(batch, int):
             return

@@ -1,29 +1,28 @@
 """Updates whose process ended without a word: killed, out of memory, or on a full disk."""
 
 import uuid
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from penstock._observe.events import ErrorInfo, EventOrigin, UpdateState, update_progress
-from penstock._observe.log import (
+from penstock._observe.codec import encode, event_json
+from penstock._observe.events import (
     TERMINAL_STATES,
-    UpdateFile,
-    encode,
-    event_json,
-    last_event,
-    updates,
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    UpdateProgress,
+    UpdateState,
 )
+from penstock._observe.log import UpdateFile, last_progress, updates
 
 PROCESS_GONE = "PROCESS_GONE"
 """Condition of such an update."""
 
 
-def has_ended(progress: dict[str, Any] | None) -> bool:
+def has_ended(progress: Event | None) -> bool:
     """Whether the newest `update_progress` event of an update is its last one."""
-    body = (progress or {}).get("details", {}).get("update_progress", {})
-    return body.get("state") in TERMINAL_STATES
+    body = progress.body if progress is not None else None
+    return isinstance(body, UpdateProgress) and body.state in TERMINAL_STATES
 
 
 def end_unfinished(directory: Path) -> list[str]:
@@ -43,24 +42,21 @@ def end_unfinished(directory: Path) -> list[str]:
     """
     ended = []
     for file in reversed(updates(directory)):
-        progress = last_event(file, "update_progress")
+        progress = last_progress(file)
         if has_ended(progress):
             break
-        _end(file, progress or {})
+        _end(file, progress.origin.pipeline_name if progress is not None else "")
         ended.append(file.update_id)
     return ended
 
 
-def _end(file: UpdateFile, progress: dict[str, Any]) -> None:
-    name = progress.get("origin", {}).get("pipeline_name", "")
+def _end(file: UpdateFile, pipeline: str) -> None:
     text = "the process of the update ended without a word: it was killed, or could not write"
-    event = replace(
-        update_progress(
-            EventOrigin(pipeline_name=name, update_id=file.update_id),
-            UpdateState.FAILED,
-            text,
-            error=ErrorInfo(condition=PROCESS_GONE, class_name="SetupError", message=text),
-        ),
+    event = Event(
+        EventOrigin(pipeline_name=pipeline, update_id=file.update_id),
+        UpdateProgress(UpdateState.FAILED),
+        text,
+        error=ErrorInfo(condition=PROCESS_GONE, class_name="SetupError", message=text),
         # When it was last seen alive, so that the update does not seem to have lasted until now.
         timestamp=datetime.fromtimestamp(file.path.stat().st_mtime, UTC),
     )

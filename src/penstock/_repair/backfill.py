@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._graph.cdc import is_cdc
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.events import Event, backfill_progress
+from penstock._observe.events import BackfillProgress, Event
 from penstock._repair.opened import OpenedPipeline, opened
 from penstock._repair.recording import recording
 from penstock._tables.checkpoint_files import Checkpoint, checkpoints
@@ -413,7 +413,6 @@ def _recording(
     told: Callable[[Event], None],
 ) -> "Iterator[Callable[[str, str, Mapping[str, Any]], None]]":
     """Record events as an update does: the backfill shows in status, history and event log."""
-    body = {"backfill_id": decision.backfill_id, "way": decision.way, "range": decision.range}
     with recording(
         settings,
         update_id,
@@ -429,9 +428,14 @@ def _recording(
                 # Without batch ids: those of a backfill are not the flow's.
                 record.emit(figures["commit"].event(record.flow, "backfill"))
             else:
-                record.emit(
-                    backfill_progress(record.flow, message, {**body, "step": step, **figures})
+                body = BackfillProgress(
+                    backfill_id=decision.backfill_id,
+                    way=decision.way,
+                    range=decision.range,
+                    step=step,
+                    figures=figures,
                 )
+                record.emit(Event(record.flow, body, message))
 
         emit("resumed" if resumed else "planned", decision.range, {})
         yield emit

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.events import Event, migration_progress
+from penstock._observe.events import Event, MigrationProgress
 from penstock._repair.migration_facts import MigrationFacts, changed_operators
 from penstock._repair.migration_plan import (
     MigrationReport,
@@ -314,10 +314,12 @@ class _Run:
     def go(self, record: Record, report: MigrationReport) -> MigrationReport:
         """Build the new table, and let it take over."""
         migration, shadow = self._planned, self._shadow(self._planned)
-        body = {"migration_id": migration.migration_id}
 
         def tell(step: str, message: str, **figures: Any) -> None:
-            record.emit(migration_progress(record.flow, message, {**body, "step": step, **figures}))
+            body = MigrationProgress(
+                migration_id=migration.migration_id, step=step, figures=figures
+            )
+            record.emit(Event(record.flow, body, message))
 
         if self.is_open:
             tell("resumed", f"goes on: {migration.stage}")
@@ -412,8 +414,8 @@ class _Run:
             state.save_flow(name, state_of(known.old))
             self._reached(SWITCHED)
         self._files.write(f"{self._folder}/migration.json", "")
-        body = {"migration_id": known.migration_id, "step": "undone"}
-        record.emit(migration_progress(record.flow, "the old table is back", body))
+        body = MigrationProgress(migration_id=known.migration_id, step="undone")
+        record.emit(Event(record.flow, body, "the old table is back"))
         return replace(report, state="undone")
 
     def _restore(self, known: Migration, now: "FlowState") -> None:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
+    CreateUpdate,
     Event,
     EventOrigin,
+    FlowProgress,
     FlowStatus,
+    UpdateProgress,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
 from penstock._observe.log import EventLog, event_directory
+from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import StatusFile, status_path
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.reporter import error_info
@@ -60,36 +61,37 @@ def recording(
         text: What is done, one line.
         told: Gets the events, too.
     """
-    bus = EventBus()
-    log, status = EventLog(event_directory(settings)), StatusFile(status_path(settings))
-    for subscriber in (log, status, told):
+    bus, state = EventBus(), ObservedUpdate()
+    log, status = EventLog(event_directory(settings)), StatusFile(status_path(settings), state)
+    for subscriber in (state, log, status, told):
         bus.subscribe(subscriber)
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
     try:
         bus.emit(
-            definition(
-                "create_update",
+            Event(
                 origin,
+                CreateUpdate(
+                    {
+                        "storage": settings.storage,
+                        "root": settings.root,
+                        "continuous": False,
+                        **about,
+                        "event_log": str(log.directory),
+                    }
+                ),
                 f"{command} of flow {node.flow.name!r}",
-                {
-                    "storage": settings.storage,
-                    "root": settings.root,
-                    "continuous": False,
-                    **about,
-                    "event_log": str(log.directory),
-                },
             )
         )
-        bus.emit(update_progress(origin, UpdateState.RUNNING, f"{command}: {text}"))
-        bus.emit(flow_progress(flow, FlowStatus.RUNNING, command))
+        bus.emit(Event(origin, UpdateProgress(UpdateState.RUNNING), f"{command}: {text}"))
+        bus.emit(Event(flow, FlowProgress(FlowStatus.RUNNING), command))
         yield Record(bus.emit, flow)
-        bus.emit(flow_progress(flow, FlowStatus.COMPLETED, f"{command} done"))
-        bus.emit(update_progress(origin, UpdateState.COMPLETED, f"{command} done"))
+        bus.emit(Event(flow, FlowProgress(FlowStatus.COMPLETED), f"{command} done"))
+        bus.emit(Event(origin, UpdateProgress(UpdateState.COMPLETED), f"{command} done"))
     except Exception as error:
         info = error_info(as_penstock_error(error, f"the {command}"))
-        bus.emit(flow_progress(flow, FlowStatus.FAILED, info.message, error=info))
-        bus.emit(update_progress(origin, UpdateState.FAILED, info.message, error=info))
+        bus.emit(Event(flow, FlowProgress(FlowStatus.FAILED), info.message, error=info))
+        bus.emit(Event(origin, UpdateProgress(UpdateState.FAILED), info.message, error=info))
         raise
     finally:
         log.close()

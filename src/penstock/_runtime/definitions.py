@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from penstock._graph.dataflow import DataflowGraph
 from penstock._model.dataset import Sink
 from penstock._model.lineage import LineageSource, place_of
-from penstock._observe.events import Event, EventOrigin, column_lineage, definition
+from penstock._observe.events import (
+    ColumnLineage,
+    DatasetDefinition,
+    Event,
+    EventOrigin,
+    FlowDefinition,
+    Rule,
+    SinkDefinition,
+)
 
 
 def definitions(
@@ -21,66 +28,52 @@ def definitions(
         paths: Where the tables lie, by dataset.
     """
     for node in graph.datasets.values():
-        yield definition(
-            "dataset_definition",
-            replace(origin, dataset_name=node.key),
-            f"{node.display} is a {node.kind.value}",
-            {
-                "dataset_type": node.kind.value.upper().replace(" ", "_"),
-                **({"path": paths[node.key]} if node.key in paths else {}),
-                "num_flows": len(node.flows),
-                "declared_at": str(node.declared.origin),
-                "schema_json": node.schema_json,
-                "expectations": [
-                    {
-                        "name": rule.name,
-                        "condition": str(rule.condition),
-                        "action": rule.on_violation.value,
-                    }
-                    for rule in node.declared.expectations
-                ],
-            },
+        dataset = DatasetDefinition(
+            dataset_type=node.kind.value.upper().replace(" ", "_"),
+            path=paths.get(node.key),
+            num_flows=len(node.flows),
+            declared_at=str(node.declared.origin),
+            schema_json=node.schema_json,
+            expectations=tuple(
+                Rule(name=rule.name, condition=str(rule.condition), action=rule.on_violation.value)
+                for rule in node.declared.expectations
+            ),
         )
+        named = replace(origin, dataset_name=node.key)
+        yield Event(named, dataset, f"{node.display} is a {node.kind.value}")
     for sink in graph.sinks.values():
-        yield definition(
-            "sink_definition",
-            replace(origin, sink_name=sink.name),
-            f"{sink.name} is a {sink.format} sink",
-            {"format": sink.format, **_place(sink)},
-        )
+        body = SinkDefinition(format=sink.format, place=_place(sink))
+        text = f"{sink.name} is a {sink.format} sink"
+        yield Event(replace(origin, sink_name=sink.name), body, text)
     for name, flow in graph.flows.items():
         is_sink = flow.target in graph.sinks
-        yield definition(
-            "flow_definition",
-            replace(origin, flow_name=name),
-            f"flow {name}",
-            {
-                "output_dataset": "" if is_sink else flow.target,
-                "output_sink": flow.target if is_sink else "",
-                "input_datasets": sorted(flow.analysis.inputs),
-                "external_inputs": list(flow.analysis.external_inputs),
-                "flow_type": flow.type_name(graph.datasets.get(flow.target)),
-                "once": flow.flow.once,
-                "language": flow.flow.language,
-                "comment": flow.flow.comment,
-            },
+        definition = FlowDefinition(
+            output_dataset="" if is_sink else flow.target,
+            output_sink=flow.target if is_sink else "",
+            input_datasets=tuple(sorted(flow.analysis.inputs)),
+            external_inputs=tuple(flow.analysis.external_inputs),
+            flow_type=flow.type_name(graph.datasets.get(flow.target)),
+            once=flow.flow.once,
+            language=flow.flow.language,
+            comment=flow.flow.comment,
         )
+        yield Event(replace(origin, flow_name=name), definition, f"flow {name}")
         lineage = flow.analysis.lineage
         if lineage is not None:
             named = replace(
                 origin,
                 flow_name=name,
-                dataset_name="" if is_sink else flow.target,
-                sink_name=flow.target if is_sink else "",
+                dataset_name=definition.output_dataset or "",
+                sink_name=definition.output_sink or "",
             )
-            yield column_lineage(named, lineage.as_json())
+            yield Event(named, ColumnLineage(lineage))
 
 
-def _place(sink: Sink) -> dict[str, Any]:
+def _place(sink: Sink) -> LineageSource | None:
     """Where a sink writes to, as OpenLineage names it, if its options say so."""
     given = {key.lower(): str(value) for key, value in sink.options.items()}
     topic, servers = given.get("topic"), given.get("kafka.bootstrap.servers")
     if topic and servers and "${" not in servers:
-        return {"place": LineageSource(namespace=f"kafka://{servers}", name=topic).as_json()}
+        return LineageSource(namespace=f"kafka://{servers}", name=topic)
     path = given.get("path")
-    return {"place": place_of(path).as_json()} if path and "${" not in path else {}
+    return place_of(path) if path and "${" not in path else None

@@ -6,12 +6,12 @@ from dataclasses import replace
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
     ErrorInfo,
+    Event,
     EventOrigin,
+    FlowProgress,
     FlowStatus,
-    Level,
+    UpdateProgress,
     UpdateState,
-    flow_progress,
-    update_progress,
 )
 from penstock._plan.steps import Plan, RefreshView
 from penstock._runtime.tasks import Task
@@ -64,14 +64,15 @@ class UpdateReporter:
     ) -> None:
         """The update entered a state."""
         info = None if error is None else error_info(error)
-        self._bus.emit(update_progress(self._origin, state, message, error=info))
+        self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))
 
     def excluded(self, datasets: Iterable[str]) -> None:
         """The selection leaves these datasets out."""
         for key in datasets:
             name = self.name_of(key)
             origin = replace(self._origin, dataset_name=name)
-            self._bus.emit(flow_progress(origin, FlowStatus.EXCLUDED, f"{name} is not selected"))
+            body = FlowProgress(FlowStatus.EXCLUDED)
+            self._bus.emit(Event(origin, body, f"{name} is not selected"))
 
     def name_of(self, dataset: str) -> str:
         """What a dataset (key) is called in events."""
@@ -89,10 +90,7 @@ class UpdateReporter:
         task.status = status
         fatal = status is FlowStatus.FAILED
         info = None if error is None else error_info(error, fatal=fatal)
-        event = flow_progress(self._origin_of(task), status, message, error=info)
-        if error is not None and not fatal:
-            event = replace(event, level=Level.WARN)
-        self._bus.emit(event)
+        self._bus.emit(Event(self._origin_of(task), FlowProgress(status), message, error=info))
 
     def _origin_of(self, task: Task) -> EventOrigin:
         is_view = isinstance(task.step, RefreshView)

@@ -7,7 +7,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock._observe.log import encode
+from penstock._observe.codec import encode
 from penstock._observe.masking import shown
 from penstock._ui.ports import Control
 from penstock._ui.recording import LATEST, Recording

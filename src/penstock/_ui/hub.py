@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock._observe.codec import encode
 from penstock._observe.events import FlowStatus
-from penstock._observe.log import encode
 from penstock._ui.recording import LATEST, Recording
 
 _BEAT_SECONDS = 0.4

@@ -1,57 +1,47 @@
 """What Spark's own progress of a micro-batch tells: sources, state, watermark."""
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
+from penstock._observe.events import LagProgress
 from penstock._observe.lag import lag_sources, problem_of, waiting_rows
+from penstock._observe.spark_progress import (
+    Progress,
+    durations_of,
+    operators_of,
+    watermark_delay,
+    watermark_text,
+)
 
 _MAX_PARTITIONS = 500
 
 
-def progress_view(body: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+def progress_view(body: Progress, measured: LagProgress | None) -> dict[str, Any]:
     """The part of a StreamingQueryProgress that the dashboard shows; the rest stays behind.
 
     Args:
         body: The progress.
-        measured: Body of the newest `lag_progress` event of the flow; may be empty.
+        measured: What was measured beside it, if anything.
     """
-    durations = body.get("durationMs") or {}
-    sources = lag_sources(body, measured)
+    sources, delay = lag_sources(body, measured), watermark_delay(body)
     return {
         "batch_id": body.get("batchId"),
         "durations_ms": {
-            str(name): value for name, value in durations.items() if isinstance(value, int)
+            str(name): value for name, value in durations_of(body).items() if isinstance(value, int)
         },
-        "watermark": _watermark(body),
-        "watermark_delay_seconds": watermark_delay(body),
+        "watermark": watermark_text(body),
+        "watermark_delay_seconds": None if delay is None else max(0.0, delay),
         "sources": [_source(source) for source in sources],
         "waiting_rows": waiting_rows(sources),
         "waiting_files": _sum(source["files"] for source in sources if source["files"] is not None),
         "problem": problem_of(sources),
-        "state": [_state(operator) for operator in body.get("stateOperators") or ()],
+        "state": [_state(operator) for operator in operators_of(body).values()],
     }
 
 
 def _sum(counts: Iterable[int]) -> int | None:
     found = list(counts)
     return sum(found) if found else None
-
-
-def watermark_delay(body: Mapping[str, Any]) -> float | None:
-    """How far the watermark is behind the clock at that moment; `None` before the first one."""
-    watermark, moment = _watermark(body), body.get("timestamp")
-    if watermark is None or not isinstance(moment, str):
-        return None
-    behind = datetime.fromisoformat(moment) - datetime.fromisoformat(watermark)
-    return max(0.0, behind.total_seconds())
-
-
-def _watermark(body: Mapping[str, Any]) -> str | None:
-    watermark = (body.get("eventTime") or {}).get("watermark")
-    if not isinstance(watermark, str) or watermark.startswith("1970-01-01T00:00:00"):
-        return None
-    return watermark
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from penstock._observe.decoding import event_of_line
-from penstock._observe.events import Event, UpdateState
+from penstock._observe.codec import event_of_line
+from penstock._observe.events import TERMINAL_STATES, CreateUpdate, Event, UpdateProgress
 from penstock._observe.log import (
-    TERMINAL_STATES,
     LineAt,
     Place,
     UpdateFile,
@@ -319,28 +318,34 @@ class Recording:
 def _summary_of(file: UpdateFile) -> UpdateSummary:
     """From the first events of a file and its last ones, however long it is."""
     first, last = _ends_of(file.path)
-    pipeline, body, changes = "", {}, []
-    for event in first:
-        pipeline = pipeline or event.origin.pipeline_name
-        if event.event_type == "create_update":
-            body = dict(event.details.get("create_update") or {})
-    for event in (*first, *last):
-        if event.event_type == "update_progress":
-            changes.append(event)
-    change = changes[-1] if changes else None
-    state = str((change.details.get("update_progress") or {}).get("state", "")) if change else ""
-    newest = next(reversed([*first, *last]), None)
+    events = [*first, *last]
+    pipeline = next(
+        (event.origin.pipeline_name for event in first if event.origin.pipeline_name), ""
+    )
+    options = next(
+        (
+            event.body.properties
+            for event in reversed(first)
+            if isinstance(event.body, CreateUpdate)
+        ),
+        {},
+    )
+    change = next(
+        (event for event in reversed(events) if isinstance(event.body, UpdateProgress)), None
+    )
+    body = change.body if change is not None else None
+    state = body.state if isinstance(body, UpdateProgress) else None
     is_over = state in TERMINAL_STATES
-    ending = change if is_over else newest
+    ending = change if is_over else next(reversed(events), None)
     return UpdateSummary(
         update_id=file.update_id,
         pipeline_name=pipeline,
         started=_millis(file.started),
         ended=_millis(ending.timestamp) if ending is not None else None,
-        state=state if state in set(UpdateState) else "",
+        state=state.value if state is not None else "",
         is_over=is_over,
-        continuous=bool(body.get("continuous")),
-        full_refresh=bool(body.get("full_refresh") or body.get("full_refresh_selection")),
+        continuous=bool(options.get("continuous")),
+        full_refresh=bool(options.get("full_refresh") or options.get("full_refresh_selection")),
         error=error_view(change.error) if change is not None else None,
         message=change.message if change is not None else "",
     )

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock._observe.events import Event
+from penstock._observe.events import Event, FlowMetrics, FlowProgress
 
 _MAX_POINTS = 240
 _MAX_RECENT = 60
@@ -68,35 +68,35 @@ class Series:
         self._points: list[Point] = []
         self._recent: deque[tuple[BatchKey, Point]] = deque(maxlen=_MAX_RECENT)
 
-    def add(self, event: Event, *, since_ms: int | None) -> None:
+    def add(self, event: Event, body: FlowProgress, *, since_ms: int | None) -> None:
         """Take in a `flow_progress` event with metrics.
 
         Args:
             event: The event.
+            body: Of it.
             since_ms: When the work on it began; used where the event has no duration.
         """
-        body = event.details["flow_progress"]
-        metrics, quality = body.get("metrics") or {}, body.get("data_quality") or {}
+        metrics, rolled = body.metrics or FlowMetrics(), body.rolled_up
         at = int(event.timestamp.timestamp() * 1000)
         point = Point(
             at=at,
-            rows_in=metrics.get("num_input_rows", 0),
-            rows_out=metrics.get("num_output_rows", 0) + metrics.get("num_upserted_rows", 0),
-            busy_ms=metrics.get("batch_duration_ms", 0),
-            quarantined=quality.get("quarantined_records", 0),
-            dropped=quality.get("dropped_records", 0),
-            lag=metrics.get("backlog_records"),
+            rows_in=metrics.num_input_rows or 0,
+            rows_out=(metrics.num_output_rows or 0) + (metrics.num_upserted_rows or 0),
+            busy_ms=metrics.batch_duration_ms or 0,
+            quarantined=metrics.quarantined_records or 0,
+            dropped=metrics.dropped_records or 0,
+            lag=metrics.backlog_records,
+            is_rolled_up=rolled is not None,
         )
         if event.origin.batch_id is None and not point.busy_ms and since_ms is not None:
             point.busy_ms = max(0, at - since_ms)
             point.rows_in = point.rows_in or point.rows_out
-        rolled = body.get("rolled_up") or {}
-        point.is_rolled_up = bool(rolled)
-        point.slowest_ms = rolled.get("longest_batch_ms", point.busy_ms)
-        for counts in (quality.get("expectations") or ())[:_MAX_RULES]:
-            sums = point.rules.setdefault(counts["name"], [0, 0])
-            sums[0] += counts["passed_records"]
-            sums[1] += counts["failed_records"]
+        longest = rolled.longest_batch_ms if rolled is not None else None
+        point.slowest_ms = point.busy_ms if longest is None else longest
+        for counts in body.expectations[:_MAX_RULES]:
+            sums = point.rules.setdefault(counts.name, [0, 0])
+            sums[0] += counts.passed_records
+            sums[1] += counts.failed_records
         key = (event.origin.flow_name, event.origin.batch_id)
         known = next((found for other, found in reversed(self._recent) if other == key), None)
         if known is not None and key[1] is not None and not rolled:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from penstock._observe.log import encode
+from penstock._observe.codec import encode
 from penstock._ui.acting import add_acting
 from penstock._ui.assets import Asset, load_assets
 from penstock._ui.difference import differences

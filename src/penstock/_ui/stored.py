@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Query
 from fastapi.responses import Response
 
-from penstock._observe.log import encode
+from penstock._observe.codec import encode
 from penstock._observe.masking import shown
 from penstock._ui.ports import Tables
 from penstock._ui.recording import LATEST, Recording

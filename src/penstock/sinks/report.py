@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowStatus, flow_progress
+from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowProgress, FlowStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,4 +25,4 @@ class SinkCommit:
             num_output_rows=None if self.is_upsert else self.rows,
             num_upserted_rows=self.rows if self.is_upsert else None,
         )
-        return flow_progress(origin, FlowStatus.RUNNING, message, metrics=metrics)
+        return Event(origin, FlowProgress(FlowStatus.RUNNING, metrics), message)

@@ -2,6 +2,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from made_events import definition, flow_progress, planning_information, update_progress
 
 from penstock._observe.events import (
     ErrorInfo,
@@ -10,12 +11,7 @@ from penstock._observe.events import (
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
-    Level,
     UpdateState,
-    definition,
-    flow_progress,
-    planning_information,
-    update_progress,
 )
 
 START = datetime(2026, 3, 4, 14, 47, 39, 120_000, tzinfo=UTC)
@@ -49,10 +45,7 @@ class Recorder:
         self.add(update_progress(self.origin(), state, message, **kwargs), 0.5)
 
     def status(self, table: str, status: FlowStatus, message: str = "", **kwargs) -> None:
-        event = flow_progress(self.origin(table), status, message, **kwargs)
-        if event.error is not None and status is not FlowStatus.FAILED:
-            event = replace(event, level=Level.WARN)
-        self.add(event, 0.1)
+        self.add(flow_progress(self.origin(table), status, message, **kwargs), 0.1)
 
     def batch(self, table: str, number: int, rows: int, bad: int = 0, *, took: float = 1.0) -> None:
         """The two events of one micro-batch: the writer's and that of Spark's progress."""

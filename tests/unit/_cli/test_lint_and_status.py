@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made_events import flow_progress, stream_progress, update_progress
 
 from penstock._cli.main import main
 from penstock._observe.events import (
@@ -13,9 +14,6 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    flow_progress,
-    stream_progress,
-    update_progress,
 )
 from penstock._observe.log import EventLog
 from penstock._runtime.lease import Lease

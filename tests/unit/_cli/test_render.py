@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from made_events import definition, flow_progress, plan_warning
 from rich.console import Console
 
 from penstock._cli.display import LineDisplay, LiveDisplay, choose_display
@@ -13,17 +14,9 @@ from penstock._cli.render import WIDE, final_line, live_view, summary_lines, sum
 from penstock._cli.terminal import Output, Terminal, console, detect
 from penstock._cli.text import count, rate, seconds
 from penstock._observe.bus import EventBus
-from penstock._observe.events import (
-    ErrorInfo,
-    Event,
-    EventOrigin,
-    FlowMetrics,
-    FlowStatus,
-    definition,
-    flow_progress,
-    plan_warning,
-)
-from penstock._observe.snapshot import Snapshot, UpdateView
+from penstock._observe.events import ErrorInfo, Event, EventOrigin, FlowMetrics, FlowStatus
+from penstock._observe.snapshot import UpdateView, update_view
+from penstock._observe.state import ObservedUpdate
 
 
 class Screen(io.StringIO):
@@ -38,10 +31,10 @@ class Screen(io.StringIO):
 
 
 def view_of(events: list[Event]) -> UpdateView:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     for event in events:
         snapshot(event)
-    return snapshot.view(events[-1].timestamp)
+    return update_view(snapshot, events[-1].timestamp)
 
 
 def drawn(renderable, width: int) -> list[str]:
@@ -53,8 +46,10 @@ def drawn(renderable, width: int) -> list[str]:
 
 def printed(events: list[Event], *, quiet: bool = False) -> list[str]:
     screen = Screen()
-    printer = LinePrinter(Output(screen), quiet=quiet)
+    state = ObservedUpdate()
+    printer = LinePrinter(Output(screen), state, quiet=quiet)
     for event in events:
+        state(event)
         printer(event)
     lines = screen.getvalue().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d \| ", line) for line in lines)
@@ -252,7 +247,7 @@ def test_the_live_table_has_colours_only_when_they_are_wanted(
     monkeypatch.setenv("COLUMNS", "80")
     screen = Screen(is_tty=True)
     monkeypatch.setattr("sys.stdout", screen)
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     for event in recording:
         snapshot(event)
     terminal = Terminal(is_live=True, has_colour=colour, width=80)
@@ -268,7 +263,7 @@ def test_the_live_table_has_colours_only_when_they_are_wanted(
 def test_a_plain_display_writes_no_escape_codes_when_it_sums_up(
     recording: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     for event in recording:
         snapshot(event)
     terminal = Terminal(is_live=False, has_colour=False, width=80)
@@ -286,7 +281,7 @@ def test_nothing_is_summed_up_when_the_update_never_began(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     terminal = Terminal(is_live=False, has_colour=False, width=80)
-    with LineDisplay(Snapshot(), terminal, quiet=False):
+    with LineDisplay(ObservedUpdate(), terminal, quiet=False):
         pass
     assert capsys.readouterr().out == ""
 
@@ -309,7 +304,7 @@ def test_rich_does_not_guess_when_the_terminal_is_known(monkeypatch: pytest.Monk
 def test_only_events_reach_stdout_when_they_are_json_lines(
     recording: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bus, snapshot = EventBus(), Snapshot()
+    bus, snapshot = EventBus(), ObservedUpdate()
     with choose_display(bus, snapshot, log_format=LogFormat.JSON, quiet=False):
         bus.emit(recording[0])
         print("from the pipeline's own code")

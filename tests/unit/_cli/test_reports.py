@@ -5,6 +5,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 import typer
+from made_events import definition, flow_progress, update_progress
 
 from penstock._cli.main import main
 from penstock._cli.reports import (
@@ -17,7 +18,8 @@ from penstock._cli.reports import (
     write_summary,
 )
 from penstock._model.origin import SourceLocation
-from penstock._observe.snapshot import Snapshot
+from penstock._observe.snapshot import update_view
+from penstock._observe.state import ObservedUpdate
 from penstock.errors import DefinitionError, DefinitionErrors
 
 SOURCE = """\
@@ -89,10 +91,10 @@ def test_lint_writes_junit_beside_any_output(tmp_path: Path, monkeypatch, capsys
 
 
 def _view(failing_update):
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     for event in failing_update:
         snapshot(event)
-    return snapshot.view()
+    return update_view(snapshot)
 
 
 def test_the_summary_shows_datasets_rules_and_errors(recorder, tmp_path: Path, monkeypatch):
@@ -126,9 +128,6 @@ def recorder():
         FlowMetrics,
         FlowStatus,
         UpdateState,
-        definition,
-        flow_progress,
-        update_progress,
     )
 
     update = EventOrigin(pipeline_name="shop", update_id="8c1f")

@@ -7,16 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock._model.pipeline import EventLogSettings
-from penstock._observe.decoding import event_of_json
-from penstock._observe.events import (
-    ErrorInfo,
-    Event,
-    EventOrigin,
-    ExpectationCounts,
-    FlowMetrics,
-    FlowStatus,
-    UpdateState,
+from made_events import (
     definition,
     flow_progress,
     lag_progress,
@@ -25,10 +16,23 @@ from penstock._observe.events import (
     stream_progress,
     update_progress,
 )
+
+from penstock._model.pipeline import EventLogSettings
+from penstock._observe.codec import event_of_json
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+)
 from penstock._observe.log import EventLog, last_batch, read_events
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
 from penstock._observe.retention import compact_running
-from penstock._observe.status import StatusFold
+from penstock._observe.state import ObservedUpdate
+from penstock._observe.status import status_json
 from penstock._ui.model import UpdateModel
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -166,14 +170,14 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """What metrics, status, dashboard and the start of the next update find in a log."""
-    metrics, status, model = MetricsFold(), StatusFold(), UpdateModel()
+    metrics, status, model = ObservedUpdate(), ObservedUpdate(), UpdateModel()
     now = START + timedelta(days=1)
     for body in lines_of(folder):
         event = event_of_json(body)
         metrics(event)
         status(event)
         model.fold(event)
-    told = status.as_json(now)
+    told = status_json(status, now)
     for flow in told["flows"]:
         # Of the newest batches, as many as there are.
         flow["recent_progress"] = flow["recent_progress"][-1:]
@@ -182,12 +186,12 @@ def facts(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"status": told, "head": {**model.head(), "events": None}}
     found["metrics"] = {
         (series.metric.name, labels): round(value, 6)
-        for series in metrics.series()
+        for series in metric_series(metrics)
         for labels, value in series.values.items()
     }
     found["durations"] = {
         labels: (one.counts, round(one.total, 6))
-        for series in metrics.series()
+        for series in metric_series(metrics)
         for labels, one in series.histograms.items()
     }
     for name in ("c.s.silver", "c.s.view", "out"):

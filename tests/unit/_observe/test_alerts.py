@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_events import (
+    definition,
+    details,
+    flow_progress,
+    lag_progress,
+    stream_progress,
+    update_progress,
+)
 
 from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
 from penstock._model.redaction import forget_secrets, remember_secret
 from penstock._observe.alert_delivery import Alerts, slack_form
-from penstock._observe.alerts import AlertBook, Notice
+from penstock._observe.alerts import AlertBook
 from penstock._observe.bus import EventBus
+from penstock._observe.codec import time_text
 from penstock._observe.events import (
+    AlertProgress,
     ErrorInfo,
     Event,
     EventOrigin,
@@ -31,11 +41,6 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    definition,
-    flow_progress,
-    lag_progress,
-    stream_progress,
-    update_progress,
 )
 from penstock._observe.log import EventLog
 from penstock._observe.schemas import recorded_schemas
@@ -330,7 +335,7 @@ def test_all_that_a_book_looks_at_reaches_it():
     }
     rules = [AlertRule(name=k, kind=k, threshold=60 if k != "failure_rate" else 0) for k in events]
     watermark = AlertRule(name="watermark", kind=AlertKind.WATERMARK, threshold=60)
-    earlier = dataset(("id", "integer")).details["dataset_definition"]["schema_json"]
+    earlier = details(dataset(("id", "integer")))["schema_json"]
     alerts = Alerts(
         bus,
         UPDATE,
@@ -342,7 +347,7 @@ def test_all_that_a_book_looks_at_reaches_it():
     for event in (*still, *events.values()):
         bus.emit(event)
     alerts.close(timeout_seconds=30)
-    fired = [e.details["alert_progress"]["alert"] for e in seen if e.event_type == "alert_progress"]
+    fired = [details(e)["alert"] for e in seen if e.event_type == "alert_progress"]
     assert sorted(fired) == sorted([*events, "watermark"])
 
 
@@ -362,7 +367,7 @@ def test_webhooks_get_the_generic_form_and_that_of_slack(receiver: Receiver):
     )
     assert set(message) == {"text", "blocks"}
     assert "500 records wait" in message["blocks"][0]["text"]["text"]
-    assert event.details["alert_progress"]["told"] == ["webhook", "Slack webhook"]
+    assert details(event)["told"] == ["webhook", "Slack webhook"]
     assert event.level == "WARN"
 
 
@@ -381,7 +386,7 @@ def test_a_failed_delivery_is_tried_again_and_told(receiver: Receiver):
     assert event.error is not None
     assert event.error.condition == "ALERT_NOT_DELIVERED"
     assert "302" in event.error.message
-    assert "T0-secret" not in json.dumps(event.details)
+    assert "T0-secret" not in json.dumps(details(event))
 
 
 def test_what_was_not_told_is_said_when_a_receiver_hangs_at_the_end():
@@ -409,7 +414,7 @@ def test_what_was_not_told_is_said_when_a_receiver_hangs_at_the_end():
         assert time.monotonic() - began < 5
         connection.close()
     told = [event for event in seen if event.event_type == "alert_progress"]
-    first, second = (event.details["alert_progress"] for event in told)
+    first, second = (details(event) for event in told)
     assert (first["alert"], first["told"]) == ("lag", [targets[0].label])
     assert (second["alert"], second["told"]) == ("failed", [])
     assert [len(one["not_told"]) for one in (first, second)] == [2, 3]
@@ -426,6 +431,8 @@ def test_alerts_go_on_when_an_event_makes_no_sense(caplog: pytest.LogCaptureFixt
     rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
     alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
     alerts(definition("update_progress", UPDATE, "of another version", {"state": "DREAMING"}))
+    odd = {"eventTime": {"watermark": "2026-03-04T09:00:00.000Z"}, "sources": [5]}
+    alerts(definition("stream_progress", backlog(0, 0).origin, "", {"progress_json": odd}))
     alerts(backlog(0, 500))
     alerts.close(timeout_seconds=30)
     assert [event.event_type for event in seen] == ["alert_progress"]
@@ -438,7 +445,7 @@ def test_a_command_gets_json_on_its_input(tmp_path: Path):
     bad = AlertTarget(command=(sys.executable, "-c", "import sys; sys.exit(3)"))
     (event,) = deliver([AlertTarget(command=(sys.executable, "-c", code)), bad])
     assert json.loads(out.read_text(encoding="utf-8"))["about"] == "flow silver"
-    (error,) = event.details["alert_progress"]["not_told"]
+    (error,) = details(event)["not_told"]
     assert "exit status 3" in error
 
 
@@ -504,7 +511,7 @@ def test_mail_is_not_sent_when_the_server_cannot_prove_who_it_is(tls: str, tmp_p
 
 
 def test_slack_reads_no_markup_from_a_message():
-    notice = Notice(
+    notice = AlertProgress(
         alert="a",
         kind="failed",
         state="firing",
@@ -514,7 +521,7 @@ def test_slack_reads_no_markup_from_a_message():
         message="<!channel> & <b>",
         pipeline="p",
         update_id="u",
-        at=START,
+        timestamp=time_text(START),
     )
     assert "&lt;!channel&gt; &amp; &lt;b&gt;" in slack_form(notice)["text"]
 

@@ -32,24 +32,19 @@ from long_update import (
     lines_of,
     measured,
 )
+from made_events import definition, details, flow_progress, update_progress
 
 from penstock._cli.main import main
 from penstock._model.pipeline import EventLogSettings
+from penstock._observe.codec import event_of_json
 from penstock._observe.compaction import Pace, Stopped, survey, write
-from penstock._observe.decoding import event_of_json
-from penstock._observe.events import (
-    Event,
-    FlowStatus,
-    UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
-)
+from penstock._observe.events import Event, FlowStatus, UpdateState
 from penstock._observe.held import held_files, release_held
 from penstock._observe.log import EventLog, follow, last_batch, read_events, updates
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
 from penstock._observe.retention import Growth, Retention, clean, compact, compact_running
-from penstock._observe.snapshot import Snapshot
+from penstock._observe.snapshot import update_view
+from penstock._observe.state import ObservedUpdate
 from penstock._ui.recording import Recorded
 
 HALF = EventLogSettings(keep_progress_days=None, max_progress_mb=0.3)
@@ -181,10 +176,10 @@ def test_no_event_is_lost_or_comes_twice_when_many_emit_and_one_follows(tmp_path
     assert seen == list(range(len(seen)))
     # Each event is in the file, or in one that stands for it.
     found = [event_of_json(event) for event in lines_of(tmp_path)]
-    fold = MetricsFold()
+    fold = ObservedUpdate()
     for event in found:
         fold(event)
-    (total,) = [one for one in fold.series() if one.metric.name == "penstock_events_total"]
+    (total,) = [one for one in metric_series(fold) if one.metric.name == "penstock_events_total"]
     assert sum(total.values.values()) == len(seen)
 
 
@@ -332,12 +327,13 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from penstock._model.pipeline import EventLogSettings
-from penstock._observe.events import EventOrigin, plan_warning
+from penstock._observe.events import Event, EventOrigin, PlanWarning
 from penstock._observe.log import EventLog
 from penstock._observe.retention import compact_running
 folder, step, now = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 log, began = EventLog(folder), datetime.fromisoformat(sys.argv[4])
-log(replace(plan_warning(EventOrigin(update_id="running"), "goes on"), timestamp=began))
+text = "goes on"
+log(Event(EventOrigin(update_id="running"), PlanWarning(text), text, timestamp=began))
 calls = 0
 def watch(event, arguments):
     global calls
@@ -517,16 +513,16 @@ def histories(draw: st.DrawFn) -> list[Event]:
 
 def counters(text: bytes) -> dict[Any, Any]:
     """What metrics and terminal say: what is a sum, and the newest value of what is not."""
-    fold, snapshot = MetricsFold(), Snapshot()
+    fold, snapshot = ObservedUpdate(), ObservedUpdate()
     states: dict[str, Any] = {}
     for line in text.splitlines():
         event = event_of_json(json.loads(line))
         fold(event)
         snapshot(event)
-        body = event.details[event.event_type]
+        body = details(event)
         if event.event_type == "flow_progress" and ("metrics" not in body or event.message):
             # What came before a change of a flow's state stays before it.
-            views = [flow for one in snapshot.view().datasets for flow in one.flows]
+            views = [flow for one in update_view(snapshot).datasets for flow in one.flows]
             states[event.id] = [
                 (flow.batches, flow.rows, flow.dropped, flow.lag, flow.state)
                 for flow in views
@@ -534,17 +530,17 @@ def counters(text: bytes) -> dict[Any, Any]:
             ]
     flows = {
         flow.name: replace(flow, rows_per_second=None, batch_seconds=None)
-        for one in snapshot.view(START + timedelta(days=9)).datasets
+        for one in update_view(snapshot, START + timedelta(days=9)).datasets
         for flow in one.flows
     }
     values = {
         (series.metric.name, labels): round(value, 6)
-        for series in fold.series()
+        for series in metric_series(fold)
         for labels, value in series.values.items()
     }
     counts = {
         labels: (one.counts, round(one.total, 6))
-        for series in fold.series()
+        for series in metric_series(fold)
         for labels, one in series.histograms.items()
     }
     return {**values, **counts, **states, **flows}

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from made_events import definition, details
 
 from penstock._observe import delivery as delivery_module
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import Delivery, Telling
-from penstock._observe.events import EventOrigin, definition
+from penstock._observe.events import EventOrigin, LineageProgress
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="u")
-TELLING = Telling(name="x", things="things", event_type="x_progress", condition="C", class_name="E")
+TELLING = Telling(name="x", things="things", body=LineageProgress, condition="C", class_name="E")
 
 
 class Made:
@@ -22,7 +23,7 @@ class Made:
     def __init__(self, send: Callable[[list[Any]], None], **more: Any) -> None:
         self.told: list[dict[str, Any]] = []
         bus = EventBus()
-        bus.subscribe(lambda event: self.told.append(event.details["x_progress"]))
+        bus.subscribe(lambda event: self.told.append(details(event)))
         self.delivery = Delivery(
             bus, UPDATE, TELLING, fold=lambda event: [event.message], send=send, **more
         )

@@ -1,6 +1,8 @@
 """Drawings of a graph keep their form, whatever names there are."""
 
-from penstock._observe.events import EventOrigin, definition
+from made_events import definition
+
+from penstock._observe.events import EventOrigin
 from penstock._observe.flow_graph import dot_lines, flow_graph, mermaid_lines, text_lines
 
 

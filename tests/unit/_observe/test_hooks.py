@@ -1,10 +1,12 @@
 import threading
 from typing import Any
 
+from made_events import update_progress
+
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import EventHook
 from penstock._observe.bus import EventBus
-from penstock._observe.events import Event, EventOrigin, UpdateState, update_progress
+from penstock._observe.events import Event, EventOrigin, UpdateState
 from penstock._observe.hooks import EventHooks
 
 ORIGIN = EventOrigin(pipeline_name="shop", update_id="u1")

@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from penstock._observe.events import Event, EventOrigin, lag_progress, stream_progress
+from made_events import flow_progress, stream_progress
+
+from penstock._observe.events import Event, EventOrigin, FlowStatus, LagProgress
 from penstock._observe.lag import lag_sources, lag_summary
-from penstock._observe.status import StatusFold
+from penstock._observe.state import ObservedUpdate
+from penstock._observe.status import status_json
 
 NAME = "KafkaV2[Subscribe[orders]]"
 FLOW = EventOrigin(pipeline_name="shop", update_id="8c1f", dataset_name="c.s.b", flow_name="b")
@@ -43,10 +46,10 @@ def part(number: str, offset: int, latest: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def measured(*parts: dict[str, Any], files: int | None = 7) -> dict[str, Any]:
-    return {
-        "measured_at": "2026-03-04T10:00:00.000Z",
-        "sources": [
+def measured(*parts: dict[str, Any], files: int | None = 7) -> LagProgress:
+    return LagProgress(
+        measured_at="2026-03-04T10:00:00.000Z",
+        sources=(
             {"source": NAME, "kind": "kafka", "partitions": list(parts), "retention": {}},
             {
                 "source": "FileStreamSource[file:/in]",
@@ -55,8 +58,8 @@ def measured(*parts: dict[str, Any], files: int | None = 7) -> dict[str, Any]:
                 "bytes": 70,
                 "seconds_behind": None if files is None else 12.0,
             },
-        ],
-    }
+        ),
+    )
 
 
 def test_what_was_measured_is_shown_per_partition_and_for_the_flow():
@@ -87,7 +90,7 @@ def test_what_the_flow_has_passed_is_unknown_until_it_is_measured_again():
     assert found["seconds_to_loss"] is None
     assert lag_summary(sources)["seconds_behind"] is None
     # All is read: that is known without a look.
-    (found,) = lag_sources(progress({"0": 95}, {"0": 95}), {})[0]["partitions"]
+    (found,) = lag_sources(progress({"0": 95}, {"0": 95}), None)[0]["partitions"]
     assert (found["records"], found["seconds_behind"], found["loss"]) == (0, 0.0, "none")
     # Rows came after the look that found none.
     (found,) = lag_sources(progress({"0": 95}, {"0": 99}), measured(part("0", 95, 95)))[0][
@@ -103,7 +106,7 @@ def test_nothing_is_zero_because_nobody_knows():
     (found,) = sources[0]["partitions"]
     assert {found[key] for key in ("records", "latest_offset", "seconds_behind")} == {None}
     assert (sources[1]["files"], sources[1]["versions"]) == (None, None)
-    assert lag_sources(progress({"0": 60}, None), {})[0]["partitions"][0]["records"] is None
+    assert lag_sources(progress({"0": 60}, None), None)[0]["partitions"][0]["records"] is None
     mixed = [{"partitions": [part("0", 1, 9, loss="unknown"), part("1", 2, 9, loss="happened")]}]
     assert lag_summary(mixed)["loss"] == "happened"
     assert lag_summary([]) == {"seconds_behind": None, "seconds_to_loss": None, "loss": None}
@@ -112,12 +115,12 @@ def test_nothing_is_zero_because_nobody_knows():
 def test_files_and_tables_have_an_age_where_it_was_measured():
     def age(*parts: dict[str, Any], files: float | None, end: int = 60) -> Any:
         body = measured(*parts)
-        body["sources"][1]["seconds_behind"] = files
+        body.sources[1]["seconds_behind"] = files
         sources = lag_sources(progress({"0": end}, {"0": 90}), body)
         assert sources[1]["seconds_behind"] == files
         # What the event says of the whole flow is what its reader makes of it.
         if end == 60:
-            assert lag_summary(body["sources"]) == lag_summary(sources)
+            assert lag_summary(list(body.sources)) == lag_summary(sources)
         return sources[0]["seconds_behind"], lag_summary(sources)["seconds_behind"]
 
     assert age(part("0", 60, 95), files=12.5) == (30.0, 30.0)
@@ -134,17 +137,15 @@ def test_files_and_tables_have_an_age_where_it_was_measured():
 
 def test_the_status_has_it():
     def folded(*events: Event) -> dict[str, Any]:
-        fold = StatusFold()
+        fold = ObservedUpdate()
         for event in events:
             fold(event)
-        return fold.as_json()
-
-    from penstock._observe.events import FlowStatus, flow_progress
+        return status_json(fold)
 
     found = folded(
         flow_progress(FLOW, FlowStatus.RUNNING, ""),
         stream_progress(FLOW, progress({"0": 60}, {"0": 90})),
-        lag_progress(FLOW, measured(part("0", 60, 95))),
+        Event(FLOW, measured(part("0", 60, 95))),
     )
     lag = found["flows"][0]["lag"]
     assert (lag["seconds_behind"], lag["loss"], lag["seconds_to_loss"]) == (30.0, "expected", 600.0)

@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 from lineage_receiver import Receiver, check, shapes
+from made_events import (
+    column_lineage,
+    definition,
+    details,
+    flow_progress,
+    observed,
+    update_progress,
+)
 
 from penstock._model.export import LineageSettings
 from penstock._model.pipeline import PipelineSettings
@@ -21,13 +29,10 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    column_lineage,
-    definition,
-    flow_progress,
-    update_progress,
 )
 from penstock._observe.exports import Exports
 from penstock._observe.lineage_delivery import Lineage, is_wanted, make_client
+from penstock._observe.state import ObservedUpdate
 from penstock.errors import MissingExtraError, SpecError
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
@@ -155,7 +160,7 @@ def settings(root: Path, url: str = "", **more: Any) -> PipelineSettings:
 def told(root: Path, receiver: Receiver, events: list[Event], **more: Any) -> list[Event]:
     bus, heard = EventBus(), []
     bus.subscribe(heard.append)
-    exports = Exports(settings(root, receiver.url, **more), bus, UPDATE, str)
+    exports = Exports(settings(root, receiver.url, **more), bus, UPDATE, observed(bus), str)
     for event in events:
         bus.emit(event)
     exports.close()
@@ -189,7 +194,7 @@ def test_a_whole_update_is_told_with_all_facets(receiver: Receiver, tmp_path: Pa
         ("FAIL", "shop.silver"),
         ("FAIL", "shop"),
     ]
-    assert last.details["lineage_progress"] == {"sent": len(found), "failed": 0, "dropped": 0}
+    assert details(last) == {"sent": len(found), "failed": 0, "dropped": 0}
     by_shape = dict(zip(shapes(found), found, strict=True))
     bronze, silver = by_shape["COMPLETE", "shop.bronze"], by_shape["FAIL", "shop.silver"]
     assert bronze["run"]["runId"] == by_shape["START", "shop.bronze"]["run"]["runId"]
@@ -280,7 +285,7 @@ def test_a_receiver_that_is_down_is_told_once_and_costs_the_run_nothing(
     receiver.status = 500
     bus, heard = EventBus(), []
     bus.subscribe(heard.append)
-    exports = Exports(settings(tmp_path, receiver.url), bus, UPDATE, str)
+    exports = Exports(settings(tmp_path, receiver.url), bus, UPDATE, observed(bus), str)
     began = time.monotonic()
     for event in [*defined(), *run_of("silver", "silver")]:
         bus.emit(event)
@@ -291,7 +296,7 @@ def test_a_receiver_that_is_down_is_told_once_and_costs_the_run_nothing(
     first, last = progress[0], progress[-1]
     assert first.error is not None
     assert first.error.condition == "LINEAGE_NOT_DELIVERED"
-    sums = last.details["lineage_progress"]
+    sums = details(last)
     assert sums["sent"] == 0
     assert sums["failed"] >= 1
     assert sums["failed"] + sums["dropped"] == 8
@@ -311,7 +316,7 @@ def test_events_are_dropped_and_counted_when_the_receiver_hangs():
     assert time.monotonic() - began < 5.0
     (last,) = [event for event in heard if event.event_type == "lineage_progress"]
     assert last.error is not None
-    assert last.details["lineage_progress"] == {"sent": 0, "failed": 0, "dropped": 12}
+    assert details(last) == {"sent": 0, "failed": 0, "dropped": 12}
     held.set()
 
 
@@ -363,13 +368,13 @@ def test_a_missing_package_is_an_error_only_if_this_pipeline_asked(
 ):
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     with pytest.raises(MissingExtraError) as caught:
-        Exports(settings(tmp_path, "http://127.0.0.1:9"), EventBus(), UPDATE, str)
+        Exports(settings(tmp_path, "http://127.0.0.1:9"), EventBus(), UPDATE, ObservedUpdate(), str)
     assert "penstock[openlineage]" in str(caught.value)
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     bus, heard = EventBus(), []
     bus.subscribe(heard.append)
     plain = PipelineSettings(name="shop", storage=str(tmp_path), root=str(tmp_path))
-    exports = Exports(plain, bus, UPDATE, str)
+    exports = Exports(plain, bus, UPDATE, observed(bus), str)
     exports.warn()
     exports.close()
     assert [event.event_type for event in heard] == ["plan_warning"]

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from made_events import definition, flow_progress, update_progress
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import (
@@ -17,9 +18,6 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
 from penstock._observe.log import (
     EventLog,
@@ -139,11 +137,11 @@ def test_the_log_survives_when_the_process_is_killed(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
-from penstock._observe.events import EventOrigin, UpdateState, update_progress
+from penstock._observe.events import Event, EventOrigin, UpdateProgress, UpdateState
 from penstock._observe.log import EventLog
 log = EventLog(Path(sys.argv[1]))
 for n in range(50):
-    log(update_progress(EventOrigin(update_id="u"), UpdateState.RUNNING, str(n)))
+    log(Event(EventOrigin(update_id="u"), UpdateProgress(UpdateState.RUNNING), str(n)))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_events import planning_information, stream_progress
 from planted_secrets import PLANTED
 
-from penstock._observe.events import EventOrigin, planning_information, stream_progress
+from penstock._observe.events import EventOrigin
 from penstock._observe.masking import masked, without_secrets
 
 # Pieces that end, begin or look like what the patterns look for.

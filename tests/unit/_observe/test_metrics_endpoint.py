@@ -14,17 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from penstock._cli import exit_codes
 from penstock._cli.main import main
-from penstock._observe.decoding import event_of_line
-from penstock._observe.metrics import METRICS, MetricsFold
+from penstock._observe import metrics_endpoint
+from penstock._observe.codec import event_of_line
+from penstock._observe.metrics import METRICS, metric_series
 from penstock._observe.metrics_endpoint import MetricsEndpoint
+from penstock._observe.state import ObservedUpdate
 from penstock.errors import SetupError
 
 LOGS = Path(__file__).parents[1] / "_ui" / "logs"
 
 
 @pytest.fixture
-def fold() -> MetricsFold:
-    folded = MetricsFold()
+def fold() -> ObservedUpdate:
+    folded = ObservedUpdate()
     (path,) = (LOGS / "demo").glob("*.jsonl")
     for line in path.read_bytes().splitlines():
         event = event_of_line(line)
@@ -34,7 +36,7 @@ def fold() -> MetricsFold:
 
 
 @pytest.fixture
-def endpoint(fold: MetricsFold) -> Iterator[MetricsEndpoint]:
+def endpoint(fold: ObservedUpdate) -> Iterator[MetricsEndpoint]:
     served = MetricsEndpoint(fold, address="127.0.0.1", port=0)
     yield served
     served.close()
@@ -105,8 +107,9 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(endpoint: MetricsEndpoi
 
 def test_a_text_is_made_once_when_many_ask_at_the_same_time(endpoint, fold, monkeypatch):
     made = []
-    real = fold.series
-    monkeypatch.setattr(fold, "series", lambda: made.append(1) or real())
+    monkeypatch.setattr(
+        metrics_endpoint, "metric_series", lambda state: made.append(1) or metric_series(state)
+    )
     asking = [threading.Thread(target=ask, args=(endpoint,)) for _ in range(6)]
     for one in asking:
         one.start()
@@ -115,7 +118,7 @@ def test_a_text_is_made_once_when_many_ask_at_the_same_time(endpoint, fold, monk
     assert len(made) == 1
 
 
-def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: MetricsFold):
+def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: ObservedUpdate):
     port = urlsplit(endpoint.url).port
     assert port is not None
     with pytest.raises(SetupError) as caught:
@@ -124,7 +127,7 @@ def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: Metr
     assert str(port) in caught.value.message
 
 
-def test_the_endpoint_is_gone_when_it_was_closed(fold: MetricsFold):
+def test_the_endpoint_is_gone_when_it_was_closed(fold: ObservedUpdate):
     endpoint = MetricsEndpoint(fold, address="127.0.0.1", port=0)
     endpoint.close()
     with pytest.raises(OSError):

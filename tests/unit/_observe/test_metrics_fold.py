@@ -4,16 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from penstock._observe.decoding import event_of_line
-from penstock._observe.events import (
-    ErrorInfo,
-    Event,
-    EventOrigin,
-    ExpectationCounts,
-    FlowMetrics,
-    FlowStatus,
-    UpdateState,
+from made_events import (
     alert_progress,
     definition,
     flow_progress,
@@ -23,7 +14,19 @@ from penstock._observe.events import (
     stream_progress,
     update_progress,
 )
-from penstock._observe.metrics import MAX_SERIES, METRICS, Kind, MetricsFold
+
+from penstock._observe.codec import event_of_line
+from penstock._observe.events import (
+    ErrorInfo,
+    Event,
+    EventOrigin,
+    ExpectationCounts,
+    FlowMetrics,
+    FlowStatus,
+    UpdateState,
+)
+from penstock._observe.metrics import MAX_SERIES, METRICS, Kind, metric_series
+from penstock._observe.state import ObservedUpdate
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f")
 RECORDED = Path(__file__).parents[1] / "_ui" / "logs"
@@ -83,12 +86,12 @@ def batch(number: int) -> list[Event]:
     ]
 
 
-def figures(fold: MetricsFold) -> dict[str, dict[tuple[str, ...], float]]:
-    return {one.metric.name: dict(one.values) for one in fold.series()}
+def figures(fold: ObservedUpdate) -> dict[str, dict[tuple[str, ...], float]]:
+    return {one.metric.name: dict(one.values) for one in metric_series(fold)}
 
 
-def folded(*events: Event) -> MetricsFold:
-    fold = MetricsFold()
+def folded(*events: Event) -> ObservedUpdate:
+    fold = ObservedUpdate()
     for event in events:
         fold(event)
     return fold
@@ -207,13 +210,13 @@ def test_every_figure_of_two_batches_is_there():
         ("shop", "failed"): 1,
         ("shop", "dropped"): 2,
     }
-    (histogram,) = [one for one in fold.series() if one.metric.kind is Kind.HISTOGRAM]
+    (histogram,) = [one for one in metric_series(fold) if one.metric.kind is Kind.HISTOGRAM]
     assert histogram.histograms[own].total == 8.0
     assert histogram.histograms[own].counts[5] == 2  # up to five seconds
 
 
 def test_every_label_set_has_a_value_for_each_label():
-    for one in folded(*batch(0)).series():
+    for one in metric_series(folded(*batch(0))):
         for labels in (*one.values, *one.histograms):
             assert len(labels) == len(one.metric.labels), one.metric.name
 
@@ -233,7 +236,7 @@ def test_an_alert_fires_no_more_when_it_is_resolved():
 
 
 def test_series_are_bounded_and_the_rest_is_counted_when_there_are_too_many():
-    fold = MetricsFold()
+    fold = ObservedUpdate()
     for number in range(MAX_SERIES + 50):
         labels = flow(name=f"flow {number} {'x' * 500}")
         fold(flow_progress(labels, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=1)))
@@ -248,7 +251,7 @@ def test_series_are_bounded_and_the_rest_is_counted_when_there_are_too_many():
 
 def test_a_real_log_gives_the_sums_of_its_events():
     (path,) = (RECORDED / "demo").glob("*.jsonl")
-    fold = MetricsFold()
+    fold = ObservedUpdate()
     for line in path.read_bytes().splitlines():
         event = event_of_line(line)
         assert event is not None
@@ -262,7 +265,7 @@ def test_a_real_log_gives_the_sums_of_its_events():
 
 
 def test_an_event_costs_microseconds():
-    fold, events = MetricsFold(), batch(0)
+    fold, events = ObservedUpdate(), batch(0)
     began = time.process_time()
     for _ in range(300):
         for event in events:

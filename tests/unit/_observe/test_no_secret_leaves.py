@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_events import (
+    column_lineage,
+    definition,
+    flow_progress,
+    plan_warning,
+    stream_progress,
+    update_progress,
+)
 from planted_secrets import planted
 
 from penstock._cli.reports import Case, Verdict, annotations, summary, write_junit
 from penstock._model.pipeline import EventHook
 from penstock._model.redaction import forget_secrets, remember_named, remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.decoding import event_of_line
+from penstock._observe.codec import event_of_line
 from penstock._observe.events import (
     ErrorInfo,
     Event,
@@ -21,20 +29,15 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    column_lineage,
-    definition,
-    flow_progress,
-    plan_warning,
-    stream_progress,
-    update_progress,
 )
 from penstock._observe.hooks import EventHooks
 from penstock._observe.lineage_delivery import Lineage
 from penstock._observe.log import EventLog
-from penstock._observe.metrics import MetricsFold
+from penstock._observe.metrics import metric_series
 from penstock._observe.metrics_endpoint import exposition
-from penstock._observe.snapshot import Snapshot
-from penstock._observe.status import StatusFold
+from penstock._observe.snapshot import update_view
+from penstock._observe.state import ObservedUpdate
+from penstock._observe.status import status_json
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
 FLOW = EventOrigin(
@@ -133,7 +136,12 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
     secrets += [*INNER, "resolved-Zq7", "zz-s3secret"]
     assert len(secrets) >= 50
 
-    bus, snapshot, status, metrics = EventBus(), Snapshot(), StatusFold(), MetricsFold()
+    bus, snapshot, status, metrics = (
+        EventBus(),
+        ObservedUpdate(),
+        ObservedUpdate(),
+        ObservedUpdate(),
+    )
     log, heard, sent = EventLog(tmp_path), [], []
     hooks = EventHooks(bus, UPDATE)
     lineage = Lineage(bus, UPDATE, sent.append, namespace="shop", running_seconds=0)
@@ -158,11 +166,11 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
     told = {
         "event log": file.read_text(),
         "hooks": json.dumps(heard, ensure_ascii=False),
-        "status": json.dumps(status.as_json(), ensure_ascii=False),
+        "status": json.dumps(status_json(status), ensure_ascii=False),
         "metrics": exposition(metrics)[0].decode(),
         "openmetrics": exposition(metrics, "application/openmetrics-text")[0].decode(),
         "lineage": "\n".join(Serde.to_json(event) for event in sent),
-        "summary": "\n".join(summary(snapshot.view())).replace("\\", ""),
+        "summary": "\n".join(summary(update_view(snapshot))).replace("\\", ""),
         "junit": junit.read_text(),
         "github": "\n".join(annotations(cases)),
     }
@@ -215,7 +223,7 @@ def test_a_named_secret_is_masked_whatever_it_looks_like():
 def test_a_secret_that_is_also_a_name_breaks_no_event():
     for word in ("silver", "status", "RUNNING", "metrics", "dataset"):
         remember_secret(word)
-    bus, metrics, heard = EventBus(), MetricsFold(), []
+    bus, metrics, heard = EventBus(), ObservedUpdate(), []
     bus.subscribe(metrics)
     bus.subscribe(heard.append)
     rule = ExpectationCounts(name="r", dataset="silver", passed_records=7, failed_records=0)
@@ -229,6 +237,6 @@ def test_a_secret_that_is_also_a_name_breaks_no_event():
         )
     )
     assert heard[0].message == "[redacted] is [redacted]"
-    figures = {one.metric.name: dict(one.values) for one in metrics.series()}
+    figures = {one.metric.name: dict(one.values) for one in metric_series(metrics)}
     assert figures["penstock_flow_output_rows_total"] == {("shop", "silver", "silver"): 7}
     assert figures["penstock_expectation_passed_rows_total"] == {("shop", "silver", "r"): 7}

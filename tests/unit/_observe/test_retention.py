@@ -8,19 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_events import flow_progress, lag_progress, stream_progress, update_progress
 
 from penstock._model.pipeline import EventLogSettings
-from penstock._observe.events import (
-    Event,
-    EventOrigin,
-    FlowMetrics,
-    FlowStatus,
-    UpdateState,
-    flow_progress,
-    lag_progress,
-    stream_progress,
-    update_progress,
-)
+from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowStatus, UpdateState
 from penstock._observe.log import EventLog, RecordedBatch, last_batch, read_events, updates
 from penstock._observe.retention import Retention, clean
 from penstock._project.spec import load_settings

@@ -2,6 +2,8 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from made_events import definition, flow_progress, update_progress
+
 from penstock._observe.events import (
     ErrorInfo,
     Event,
@@ -9,13 +11,10 @@ from penstock._observe.events import (
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
-    Level,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
-from penstock._observe.snapshot import DatasetView, Snapshot, short_names
+from penstock._observe.snapshot import DatasetView, short_names, update_view
+from penstock._observe.state import ObservedUpdate
 
 START = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
 
@@ -51,10 +50,10 @@ def batch(number: int, rows: int, *, seconds: float, took_ms: int = 500) -> list
 
 
 def folded(*events: Event, now: float = 10) -> DatasetView:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     for one in events:
         snapshot(one)
-    (dataset,) = snapshot.view(START + timedelta(seconds=now)).datasets
+    (dataset,) = update_view(snapshot, START + timedelta(seconds=now)).datasets
     return dataset
 
 
@@ -125,7 +124,7 @@ def test_a_dataset_shows_the_worst_state_when_its_flows_differ() -> None:
 
 
 def test_views_are_hidden_and_sinks_shown_when_datasets_are_defined() -> None:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     for name, kind in (("c.s.t", "STREAMING_TABLE"), ("c.s.v", "TEMPORARY_VIEW")):
         origin = EventOrigin(dataset_name=name)
         snapshot(definition("dataset_definition", origin, "", {"dataset_type": kind}))
@@ -133,7 +132,7 @@ def test_views_are_hidden_and_sinks_shown_when_datasets_are_defined() -> None:
     snapshot(flow_progress(EventOrigin(dataset_name="c.s.t"), FlowStatus.EXCLUDED, "not selected"))
     sink = EventOrigin(sink_name="out", flow_name="to_out")
     snapshot(flow_progress(sink, FlowStatus.RUNNING, ""))
-    seen = [(view.display, view.kind, view.state) for view in snapshot.view().datasets]
+    seen = [(view.display, view.kind, view.state) for view in update_view(snapshot).datasets]
     assert seen == [
         ("t", "streaming table", FlowStatus.EXCLUDED),
         ("out", "sink", FlowStatus.RUNNING),
@@ -141,17 +140,17 @@ def test_views_are_hidden_and_sinks_shown_when_datasets_are_defined() -> None:
 
 
 def test_the_update_is_told_when_its_events_come() -> None:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     origin = EventOrigin(pipeline_name="shop", update_id="u")
     failed = ErrorInfo(condition="UPDATE_FAILED", class_name="UpdateFailedError", message="1")
     for seconds, one in (
         (0, definition("create_update", origin, "", {"spark_log": "/x"})),
         (1, update_progress(origin, UpdateState.RUNNING, "go")),
-        (2, replace(definition("hook_progress", origin, "careful", {}), level=Level.WARN)),
+        (2, definition("hook_progress", origin, "careful", {})),
         (5, update_progress(origin, UpdateState.FAILED, "bad", error=failed)),
     ):
         snapshot(replace(one, timestamp=START + timedelta(seconds=seconds)))
-    view = snapshot.view(START + timedelta(hours=1))
+    view = update_view(snapshot, START + timedelta(hours=1))
     assert (view.pipeline_name, view.update_id, view.state) == ("shop", "u", UpdateState.FAILED)
     assert view.has_ended
     assert view.duration_seconds == 5
@@ -161,22 +160,22 @@ def test_the_update_is_told_when_its_events_come() -> None:
 
 
 def test_a_view_stays_as_it_is_when_more_events_come() -> None:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     snapshot(event(FlowStatus.RUNNING))
-    before = snapshot.view()
+    before = update_view(snapshot)
     for one in batch(0, 100, seconds=1):
         snapshot(one)
     assert before.datasets[0].rows == 0
-    assert snapshot.view().datasets[0].rows == 99
+    assert update_view(snapshot).datasets[0].rows == 99
 
 
 def test_no_row_is_lost_when_threads_emit_while_others_look() -> None:
-    snapshot = Snapshot()
+    snapshot = ObservedUpdate()
     done = threading.Event()
 
     def look() -> None:
         while not done.is_set():
-            snapshot.view()
+            update_view(snapshot)
 
     def emit(flow: str) -> None:
         for number in range(200):
@@ -192,7 +191,7 @@ def test_no_row_is_lost_when_threads_emit_while_others_look() -> None:
         thread.join()
     done.set()
     looker.join()
-    assert snapshot.view().datasets[0].rows == 800
+    assert update_view(snapshot).datasets[0].rows == 800
 
 
 def test_names_are_as_short_as_can_be_when_they_are_shown() -> None:

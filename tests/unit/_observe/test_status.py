@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_events import definition, flow_progress, stream_progress, update_progress
 
 from penstock import monitoring
 from penstock._model.pipeline import PipelineSettings
@@ -19,13 +20,10 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowStatus,
     UpdateState,
-    definition,
-    flow_progress,
-    stream_progress,
-    update_progress,
 )
 from penstock._observe.log import EventLog, event_directory
-from penstock._observe.status import RECENT, StatusFold
+from penstock._observe.state import RECENT, ObservedUpdate
+from penstock._observe.status import status_json
 from penstock._observe.status_file import StatusFile, read_status, status_path
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
@@ -103,10 +101,10 @@ def events(batches: int = 3) -> list[Event]:
 
 
 def fold(found: list[Event]) -> dict[str, Any]:
-    status = StatusFold()
+    status = ObservedUpdate()
     for event in found:
         status(event)
-    return status.as_json()
+    return status_json(status)
 
 
 def settings(tmp_path: Path) -> PipelineSettings:
@@ -197,12 +195,13 @@ def _wait(condition: Any) -> None:
 
 def test_the_file_is_whole_and_current_while_events_come(tmp_path: Path):
     place = settings(tmp_path)
-    log = EventLog(event_directory(place))
-    file = StatusFile(status_path(place), pause_seconds=0.01)
+    log, state = EventLog(event_directory(place)), ObservedUpdate()
+    file = StatusFile(status_path(place), state, pause_seconds=0.01)
     seen: list[int] = []
     try:
         for event in events(30):
             log(event)
+            state(event)
             file(event)
             with_file = read_status(place)
             assert with_file is not None
@@ -236,7 +235,7 @@ def test_the_event_log_tells_when_there_is_no_file(tmp_path: Path):
 
 def test_a_disk_that_is_gone_harms_nothing(tmp_path: Path):
     (tmp_path / "state").write_text("in the way", encoding="utf-8")
-    file = StatusFile(status_path(settings(tmp_path)), pause_seconds=0.01)
+    file = StatusFile(status_path(settings(tmp_path)), ObservedUpdate(), pause_seconds=0.01)
     for event in events():
         file(event)
     file.close()

@@ -13,6 +13,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from made_events import (
+    definition,
+    details,
+    flow_progress,
+    observed,
+    planning_information,
+    stream_progress,
+    update_progress,
+)
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 from otlp_receiver import OtlpReceiver, Span, points
 from planted_secrets import planted
@@ -29,15 +38,12 @@ from penstock._observe.events import (
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
+    TelemetryProgress,
     UpdateState,
-    definition,
-    flow_progress,
-    planning_information,
-    stream_progress,
-    update_progress,
 )
 from penstock._observe.exports import Exports
-from penstock._observe.metrics import BATCH_BUCKETS, METRICS, Kind, MetricsFold
+from penstock._observe.metrics import METRICS, Kind, metric_series
+from penstock._observe.state import BATCH_BUCKETS, ObservedUpdate
 from penstock._observe.telemetry import is_wanted
 from penstock._observe.telemetry_metrics import otel_name, otel_unit
 from penstock._observe.telemetry_traces import BATCHES_PER_MINUTE
@@ -114,7 +120,7 @@ def sent(chosen: PipelineSettings, events: list[Event], resolve: Any = str) -> l
     """Let events go out; what became of it."""
     bus, heard = EventBus(), list[Event]()
     bus.subscribe(heard.append)
-    exports = Exports(chosen, bus, UPDATE, resolve)
+    exports = Exports(chosen, bus, UPDATE, observed(bus), resolve)
     for event in events:
         bus.emit(event)
     exports.close()
@@ -195,9 +201,9 @@ def test_an_update_is_one_trace_with_its_flows_and_their_batches(
     assert whole.attributes["penstock.state"] == "FAILED"
     assert whole.attributes["penstock.mode"] == "triggered"
     assert {one["service.name"] for one in receiver.resources} == {"shop"}
-    told = {e.details["telemetry_progress"]["signal"]: e for e in progress}
-    assert told["traces"].details["telemetry_progress"]["sent"] == len(spans)
-    assert told["metrics"].details["telemetry_progress"]["sent"] == 1
+    told = {details(e)["signal"]: e for e in progress}
+    assert details(told["traces"])["sent"] == len(spans)
+    assert details(told["metrics"])["sent"] == 1
     assert {event.error for event in progress} == {None}
 
 
@@ -211,12 +217,12 @@ def test_metrics_are_the_documented_ones_one_to_one(receiver: OtlpReceiver, tmp_
     before = time.time_ns()
     sent(settings(tmp_path, receiver.url, traces=False), events)
     assert receiver.messages("/v1/traces") == []
-    fold = MetricsFold()
+    fold = ObservedUpdate()
     for event in events:
         fold(event)
     found = receiver.metrics
-    assert list(found) == [otel_name(one.metric) for one in fold.series()]
-    for series in fold.series():
+    assert list(found) == [otel_name(one.metric) for one in metric_series(fold)]
+    for series in metric_series(fold):
         metric, one = series.metric, found[otel_name(series.metric)]
         assert (one.description, one.unit) == (metric.help, otel_unit(metric))
         kinds = {Kind.COUNTER: "sum", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
@@ -273,7 +279,7 @@ def test_variables_of_opentelemetry_are_heard(
     monkeypatch.setenv("TRACEPARENT", f"00-{parent}-b7ad6b7169203331-01")
     chosen = PipelineSettings(name="shop", storage=str(tmp_path), root=str(tmp_path))
     bus = EventBus()
-    exports = Exports(chosen, bus, UPDATE, str)
+    exports = Exports(chosen, bus, UPDATE, observed(bus), str)
     began, *rest = update()
     bus.emit(began)
     deadline = time.monotonic() + 20
@@ -330,7 +336,7 @@ def test_a_receiver_that_is_down_or_refuses_costs_the_run_nothing_and_is_told(
     ):
         bus, heard = EventBus(), list[Event]()
         bus.subscribe(heard.append)
-        exports = Exports(settings(tmp_path, url), bus, UPDATE, str)
+        exports = Exports(settings(tmp_path, url), bus, UPDATE, observed(bus), str)
         began = time.monotonic()
         for event in update(*(e for number in range(100) for e in batch("bronze", number, 2))):
             bus.emit(event)
@@ -339,11 +345,11 @@ def test_a_receiver_that_is_down_or_refuses_costs_the_run_nothing_and_is_told(
         assert time.monotonic() - began < 12.0
         told = [event for event in heard if event.event_type == "telemetry_progress"]
         for signal in ("traces", "metrics"):
-            mine = [e for e in told if e.details["telemetry_progress"]["signal"] == signal]
+            mine = [e for e in told if details(e)["signal"] == signal]
             assert mine[0].error is not None
             assert mine[0].error.condition == "TELEMETRY_NOT_DELIVERED"
             assert any(word in mine[0].message for word in reason.split("|")), mine[0].message
-            last = mine[-1].details["telemetry_progress"]
+            last = details(mine[-1])
             assert last["sent"] == 0
             assert last["failed"] >= 1
     assert capsys.readouterr().err == ""
@@ -356,7 +362,7 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     telling = Telling(
         name="traces",
         things="spans",
-        event_type="telemetry_progress",
+        body=TelemetryProgress,
         condition="C",
         class_name="E",
     )
@@ -377,7 +383,7 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     delivery.close(timeout_seconds=1)
     assert time.monotonic() - began < 5
     held.set()
-    body = heard[-1].details["telemetry_progress"]
+    body = details(heard[-1])
     assert body["sent"] == 0
     assert body["dropped"] == 40
 
@@ -391,7 +397,9 @@ def test_the_end_hardly_waits_for_a_receiver_that_hangs_when_one_signal_has_fail
         chosen = TelemetrySettings(is_wanted=True, endpoint=url, interval_seconds=0.2)
         bus, failed = EventBus(), threading.Event()
         bus.subscribe(lambda event: event.event_type == "telemetry_progress" and failed.set())
-        exports = Exports(replace(settings(tmp_path, url), telemetry=chosen), bus, UPDATE, str)
+        exports = Exports(
+            replace(settings(tmp_path, url), telemetry=chosen), bus, UPDATE, observed(bus), str
+        )
         for event in update(*batch("bronze", 0, 2)):
             bus.emit(event)
         assert failed.wait(30)
@@ -441,7 +449,7 @@ def test_what_is_wrong_is_told_before_the_start(tmp_path: Path, monkeypatch: pyt
         )
         bus, heard = EventBus(), list[Event]()
         bus.subscribe(heard.append)
-        exports = Exports(chosen, bus, UPDATE, str)
+        exports = Exports(chosen, bus, UPDATE, observed(bus), str)
         exports.warn()
         exports.close()
         return [event for event in heard if event.event_type == "plan_warning"]

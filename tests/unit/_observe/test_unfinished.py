@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from made_events import update_progress
 
 from penstock._cli.failure import report
 from penstock._cli.main import main
 from penstock._observe.bus import EventBus
-from penstock._observe.events import EventOrigin, UpdateState, update_progress
+from penstock._observe.events import EventOrigin, UpdateState
 from penstock._observe.log import EventLog, read_events
 from penstock._observe.unfinished import end_unfinished
 from penstock._runtime.lease import Lease

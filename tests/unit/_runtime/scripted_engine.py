@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from made_events import details
 from virtual_time import Sleeper, VirtualTime
 
 from penstock._model.flow import OutputMode
@@ -260,7 +261,7 @@ class Harness:
     def statuses(self, flow: str) -> list[str]:
         """Of a flow, in order."""
         return [
-            event.details["flow_progress"]["status"]
+            details(event)["status"]
             for event in self.events
             if event.event_type == "flow_progress" and event.origin.flow_name == flow
         ]
@@ -268,7 +269,7 @@ class Harness:
     def states(self) -> list[str]:
         """Of the update, in order."""
         return [
-            event.details["update_progress"]["state"]
+            details(event)["state"]
             for event in self.events
             if event.event_type == "update_progress"
         ]

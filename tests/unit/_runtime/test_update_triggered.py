@@ -5,7 +5,7 @@ import pytest
 from scripted_engine import FOREVER, Harness, Run, fatal, once, stream, transient, view
 
 from penstock._model.redaction import forget_secrets, remember_secret
-from penstock._observe.events import Level, UpdateState
+from penstock._observe.events import FlowProgress, FlowStatus, Level, UpdateState
 from penstock.errors import FlowError, InternalError, SetupError
 
 DIAMOND = (stream("a"), stream("b", "a"), stream("c", "a"), view("d", "b", "c"))
@@ -31,7 +31,7 @@ def test_events_name_dataset_flow_and_update_when_names_are_given():
     sink = harness.last("out").origin
     assert (sink.dataset_name, sink.sink_name) == ("", "webhook")
     excluded = harness.events[0]
-    assert excluded.details == {"flow_progress": {"status": "EXCLUDED"}}
+    assert excluded.body == FlowProgress(FlowStatus.EXCLUDED)
     assert (excluded.origin.dataset_name, excluded.origin.flow_name) == ("c.s.x", "")
 
 

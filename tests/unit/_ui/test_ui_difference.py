@@ -4,19 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from made_events import column_lineage, definition, flow_progress, update_progress
 from planted_secrets import planted
 from starlette.testclient import TestClient
 
-from penstock._observe.events import (
-    EventOrigin,
-    FlowMetrics,
-    FlowStatus,
-    UpdateState,
-    column_lineage,
-    definition,
-    flow_progress,
-    update_progress,
-)
+from penstock._observe.events import EventOrigin, FlowMetrics, FlowStatus, UpdateState
 from penstock._ui.difference import differences
 from penstock._ui.model import UpdateModel
 from penstock._ui.server import build_app

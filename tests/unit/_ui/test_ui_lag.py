@@ -2,15 +2,9 @@
 
 from dataclasses import replace
 
-from penstock._observe.events import (
-    EventOrigin,
-    FlowStatus,
-    column_lineage,
-    definition,
-    flow_progress,
-    lag_progress,
-    stream_progress,
-)
+from made_events import column_lineage, definition, flow_progress, lag_progress, stream_progress
+
+from penstock._observe.events import EventOrigin, FlowStatus
 from penstock._ui.model import UpdateModel
 
 NAME = "c.s.silver"

@@ -6,15 +6,16 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+from made_events import definition, flow_progress, update_progress
+
 from penstock._observe.events import (
     ErrorInfo,
+    Event,
     EventOrigin,
     FlowMetrics,
+    FlowProgress,
     FlowStatus,
     UpdateState,
-    definition,
-    flow_progress,
-    update_progress,
 )
 from penstock._observe.log import EventLog
 from penstock._observe.retention import compact
@@ -158,21 +159,11 @@ def test_sums_stay_exact_when_a_series_is_joined():
     series = Series()
     for number in range(2000):
         origin = EventOrigin(dataset_name="t", flow_name="f", batch_id=number)
-        series.add(
-            flow_progress(
-                origin, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=number)
-            ),
-            since_ms=None,
-        )
-        series.add(
-            flow_progress(
-                origin,
-                FlowStatus.RUNNING,
-                "",
-                metrics=FlowMetrics(num_input_rows=number, batch_duration_ms=10),
-            ),
-            since_ms=None,
-        )
+        written = FlowMetrics(num_output_rows=number)
+        read = FlowMetrics(num_input_rows=number, batch_duration_ms=10)
+        for metrics in (written, read):
+            body = FlowProgress(FlowStatus.RUNNING, metrics)
+            series.add(Event(origin, body), body, since_ms=None)
     columns = series.columns()
     assert sum(columns["rows_out"]) == sum(range(2000))
     assert len(columns["at"]) <= 240

@@ -19,7 +19,13 @@ from penstock._engine.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.events import Event, EventOrigin
+from penstock._observe.events import (
+    Event,
+    EventOrigin,
+    FlowProgress,
+    PlanWarning,
+    SourceRowsLost,
+)
 from penstock._plan.steps import PrepareTable, StartFlow
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
@@ -32,8 +38,6 @@ from penstock._tables.writer import app_id
 from penstock.errors import PenstockError
 
 _POLL_SECONDS = 0.5
-# What a batch in the making tells counts for the flow only when its rows are in the table.
-_PASSED_ON = ("plan_warning", "source_rows_lost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +112,14 @@ class Shadow:
         counts = {"batches": 0, "rows": 0}
 
         def hear(event: Event) -> None:
-            if event.event_type in _PASSED_ON:
-                emit(event)
-            body = event.details.get("flow_progress", {})
-            if "table_version" in body:
-                metrics = body.get("metrics", {})
-                counts["batches"] += 1
-                counts["rows"] += int(
-                    metrics.get("num_output_rows") or metrics.get("num_upserted_rows") or 0
-                )
-                told(counts["batches"], counts["rows"])
+            match event.body:
+                # What else a batch reports counts for the flow only when its rows are in the table.
+                case PlanWarning() | SourceRowsLost():
+                    emit(event)
+                case FlowProgress(metrics=metrics, table_version=int()) if metrics is not None:
+                    counts["batches"] += 1
+                    counts["rows"] += metrics.num_output_rows or metrics.num_upserted_rows or 0
+                    told(counts["batches"], counts["rows"])
 
         with self.state.apart(name, self._state_file):
             if self.state.flow(name) is None:

@@ -1,0 +1,357 @@
+"""The JSON form of events: the only module that knows the keys of the event log.
+
+`event_json` writes what `event_of_json` reads. A body with values that no event has, or of a type
+of another version, becomes an `UnknownBody` and is written as it was read.
+"""
+
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from penstock._model.lineage import FlowLineage, LineageSource
+from penstock._observe import events
+from penstock._observe.events import Body, Event, EventOrigin, UnknownBody
+
+SCHEMA_VERSION = 2
+"""Of the JSON form of an event; it changes when a field changes its meaning or goes away.
+
+Since 2 an event may stand for several micro-batches (`rolled_up`)."""
+
+_BODIES: Mapping[str, type[Body]] = {
+    body.event_type: body
+    for body in vars(events).values()
+    if isinstance(body, type) and issubclass(body, Body) and hasattr(body, "event_type")
+}
+_QUALITY = ("dropped_records", "quarantined_records", "late_records", "duplicate_records")
+_METRICS = tuple(known.name for known in fields(events.FlowMetrics) if known.name not in _QUALITY)
+_TECHNIQUE = "MAINTENANCE_TYPE_"
+_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+Convert = Callable[[Any], Any]
+
+
+# -- lines ----------------------------------------------------------------------------------------
+
+
+def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
+    """An event in the shape of Lakeflow's event log; empty fields of the origin are left out.
+
+    Args:
+        event: The event.
+        instance: Id of the writer; `seq_no` counts within it.
+        seq_no: Position of the event among those of its writer.
+    """
+    origin = {
+        key: value
+        for key in ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")
+        if (value := getattr(event.origin, key))
+    }
+    if event.origin.batch_id is not None:
+        origin["batch_id"] = event.origin.batch_id
+    error = None
+    if event.error is not None:
+        error = {
+            "fatal": event.error.fatal,
+            "exceptions": [
+                {
+                    "class_name": event.error.class_name,
+                    "message": event.error.message,
+                    "condition": event.error.condition,
+                }
+            ],
+        }
+    return {
+        "id": event.id,
+        "sequence": {"data_plane_id": {"instance": instance, "seq_no": seq_no}},
+        "origin": origin,
+        "timestamp": time_text(event.timestamp),
+        "message": event.message,
+        "level": event.level.value,
+        "maturity_level": event.body.maturity_level,
+        "error": error,
+        "details": details_of(event.body),
+        "schema_version": SCHEMA_VERSION,
+        "event_type": event.event_type,
+    }
+
+
+def encode(body: Any) -> bytes:
+    """One line of JSON, without the line break.
+
+    What JSON does not know (dates, decimals) becomes text and NaN becomes null: an event is never
+    lost because of a value in it.
+    """
+    try:
+        text = dump(body)
+    except ValueError:
+        text = dump(json.loads(json.dumps(body, default=str), parse_constant=lambda _: None))
+    # A lone surrogate becomes \udcXX, which is also how JSON spells it.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def dump(body: Any) -> str:
+    """Compact JSON, as in the lines of the event log; raises `ValueError` for NaN."""
+    return _ENCODER.encode(body)
+
+
+def time_text(timestamp: datetime) -> str:
+    """A timestamp as ISO text in UTC with milliseconds."""
+    return timestamp.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def event_of_line(line: bytes) -> Event | None:
+    """The event of a line of an event log; `None` for an empty, torn or foreign one."""
+    try:
+        return event_of(json.loads(line))
+    except ValueError:
+        return None
+
+
+def event_of(body: Any) -> Event | None:
+    """The event of a line that was parsed; `None` if it has none."""
+    try:
+        return event_of_json(body)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def event_of_json(body: Mapping[str, Any]) -> Event:
+    """The event that `event_json` wrote; keys that it does not know are left out.
+
+    Raises:
+        ValueError: A field has a value that no event has.
+        KeyError: A field is missing.
+    """
+    origin = body.get("origin") or {}
+    batch_id = origin.get("batch_id")
+    event_type, details = str(body["event_type"]), body.get("details") or {}
+    level = events.Level(body.get("level", "INFO"))
+    known = body_of(event_type, details)
+    if isinstance(known, UnknownBody):
+        maturity = str(body.get("maturity_level", "STABLE"))
+        known = UnknownBody(
+            event_type=event_type, details=details, recorded_level=level, maturity_level=maturity
+        )
+    return Event(
+        EventOrigin(
+            pipeline_name=str(origin.get("pipeline_name", "")),
+            update_id=str(origin.get("update_id", "")),
+            dataset_name=str(origin.get("dataset_name", "")),
+            flow_name=str(origin.get("flow_name", "")),
+            sink_name=str(origin.get("sink_name", "")),
+            batch_id=batch_id if isinstance(batch_id, int) else None,
+        ),
+        known,
+        str(body.get("message") or ""),
+        error=_error(body.get("error")),
+        id=str(body.get("id", "")),
+        timestamp=datetime.fromisoformat(body["timestamp"]),
+    )
+
+
+def _error(body: Mapping[str, Any] | None) -> events.ErrorInfo | None:
+    exceptions = (body or {}).get("exceptions") or []
+    if not exceptions:
+        return None
+    first = exceptions[0]
+    return events.ErrorInfo(
+        condition=str(first.get("condition") or ""),
+        class_name=str(first.get("class_name") or ""),
+        message=str(first.get("message") or ""),
+        fatal=bool((body or {}).get("fatal", True)),
+    )
+
+
+# -- bodies ---------------------------------------------------------------------------------------
+
+
+def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
+    """The JSON form of a body: its single key is the event type."""
+    match body:
+        case UnknownBody():
+            return body.details
+        case events.FlowProgress():
+            found = _flow_json(body)
+        case events.CreateUpdate():
+            found = dict(body.properties)
+        case events.ColumnLineage():
+            found = body.lineage.as_json()
+        case events.PlanningInformation():
+            chosen = {"maintenance_type": f"{_TECHNIQUE}{body.technique}", "is_chosen": True}
+            found = {"technique_information": [chosen], "reason": body.reason}
+        case events.BackfillProgress() | events.MigrationProgress():
+            found = _to_json(body)
+            found |= found.pop("figures")
+        case _:
+            found = _to_json(body)
+    return {body.event_type: found}
+
+
+def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
+    """The body that has this JSON form; an `UnknownBody` if none has.
+
+    Raises:
+        ValueError: The details of the type are no object.
+    """
+    body, known = details.get(event_type, {}), _BODIES.get(event_type)
+    if not isinstance(body, dict):
+        raise ValueError("the details of an event are an object")
+    try:
+        match known:
+            case None:
+                pass
+            case events.FlowProgress:
+                return _flow_of(body)
+            case events.CreateUpdate:
+                return events.CreateUpdate(body)
+            case events.ColumnLineage:
+                return events.ColumnLineage(FlowLineage.from_json(body))
+            case events.PlanningInformation:
+                chosen = (body.get("technique_information") or [{}])[0]
+                technique = str(chosen.get("maintenance_type", "")).removeprefix(_TECHNIQUE)
+                return events.PlanningInformation(technique, str(body.get("reason") or ""))
+            case events.BackfillProgress | events.MigrationProgress:
+                names = {column.name for column in _columns(known)}
+                figures = {key: value for key, value in body.items() if key not in names}
+                return _from_json(known, {**body, "figures": figures})  # type: ignore[no-any-return]
+            case _:
+                return _from_json(known, body)  # type: ignore[no-any-return]
+    except (ValueError, KeyError, TypeError, AttributeError, LookupError):
+        pass
+    return UnknownBody(event_type=event_type, details=details)
+
+
+def _flow_json(body: events.FlowProgress) -> dict[str, Any]:
+    found: dict[str, Any] = {"status": body.status.value}
+    counts = body.metrics
+    quality: dict[str, Any] = {}
+    if counts is not None:
+        values = vars(counts)
+        found["metrics"] = {key: values[key] for key in _METRICS if values[key] is not None}
+        quality = {key: values[key] for key in _QUALITY if values[key] is not None}
+    if body.expectations:
+        quality["expectations"] = [dict(vars(rule)) for rule in body.expectations]
+    if quality:
+        found["data_quality"] = quality
+    if body.table_version is not None:
+        found["table_version"] = body.table_version
+    if body.rolled_up is not None:
+        found["rolled_up"] = _to_json(body.rolled_up)
+    return found
+
+
+def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
+    metrics, quality = body.get("metrics"), body.get("data_quality") or {}
+    counts = None
+    if metrics is not None:
+        counts = _from_json(events.FlowMetrics, {**metrics, **quality})
+    version, rolled = body.get("table_version"), body.get("rolled_up")
+    return events.FlowProgress(
+        events.FlowStatus(body["status"]),
+        counts,
+        tuple(
+            _from_json(events.ExpectationCounts, rule) for rule in quality.get("expectations", ())
+        ),
+        version if version is None else _checked(int, version),
+        None if rolled is None else _from_json(events.RolledUp, rolled),
+    )
+
+
+# -- dataclasses ----------------------------------------------------------------------------------
+
+
+class _Column(NamedTuple):
+    """A field, and how its values are converted."""
+
+    name: str
+    is_required: bool
+    write: Convert | None
+    read: Convert
+
+
+_KNOWN: dict[type, tuple[_Column, ...]] = {}
+
+
+def _columns(kind: type) -> tuple[_Column, ...]:
+    known = _KNOWN.get(kind)
+    if known is None:
+        hints = get_type_hints(kind)
+        known = _KNOWN[kind] = tuple(
+            _Column(
+                each.name,
+                each.default is MISSING and each.default_factory is MISSING,
+                _writer(hints[each.name]),
+                _reader(hints[each.name]),
+            )
+            for each in fields(kind)
+        )
+    return known
+
+
+def _to_json(body: Any) -> dict[str, Any]:
+    values, omits_none = vars(body), getattr(body, "omits_none", False)
+    return {
+        name: value if write is None or value is None else write(value)
+        for name, _, write, _ in _columns(type(body))
+        if (value := values[name]) is not None or not omits_none
+    }
+
+
+def _from_json(kind: type, body: Mapping[str, Any]) -> Any:
+    _checked(dict, body)
+    found: dict[str, Any] = {}
+    for name, is_required, _, read in _columns(kind):
+        if name in body:
+            found[name] = read(body[name])
+        elif is_required:
+            raise KeyError(name)
+    return kind(**found)
+
+
+def _writer(hint: Any) -> Convert | None:
+    inner, _ = _without_none(hint)
+    if inner is LineageSource:
+        return LineageSource.as_json
+    if is_dataclass(inner):
+        return _to_json
+    if get_origin(inner) is tuple:
+        write = _writer(get_args(inner)[0])
+        return list if write is None else lambda values: [write(value) for value in values]
+    return str if isinstance(inner, type) and issubclass(inner, StrEnum) else None
+
+
+def _reader(hint: Any) -> Convert:
+    inner, is_optional = _without_none(hint)
+    read: Convert
+    if is_dataclass(inner):
+        read = lambda value: _from_json(inner, value)  # type: ignore[arg-type] # noqa: E731
+    elif get_origin(inner) is tuple:
+        each = _reader(get_args(inner)[0])
+        read = lambda values: tuple(each(value) for value in _checked(list, values))  # noqa: E731
+    elif isinstance(inner, type) and issubclass(inner, StrEnum):
+        read = inner
+    elif get_args(inner) == (str, int):
+        read = lambda value: {key: _checked(int, value[key]) for key in value}  # noqa: E731
+    else:
+        kind = dict if get_origin(inner) else inner
+        read = lambda value: _checked(kind, value)  # noqa: E731
+    return (lambda value: None if value is None else read(value)) if is_optional else read
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(each for each in get_args(hint) if each is not type(None)), True
+    return hint, False
+
+
+def _checked(kind: type, value: Any) -> Any:
+    """The value, if JSON has it where this type is expected."""
+    if kind is float and type(value) is int:
+        return value
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,67 @@
+"""What Spark's `StreamingQueryProgress` of a micro-batch says, for all that read it."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+_NEVER = "1970-01-01T00:00:00"
+
+Progress = Mapping[str, Any]
+
+
+def durations_of(progress: Progress) -> Mapping[str, Any]:
+    """Milliseconds per phase; `triggerExecution` is all of them."""
+    return progress.get("durationMs") or {}
+
+
+def timestamp_of(text: Any) -> datetime | None:
+    """A time of Spark's; `None` for anything else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def began_at(progress: Progress) -> datetime | None:
+    """When the micro-batch began."""
+    return timestamp_of(progress.get("timestamp"))
+
+
+def ended_at(progress: Progress) -> datetime | None:
+    """When the micro-batch ended; `None` if that cannot be told."""
+    began, took = began_at(progress), durations_of(progress).get("triggerExecution", 0)
+    return None if began is None else began + timedelta(milliseconds=float(took))
+
+
+def event_times(progress: Progress) -> Mapping[str, Any]:
+    """`watermark`, `max` and others, of queries with a watermark; else empty."""
+    return progress.get("eventTime") or {}
+
+
+def watermark_text(progress: Progress) -> str | None:
+    """The watermark as Spark writes it; `None` before the first one."""
+    text = event_times(progress).get("watermark")
+    return text if isinstance(text, str) and not text.startswith(_NEVER) else None
+
+
+def watermark_of(progress: Progress) -> datetime | None:
+    """The watermark; `None` before the first one."""
+    return timestamp_of(watermark_text(progress))
+
+
+def watermark_delay(progress: Progress) -> float | None:
+    """Seconds from the watermark to the beginning of the micro-batch."""
+    watermark, began = watermark_of(progress), began_at(progress)
+    if watermark is None or began is None:
+        return None
+    return (began - watermark).total_seconds()
+
+
+def operators_of(progress: Progress) -> dict[str, Mapping[str, Any]]:
+    """The stateful operators by their position and name, which differ within a query."""
+    return {
+        f"{at} {operator.get('operatorName', '')}".strip(): operator
+        for at, operator in enumerate(progress.get("stateOperators") or ())
+    }
