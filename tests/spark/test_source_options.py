@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock.sources.jdbc.stream import open_jdbc
-from penstock.sources.options import prepare_reader_options
+from penstock.sources.base import Read
+from penstock.sources.registry import source_of
 
 
 def stream(
     spark: Any, source: str, path: str | None = None, schema: str = "", **options: str
 ) -> Any:
     reader = spark.readStream.format(source)
-    reader = reader.options(**prepare_reader_options(source, options, streaming=True))
+    reader = reader.options(**source_of(source).check_options(options, is_stream=True))
     if schema:
         reader = reader.schema(schema)
     return reader.load(path) if path else reader.load()
@@ -172,6 +172,13 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
     assert [row[0] for row in newer.load().collect()] == [9]
 
     # As a stream: any database with a driver.
+    def database(options: dict[str, str]) -> Any:
+        load = spark.readStream.format("jdbc").load
+        read = Read(
+            spark=spark, format="jdbc", options=options, load=lambda _: load(), flow="orders"
+        )
+        return source_of("jdbc").open(read).df
+
     given = {
         **options,
         "dbtable": "orders",
@@ -180,11 +187,11 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
         "maxRowsPerTrigger": "4",
         "numPartitions": "2",
     }
-    found = batches(open_jdbc(spark, given, schema=None, flow="orders"), tmp_path / "stream")
+    found = batches(database(given), tmp_path / "stream")
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     added = spark.range(10, 12).selectExpr("id", "id AS amount")
     added.write.format("jdbc").options(**options, dbtable="orders").mode("append").save()
-    again = open_jdbc(spark, given, schema=None, flow="orders").where("amount > 10").select("id")
+    again = database(given).where("amount > 10").select("id")
     assert batches(again, tmp_path / "stream") == [[11]]
-    first = open_jdbc(spark, {**given, "startingKey": "9"}, schema=None, flow="orders")
+    first = database({**given, "startingKey": "9"})
     assert batches(first, tmp_path / "first") == [[9, 10, 11]]

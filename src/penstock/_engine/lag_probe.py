@@ -125,8 +125,12 @@ class FlowLag:
 
     def _source(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         name = str(progress.get("description", ""))
-        java = next((j for j in self._java_sources() if str(j.toString()) == name), None)
-        bodies = (source.lag(progress, java) for source in self._sources)
+
+        def java_source() -> Any:
+            sources = self._java_sources()
+            return next((java for java in sources if str(java.toString()) == name), None)
+
+        bodies = (source.lag(progress, java_source) for source in self._sources)
         return {"source": name, **next((b for b in bodies if b is not None), {"kind": "other"})}
 
 
