@@ -36,12 +36,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus, Subscriber
 from penstock._observe.events import CreateUpdate, Event, FlowProgress, StreamProgress
 from penstock._observe.log import event_directory
 from penstock._project.spec import load_settings
 from penstock._ui import serving
+from penstock._update import UpdateOptions, run_update
 
 SCRAPE_SECONDS = 5.0
 WATCHING = ("lineage", "traces", "metrics", "alerts")

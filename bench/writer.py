@@ -53,8 +53,7 @@ COLUMNS = (
 
 def make_session(side: str, root: Path) -> Any:
     """Penstock's session, or the one of a user who follows Delta's quickstart."""
-    from penstock._launch import SPARK_JAR_SETS
-    from penstock._local.jars import class_path
+    from penstock._local.jars import SPARK_JAR_SETS, class_path
 
     jars = [str(jar) for jar in class_path(SPARK_JAR_SETS)]
     if side != "native":

@@ -70,17 +70,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def spark_jars() -> tuple[str, ...]:
     """The jars of Spark's sets, from the cache that `penstock jars sync` fills."""
-    from penstock._launch import SPARK_JAR_SETS
-    from penstock._local.jars import class_path
+    from penstock._local.jars import SPARK_JAR_SETS, class_path
 
     return tuple(str(jar) for jar in class_path(SPARK_JAR_SETS))
 
 
 def archive_options() -> tuple[str, ...]:
     """Use the class-data archive that `penstock jars sync` made, as pipelines do."""
-    from penstock._launch import SPARK_JAR_SETS
     from penstock._local.cds import java_options
-    from penstock._local.jars import class_path
+    from penstock._local.jars import SPARK_JAR_SETS, class_path
 
     return tuple(java_options(class_path(SPARK_JAR_SETS)))
 

@@ -25,7 +25,9 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-WIRING = frozenset({"penstock._launch", "penstock._cli.main", "penstock.__main__"})
+WIRING = frozenset(
+    {"penstock._launch", "penstock._update", "penstock._cli.main", "penstock.__main__"}
+)
 
 
 def reached_tests(rooms: Iterable[str]) -> list[str]:

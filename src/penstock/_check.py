@@ -6,30 +6,24 @@ everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from penstock._api.modules import installed_modules
+from penstock._engine.analysis import Survey, survey
+from penstock._engine.assumptions import Assumptions
+from penstock._engine.evaluation import Evaluator, OutsideReads
 from penstock._graph.index import DefinitionIndex, build_index
-from penstock._launch import open_session, surroundings
+from penstock._launch import execute, project_session, surroundings
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
-from penstock._project.imports import project_imports
 from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
-from penstock._project.notebook_globals import notebook_globals
 from penstock._project.stand_ins import stand_ins
 from penstock.errors import DefinitionErrors, PenstockError
-
-if TYPE_CHECKING:
-    from penstock._engine.analysis import Survey
-    from penstock._engine.assumptions import Assumptions
-    from penstock._engine.evaluation import Evaluator
+from penstock.sources.registry import source_of
 
 _TABLE = "table "
 # What user code does with things that are not there.
@@ -149,7 +143,7 @@ class OpenedProject:
 
     loaded: LoadedSources
     index: DefinitionIndex
-    survey: "Survey"
+    survey: Survey
     notes: tuple[str, ...]
     assumed_settings: Mapping[str, str]
     servers: tuple[str, ...]
@@ -219,7 +213,7 @@ class OpenedProject:
 def opened_project(
     settings: PipelineSettings,
     absent: Mapping[str, str],
-    evaluator: "Callable[..., Evaluator] | None" = None,
+    evaluator: Callable[..., Evaluator] = Evaluator,
     *,
     assuming: Iterable[str] = (),
 ) -> Iterator[OpenedProject]:
@@ -238,59 +232,48 @@ def opened_project(
         SetupError: No Java, no jars, no Spark.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="penstock-check-") as scratch,
         stand_ins(absent),
-        open_session(
-            settings, log_file=Path(scratch) / "spark.log", warehouse=scratch, analysis_only=True
-        ) as spark,
-        installed_modules(),
-        project_imports(settings),
+        project_session(settings) as spark,
+        contextlib.closing(Assumptions(spark)) as assumptions,
     ):
-        from penstock._engine.analysis import survey
-        from penstock._engine.assumptions import Assumptions
-        from penstock._engine.evaluation import Evaluator, OutsideReads
-        from penstock._engine.redirection import redirected
-
-        with contextlib.closing(Assumptions(spark)) as assumptions:
-            around = surroundings(settings, spark, assumptions=assumptions)
-            for _ in range(_MOST_ROUNDS):
-                reads = OutsideReads(spark, around)
-                with redirected(reads), missing_values_assumed(assumptions.setting):
-                    namespace = notebook_globals(spark, settings, map_path=around.map_path)
-                    loaded = load_sources(settings, namespace=namespace)
-                index = build_index(loaded.definition, settings)
-                seen = survey(spark, index, around, evaluator or Evaluator)
-                # What files read while they are loaded, no flow reads: learnt from here.
-                if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
-                    break
-            notes = index.notes
-            if seen.graph is not None:
-                try:
-                    plan = make_plan(
-                        seen.graph,
-                        Wishes(),
-                        configuration=settings.configuration,
-                        notes=index.notes,
-                    )
-                    notes = (*plan.notes, *plan.warnings)
-                except PenstockError as error:
-                    seen = seen.with_error(error)
-            yield OpenedProject(
-                loaded=loaded,
-                index=index,
-                survey=seen,
-                notes=(*notes, *around.notes),
-                assumed_settings=dict(assumptions.settings),
-                servers=_elsewhere(assumptions, loaded.definition.sinks, around.map_path),
-                guessing=frozenset(reads.guessing).union(absent.values()),
-                assuming=frozenset(assuming),
-                read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
-                is_loaded_from_guesses=bool(reads.guessing),
-            )
+        around = surroundings(settings, spark, assumptions=assumptions)
+        for _ in range(_MOST_ROUNDS):
+            reads = OutsideReads(spark, around)
+            with missing_values_assumed(assumptions.setting):
+                loaded = execute(settings, spark, around, load_sources, reads)
+            index = build_index(loaded.definition, settings)
+            seen = survey(spark, index, around, evaluator)
+            # What files read while they are loaded, no flow reads: learnt from here.
+            if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
+                break
+        notes = index.notes
+        if seen.graph is not None:
+            try:
+                plan = make_plan(
+                    seen.graph,
+                    Wishes(),
+                    configuration=settings.configuration,
+                    notes=index.notes,
+                )
+                notes = (*plan.notes, *plan.warnings)
+            except PenstockError as error:
+                seen = seen.with_error(error)
+        yield OpenedProject(
+            loaded=loaded,
+            index=index,
+            survey=seen,
+            notes=(*notes, *around.notes),
+            assumed_settings=dict(assumptions.settings),
+            servers=_elsewhere(assumptions, loaded.definition.sinks, around.map_path),
+            guessing=frozenset(reads.guessing).union(absent.values()),
+            assuming=frozenset(assuming),
+            read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
+            is_loaded_from_guesses=bool(reads.guessing),
+        )
 
 
 def _learns(
-    assumptions: "Assumptions",
+    assumptions: Assumptions,
     guessing: Mapping[str, Sequence[str]],
     errors: Iterable[PenstockError],
 ) -> bool:
@@ -311,11 +294,9 @@ def _learns(
 
 
 def _elsewhere(
-    assumptions: "Assumptions", sinks: Iterable[Sink], map_path: Callable[[str], str]
+    assumptions: Assumptions, sinks: Iterable[Sink], map_path: Callable[[str], str]
 ) -> tuple[str, ...]:
     """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
-    from penstock.sources.registry import source_of
-
     for sink in sinks:
         system = source_of(sink.format)
         assumptions.note_servers(system.endpoints(system.map_options(sink.options, map_path)))
@@ -332,7 +313,7 @@ def _flat(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
         yield from error.errors if isinstance(error, DefinitionErrors) else (error,)
 
 
-def _kind(dataset: Dataset, survey: "Survey") -> str:
+def _kind(dataset: Dataset, survey: Survey) -> str:
     if dataset.kind is not None:
         return dataset.kind.value
     for name, analysis in survey.analyses.items():

@@ -8,11 +8,11 @@ from typing import Any
 from postgres_server import PASSWORD, USER, PostgresServer
 from postgres_tables import Tables
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._tables.layout import StorageLayout
+from penstock._update import UpdateOptions, run_update
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "postgresql_sink"
 

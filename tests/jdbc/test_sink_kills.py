@@ -20,10 +20,10 @@ import pytest
 from postgres_server import PASSWORD, PostgresServer
 from postgres_tables import Tables
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, run_update
 
 pytestmark = pytest.mark.timeout(4 * 3600)
 

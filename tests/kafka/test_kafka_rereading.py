@@ -7,7 +7,6 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
@@ -15,6 +14,7 @@ from penstock._project.spec import load_settings
 from penstock._repair.backfill import BackfillOptions, BackfillReport, backfill_flow
 from penstock._repair.migrate import MigrationOptions, migrate_flow
 from penstock._repair.reset import reset_flow
+from penstock._update import UpdateOptions, run_update
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 

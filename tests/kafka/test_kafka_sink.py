@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from update_project import Project
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, run_update
 from penstock.errors import DefinitionErrors
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event
 from penstock._project.spec import load_settings
 from penstock._runtime.update import UpdateResult
+from penstock._update import UpdateOptions, run_update
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

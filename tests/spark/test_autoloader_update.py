@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from update_project import ContinuousRun, Project
 
-from penstock._launch import UpdateOptions, plan_update
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, plan_update
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._local.demo import orders
 from penstock._local.demo.kafka_log import Record
 from penstock._local.demo.oracle import differences, read_tables
@@ -17,6 +16,7 @@ from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.places import TOPIC, DemoPlaces
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
+from penstock._update import UpdateOptions, run_update
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from made_events import details
 
-from penstock._launch import UpdateOptions, read_flow_state, run_update
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.quarantine import replay_quarantine
+from penstock._repair.state import read_flow_state
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
+from penstock._update import UpdateOptions, run_update
 from penstock.errors import PenstockError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -7,9 +7,9 @@ import pytest
 from update_project import Project
 
 from penstock._engine.text_numbers import text_numbers
-from penstock._launch import UpdateOptions, plan_update
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, plan_update
 from penstock.errors import DefinitionErrors
 
 SOURCE = """

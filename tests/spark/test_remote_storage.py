@@ -10,10 +10,10 @@ import pytest
 from update_project import HEADER
 
 from penstock._cli.main import main
-from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, run_update
 
 pytestmark = pytest.mark.spark
 

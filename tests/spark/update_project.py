@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow
 from deltalake import DeltaTable
 
-from penstock._launch import UpdateOptions, run_update
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event
 from penstock._observe.log import read_events
@@ -19,6 +18,7 @@ from penstock._project.spec import load_settings
 from penstock._runtime.update import UpdateResult
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
+from penstock._update import UpdateOptions, run_update
 
 _SCALAR = r"u?int\d+|string|bool|double|float|date32.*|decimal.*"
 _PLAIN = re.compile(rf"{_SCALAR}|list<\w+: (?:{_SCALAR})(?: not null)?>")

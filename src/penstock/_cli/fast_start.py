@@ -15,9 +15,8 @@ from penstock.errors import SetupError
 
 def prepare_fast_start(*, quiet: bool) -> None:
     """Make the archive unless it is there; takes as long as a small update."""
-    from penstock._launch import SPARK_JAR_SETS
     from penstock._local import cds
-    from penstock._local.jars import class_path
+    from penstock._local.jars import SPARK_JAR_SETS, class_path
 
     try:
         jars = class_path(SPARK_JAR_SETS)

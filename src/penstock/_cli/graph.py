@@ -94,8 +94,8 @@ def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
         for event in log.read_events(directory, update=chosen):
             yield without_secrets(event_of_json(event))
         return
-    from penstock._launch import UpdateOptions, plan_update
     from penstock._runtime.definitions import definitions
+    from penstock._update import UpdateOptions, plan_update
 
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         planned, _ = plan_update(settings, UpdateOptions())
@@ -132,8 +132,8 @@ def explain(
 
 
 def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
-    from penstock._launch import UpdateOptions, plan_update
     from penstock._tables.layout import StorageLayout
+    from penstock._update import UpdateOptions, plan_update
 
     plans: dict[str, str] = {}
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints

@@ -293,8 +293,8 @@ def demo(
     Without --events or --once, Ctrl-C is how it ends; that is no failure.
     """
     from penstock._cli.update import show_failures, watch_update
-    from penstock._launch import UpdateOptions
     from penstock._local.demo.run import run_demo
+    from penstock._update import UpdateOptions
 
     was_interrupted = False
     as_json = output is OutputFormat.JSON

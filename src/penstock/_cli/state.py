@@ -42,7 +42,7 @@ def show(
 ) -> None:
     """Print the state of a flow, while its pipeline is stopped."""
     from penstock._cli.inspection import print_table
-    from penstock._launch import read_flow_state
+    from penstock._repair.state import read_flow_state
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     sections = read_flow_state(settings, flow, operator=operator, limit=limit)

@@ -18,10 +18,10 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock._cli.signals import Stoppable
-    from penstock._launch import UpdateOptions
     from penstock._model.pipeline import PipelineSettings
     from penstock._runtime.restart import RestartAfter
     from penstock._runtime.update import RunningUpdate, UpdateResult
+    from penstock._update import UpdateOptions
 
 StopTimeout = Annotated[
     float,
@@ -90,7 +90,7 @@ def run(
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Run the pipeline: everything that is available, or --continuous until stopped."""
-    from penstock._launch import UpdateOptions
+    from penstock._update import UpdateOptions
 
     settings = options.settings_of(
         path,
@@ -148,8 +148,8 @@ def dry_run(
     junit: reports.JUnit = None,
 ) -> None:
     """Check the pipeline and print what `run` with the same options would do; change nothing."""
-    from penstock._launch import UpdateOptions, plan_update
     from penstock._plan.explain import explain_json, explain_text
+    from penstock._update import UpdateOptions, plan_update
 
     settings = options.settings_of(
         path,
@@ -253,13 +253,13 @@ def watch_update(
     """
     from penstock._cli.display import choose_display
     from penstock._cli.signals import StopSignals
-    from penstock._launch import run_update
     from penstock._observe.bus import EventBus
     from penstock._observe.snapshot import update_view
     from penstock._observe.state import ObservedUpdate
     from penstock._plan.planner import update_retries
     from penstock._runtime.relaunch import run_with_relaunches
     from penstock._runtime.restart import CONTINUOUS
+    from penstock._update import run_update
 
     bus, state, signals = EventBus(), ObservedUpdate(), StopSignals()
     bus.subscribe(state)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock._check import OpenedProject, opened_project
+from penstock._engine.observing import Observations, ObservingEvaluator
 from penstock._lint.catalogue import RULES
 from penstock._lint.datasets import findings_of_dataset
 from penstock._lint.finding import Finding
@@ -27,9 +27,6 @@ from penstock._model.query_facts import RuleFacts
 from penstock._project.magics import Cell, CellKind
 from penstock._project.needs import needs, project_cells
 from penstock.errors import PenstockError, SpecError
-
-if TYPE_CHECKING:
-    from penstock._engine.observing import Observations
 
 TEXT_RULES = frozenset(
     f"PSL{number}" for number in (107, 203, 301, 302, 303, 304, 305, 306, 307, 308, 310, 601, 901)
@@ -89,8 +86,6 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
             for need in needs(settings).imports
             if not need.is_optional
         }
-        from penstock._engine.observing import ObservingEvaluator
-
         made: list[ObservingEvaluator] = []
 
         def evaluator(*arguments: object) -> ObservingEvaluator:

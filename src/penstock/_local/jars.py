@@ -28,6 +28,7 @@ from penstock._local.repository import Repository, find_repository
 from penstock.errors import SetupError
 
 __all__ = [
+    "SPARK_JAR_SETS",
     "JarLock",
     "JarState",
     "JarStatus",
@@ -39,6 +40,9 @@ __all__ = [
     "sync",
     "verify",
 ]
+
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
+"""Jar sets that every session gets."""
 
 _THREADS = 6
 

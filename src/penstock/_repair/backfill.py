@@ -11,21 +11,24 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock._engine.rereading.backfill import BackfillRun, Counts, Decision
+from penstock._engine.tables import Commit
 from penstock._graph.cdc import is_cdc
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
-from penstock._repair.opened import OpenedPipeline, opened
 from penstock._repair.recording import recording
+from penstock._spark.plans import has_state
 from penstock._tables.checkpoint_files import Checkpoint, checkpoints
+from penstock._tables.files import StorageFiles
+from penstock._tables.prepare import table_state
+from penstock._tables.schema import with_types
 from penstock.errors import PlanError
-
-if TYPE_CHECKING:
-    from penstock._engine.rereading.backfill import Counts, Decision
-    from penstock._engine.tables import Commit
-    from penstock._graph.dataflow import DatasetNode, FlowNode
-    from penstock.sources.base import RangeReport, StartPosition
+from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
+from penstock.sources.flow import resolve_range
 
 PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
 """Steps after which a backfill may die; given to `reached`."""
@@ -114,7 +117,7 @@ def backfill_flow(
     """
     checkpoints(settings)  # the storage must be on this machine: before Spark is started
     update_id = str(uuid.uuid4())
-    with opened(settings, "backfill", update_id=update_id) as pipeline:
+    with open_for_command(settings, "backfill", update_id=update_id) as pipeline:
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
         store = _Store(pipeline, node.flow.name)
@@ -157,14 +160,12 @@ def backfill_flow(
         return replace(done, counts=counts.as_json())
 
 
-def check_flow(pipeline: OpenedPipeline, node: "FlowNode") -> "DatasetNode":
+def check_flow(pipeline: OpenPipeline, node: "FlowNode") -> "DatasetNode":
     """The table of a flow that a range can be added to.
 
     Raises:
         PlanError: `BACKFILL_NOT_POSSIBLE`.
     """
-    from penstock._spark.plans import has_state
-
     dataset = pipeline.graph.datasets.get(node.target)
     reason = hint = ""
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
@@ -191,13 +192,8 @@ def check_flow(pipeline: OpenedPipeline, node: "FlowNode") -> "DatasetNode":
 
 
 def _decide(
-    pipeline: OpenedPipeline, node: "FlowNode", dataset: "DatasetNode", asked: BackfillOptions
+    pipeline: OpenPipeline, node: "FlowNode", dataset: "DatasetNode", asked: BackfillOptions
 ) -> "tuple[Decision, tuple[RangeReport, ...]]":
-    from penstock._engine.rereading.backfill import Decision
-    from penstock._tables.prepare import table_state
-    from penstock.sources.base import EARLIEST, Range, not_read_yet
-    from penstock.sources.flow import resolve_range
-
     name = node.flow.name
     found = [one for one in checkpoints(pipeline.settings) if one.flow == name and one.is_current]
     one: Checkpoint | None = found[0] if found else None
@@ -292,10 +288,8 @@ def choose_way(
 
 
 def _check_table(
-    pipeline: OpenedPipeline, node: "FlowNode", dataset: "DatasetNode", decision: "Decision"
+    pipeline: OpenPipeline, node: "FlowNode", dataset: "DatasetNode", decision: "Decision"
 ) -> None:
-    from penstock._tables.prepare import table_state
-
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
     if table is None or table.id != decision.table_id:
         raise PlanError(
@@ -320,17 +314,13 @@ def _check_table(
 class _Store:
     """Where a decision is kept until it is carried out."""
 
-    def __init__(self, pipeline: OpenedPipeline, flow: str) -> None:
-        from penstock._tables.files import StorageFiles
-
+    def __init__(self, pipeline: OpenPipeline, flow: str) -> None:
         self._files = StorageFiles(pipeline.spark)
         self._layout = pipeline.tables.layout
         self.folder = self._layout.backfill_folder(flow)
 
     def pending(self) -> "Decision | None":
         """What was begun and is not done."""
-        from penstock._engine.rereading.backfill import Decision
-
         text = self._files.read(f"{self.folder}/{_DECIDED}")
         return Decision(**json.loads(text)) if text else None
 
@@ -352,7 +342,7 @@ class _Store:
 
 
 def _carry_out(
-    pipeline: OpenedPipeline,
+    pipeline: OpenPipeline,
     node: "FlowNode",
     dataset: "DatasetNode",
     decision: "Decision",
@@ -360,9 +350,6 @@ def _carry_out(
     emit: Callable[[str, str, Mapping[str, Any]], None],
     reached: Callable[[str], None],
 ) -> "Counts":
-    from penstock._engine.rereading.backfill import BackfillRun
-    from penstock._tables.schema import with_types
-
     (done,) = [c for c in checkpoints(pipeline.settings, decision.flow) if c.is_current]
 
     def staged() -> None:
@@ -441,7 +428,7 @@ def _recording(
 
 
 def _report(
-    pipeline: OpenedPipeline,
+    pipeline: OpenPipeline,
     node: "FlowNode",
     decision: "Decision",
     *,

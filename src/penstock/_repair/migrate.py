@@ -11,8 +11,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock._engine.flow_state import FlowState, state_of
+from penstock._engine.rereading.shadow import Shadow
+from penstock._engine.tables import Commit
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import Event, MigrationProgress
 from penstock._repair.migration_facts import MigrationFacts, changed_operators
@@ -33,18 +38,16 @@ from penstock._repair.migration_record import (
     Migration,
     migration_of,
 )
-from penstock._repair.opened import OpenedPipeline, opened
 from penstock._repair.recording import Record, recording
 from penstock._tables.checkpoint_files import checkpoints
+from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import TableRef
+from penstock._tables.swapping import restore_rows
 from penstock.errors import PenstockError, PlanError
-
-if TYPE_CHECKING:
-    from penstock._engine.flow_state import FlowState
-    from penstock._engine.rereading.shadow import Shadow
-    from penstock._graph.dataflow import DatasetNode, FlowNode
-    from penstock._tables.layout import TableRef
-    from penstock.sources.base import SourceHistory, StartPosition
+from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
+from penstock.sources.checkpoints import that_count
+from penstock.sources.flow import source_history
 
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
@@ -98,7 +101,7 @@ def migrate_flow(
     """
     checkpoints(settings)  # the storage must be on this machine: before Spark is started
     update_id = str(uuid.uuid4())
-    with opened(settings, "migrate", update_id=update_id) as pipeline:
+    with open_for_command(settings, "migrate", update_id=update_id) as pipeline:
         node = pipeline.flow(flow)
 
         def passed(step: str) -> None:
@@ -140,13 +143,11 @@ class _Run:
 
     def __init__(
         self,
-        pipeline: OpenedPipeline,
+        pipeline: OpenPipeline,
         node: "FlowNode",
         dataset: "DatasetNode",
         reached: Callable[[str], None],
     ) -> None:
-        from penstock._tables.files import StorageFiles
-
         self.dataset = dataset
         self.new_id = uuid.uuid4().hex
         self._pipeline = pipeline
@@ -174,10 +175,6 @@ class _Run:
 
     def plan(self, asked: MigrationOptions) -> MigrationReport:
         """What a migration does; fixes where it begins, unless that was fixed before."""
-        from penstock.sources.base import EARLIEST
-        from penstock.sources.checkpoints import that_count
-        from penstock.sources.flow import source_history
-
         pipeline, node = self._pipeline, self._node
         old = pipeline.state.flow(node.flow.name)
         table = self._facts.table()
@@ -375,8 +372,6 @@ class _Run:
         return migration
 
     def _cut(self, migration: Migration, shadow: "Shadow", record: Record) -> None:
-        from penstock._engine.tables import Commit
-
         state, name = self._pipeline.state, self._node.flow.name
         old = state.flow(name)
         # Once it goes on with the new checkpoint, an update may have added to the table.
@@ -396,8 +391,6 @@ class _Run:
 
     def go_back(self, record: Record, report: MigrationReport) -> MigrationReport:
         """Restore the table, its quarantine and the flow's state."""
-        from penstock._engine.flow_state import state_of
-
         known, name = self.known, self._node.flow.name
         assert known is not None
         state = self._pipeline.state
@@ -423,9 +416,6 @@ class _Run:
 
         Then all is as it was before going back began.
         """
-        from penstock._tables.layout import TableRef
-        from penstock._tables.swapping import restore_rows
-
         tables, spark = self._pipeline.tables, self._pipeline.spark
         target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
         has_quarantine = self._facts.quarantine_version() >= 0
@@ -444,8 +434,6 @@ class _Run:
 
     @property
     def _quarantine(self) -> "TableRef":
-        from penstock._tables.layout import TableRef
-
         place = self._pipeline.tables.quarantine_path(self.dataset)
         return TableRef(place, f"{self.dataset.display}_quarantine")
 
@@ -480,9 +468,6 @@ class _Run:
 
     def _unmark(self, known: Migration) -> None:
         """Let updates run again whose table was not replaced, because Delta refused it, say."""
-        from penstock._engine.flow_state import state_of
-        from penstock._tables.swapping import restore_rows
-
         table, state = self._facts.table(), self._pipeline.state.flow(known.flow)
         if self.is_leaving and state is not None and state.migration is None:
             return  # an update may have run since: only files are left
@@ -512,8 +497,6 @@ class _Run:
         )
 
     def _shadow(self, migration: Migration) -> "Shadow":
-        from penstock._engine.rereading.shadow import Shadow
-
         pipeline = self._pipeline
         return Shadow(
             spark=pipeline.spark,

@@ -1,30 +1,31 @@
 """What there is before a migration: the table, the query, and who reads the table."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock._engine.flow_state import FlowState
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline
 from penstock._repair.migration_plan import Reader
-from penstock._repair.opened import OpenedPipeline
+from penstock._spark.plans import stateful_operators
+from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+from penstock._tables.log_scan import replaced_at
+from penstock._tables.prepare import read_version, table_state
 from penstock.errors import PenstockError
-
-if TYPE_CHECKING:
-    from penstock._engine.flow_state import FlowState
-    from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock.sources.base import path_key
+from penstock.sources.delta.source import DeltaStream
 
 
 class MigrationFacts:
     """Looks at the table of a flow and at the flows around it; changes nothing."""
 
-    def __init__(self, pipeline: OpenedPipeline, node: "FlowNode", dataset: "DatasetNode") -> None:
+    def __init__(self, pipeline: OpenPipeline, node: "FlowNode", dataset: "DatasetNode") -> None:
         self._pipeline = pipeline
         self._node = node
         self._dataset = dataset
 
     def table(self) -> dict[str, Any] | None:
         """Id, version, rows, bytes, columns and properties; `None` where there is no table."""
-        from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-        from penstock._tables.prepare import table_state
-
         spark, path = self._pipeline.spark, self._pipeline.tables.paths[self._dataset.key]
         state = table_state(spark, path)
         if state is None:
@@ -40,24 +41,17 @@ class MigrationFacts:
 
     def replaced_at(self) -> int:
         """When all rows of the table were replaced the last time; see `log_scan.replaced_at`."""
-        from penstock._tables.delta_log import DeltaJvm
-        from penstock._tables.log_scan import replaced_at
-
         delta, path = DeltaJvm(self._pipeline.spark), self._pipeline.tables.paths[self._dataset.key]
         return replaced_at(delta, path, int(delta.snapshot(path).version()))
 
     def quarantine_version(self) -> int:
         """Newest version of the quarantine; -1 if there is none."""
-        from penstock._tables.prepare import read_version
-
         path = self._pipeline.tables.quarantine_path(self._dataset)
         version = read_version(self._pipeline.spark, path)
         return -1 if version is None else version
 
     def query(self, df: Any) -> dict[str, Any]:
         """What a checkpoint is bound to, and what the table will look like."""
-        from penstock._spark.plans import stateful_operators
-
         mode = self._node.analysis.output_mode
         return {
             "operators": list(stateful_operators(df)),
@@ -73,9 +67,6 @@ class MigrationFacts:
 
     def readers(self) -> tuple[Reader, ...]:
         """The flows of the pipeline that read the table, and what they make of its replacement."""
-        from penstock.sources.base import path_key
-        from penstock.sources.delta.source import DeltaStream
-
         pipeline, key = self._pipeline, self._dataset.key
         found = []
         for name, node in pipeline.graph.flows.items():

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import reset_allowed
 from penstock.errors import PlanError
-
-if TYPE_CHECKING:
-    from penstock.sources.base import SourceHistory
+from penstock.sources.base import SourceHistory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from penstock._launch import open_for_command
 from penstock._model.pipeline import PipelineSettings
-from penstock._repair.opened import opened
+from penstock._tables.quarantine_replay import QuarantineReplay, Replayed, ReplayPreview
 from penstock._tables.row_selection import RowSelection
 from penstock.errors import SpecError
-
-if TYPE_CHECKING:
-    from penstock._tables.quarantine_replay import QuarantineReplay, Replayed, ReplayPreview
 
 _ALL = RowSelection()
 
@@ -57,7 +54,7 @@ def preview_replay(
 def _replay_of(
     settings: PipelineSettings, table: str, reached: Callable[[str], None]
 ) -> "Iterator[QuarantineReplay]":
-    with opened(settings, "quarantine replay") as pipeline:
+    with open_for_command(settings, "quarantine replay") as pipeline:
         node = pipeline.graph.find(table)
         if node is None or not node.is_stored:
             raise SpecError(

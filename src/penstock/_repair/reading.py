@@ -1,4 +1,7 @@
-"""Commands that only look: without Spark where the storage is on this machine, else through it."""
+"""Commands that only look: without Spark where the storage is on this machine, else through it.
+
+PySpark is imported where it is needed: without it, these commands answer a second earlier.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -7,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock._launch import open_session
 from penstock._model.exception_text import first_line
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables import preview
@@ -110,6 +112,8 @@ def _is_local(settings: PipelineSettings) -> bool:
 
 @contextmanager
 def _session(settings: PipelineSettings) -> "Iterator[SparkSession]":
+    from penstock._session import open_session
+
     with (
         tempfile.TemporaryDirectory(prefix="penstock-reading-") as scratch,
         open_session(

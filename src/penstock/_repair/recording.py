@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock._graph.dataflow import FlowNode
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
@@ -21,9 +22,6 @@ from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import StatusFile, status_path
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.reporter import error_info
-
-if TYPE_CHECKING:
-    from penstock._graph.dataflow import FlowNode
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,17 @@ never taken for those of the old.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from penstock._graph.cdc import is_cdc
+from penstock._graph.dataflow import DataflowGraph, FlowNode
+from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import reset_allowed
-from penstock._repair.opened import OpenedPipeline, opened
 from penstock._tables.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
-
-if TYPE_CHECKING:
-    from penstock._graph.dataflow import DataflowGraph, FlowNode
-    from penstock.sources.base import StartPosition, StartReport
+from penstock.sources.base import StartPosition, StartReport
+from penstock.sources.flow import start_position
 
 MARKED, EMPTIED = "marked", "emptied"
 """Steps of a reset that empties the table, after which it may die; given to `reached`."""
@@ -86,13 +84,11 @@ def reset_flow(
         SetupError: The pipeline runs.
     """
     checkpoints(settings)  # the storage must be on this machine: before Spark is started
-    with opened(settings, "checkpoint reset") as pipeline:
+    with open_for_command(settings, "checkpoint reset") as pipeline:
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
         _check_flow(pipeline, node, truncate=truncate)
         one = _current(settings, node.flow.name)
-        from penstock.sources.flow import start_position
-
         _, sources = pipeline.query(node)
         now_ms = round(time.time() * 1000)
         position, reports = start_position(sources, start, [one], now_ms)
@@ -163,7 +159,7 @@ def why_refused(effect: str, reports: "tuple[StartReport, ...]", *, is_whole: bo
     return None
 
 
-def _check_flow(pipeline: OpenedPipeline, node: "FlowNode", *, truncate: bool) -> None:
+def _check_flow(pipeline: OpenPipeline, node: "FlowNode", *, truncate: bool) -> None:
     reason = hint = ""
     dataset = pipeline.graph.datasets.get(node.target)
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:

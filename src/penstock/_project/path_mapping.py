@@ -1,0 +1,37 @@
+"""What the paths of a pipeline's code stand for."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock._model.paths import PathMap
+from penstock._model.pipeline import PipelineSettings
+
+
+def path_mapping(settings: PipelineSettings, notes: dict[str, None]) -> Callable[[str], str]:
+    """Maps paths by the setting `paths`.
+
+    Relative paths begin in the folder of the project; in the folder where the command was started
+    if only that one has them.
+
+    Args:
+        settings: The pipeline.
+        notes: Gets a sentence for each path that is read from where the command was started.
+    """
+    mapped_by = PathMap(settings.paths).map
+    root, start = Path(settings.root), Path(settings.started_in or settings.root)
+
+    def mapped(path: str) -> str:
+        place = mapped_by(path)
+        head, *wildcards = re.split(r"[*?{\[]", place, maxsplit=1)
+        known = Path(head.rpartition("/")[0] if wildcards else place)
+        if known.is_absolute() or ":" in place or start == root:
+            return place
+        if (root / known).exists() or not (start / known).exists():
+            return place
+        notes[f"{path!r} is read from {start}, where the command was started: {root} has none"] = (
+            None
+        )
+        return str(start / place)
+
+    return mapped

@@ -1,0 +1,29 @@
+"""The state of a flow, read from its checkpoint."""
+
+import uuid
+
+from penstock._engine.state_reader import StateSection, read_flow
+from penstock._launch import state_store
+from penstock._model.pipeline import PipelineSettings
+from penstock._runtime.leases import PipelineLeases
+from penstock._session import open_session, spark_log
+from penstock._tables.layout import StorageLayout
+
+
+def read_flow_state(
+    settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
+) -> tuple[StateSection, ...]:
+    """What a flow remembers; see `penstock._engine.state_reader.read_flow`.
+
+    Raises:
+        SetupError: The pipeline is running.
+        PlanError: The flow has never run, or it keeps no state.
+    """
+    holder = {"pipeline": settings.name, "update": "state show"}
+    log = spark_log(settings, str(uuid.uuid4()))
+    with (
+        PipelineLeases(settings.storage, holder) as leases,
+        open_session(settings, log_file=log, pass_fds=(leases.fd,), analysis_only=True) as spark,
+    ):
+        layout, store = StorageLayout(settings.storage), state_store(settings, spark)
+        return read_flow(spark, layout, store, flow, operator=operator, limit=limit)

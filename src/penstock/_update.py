@@ -1,0 +1,292 @@
+"""One update of a pipeline: planned, or run with everything that observes it."""
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from penstock._engine.plan_texts import keeping
+from penstock._engine.queries import EngineContext, SparkEngine
+from penstock._launch import OpenPipeline, Selection, open_pipeline
+from penstock._model.alert import AlertKind
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.alert_delivery import Alerts
+from penstock._observe.bus import EventBus
+from penstock._observe.events import (
+    CreateUpdate,
+    Event,
+    EventOrigin,
+    PlanWarning,
+    UpdateProgress,
+    UpdateState,
+)
+from penstock._observe.exports import Exports
+from penstock._observe.hooks import EventHooks
+from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.retention import Retention
+from penstock._observe.schemas import recorded_schemas
+from penstock._observe.state import ObservedUpdate
+from penstock._observe.status_file import StatusFile, status_path
+from penstock._observe.unfinished import end_unfinished
+from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.steps import Plan
+from penstock._project.secrets import remember_settings, resolve_secrets
+from penstock._project.sources import find_sources
+from penstock._runtime.boundary import as_penstock_error
+from penstock._runtime.definitions import definitions
+from penstock._runtime.leases import PipelineLeases
+from penstock._runtime.reporter import error_info
+from penstock._runtime.update import RunningUpdate, Update, UpdateResult
+from penstock._session import spark_log
+from penstock._spark.session import jvm_watch
+
+if TYPE_CHECKING:
+    from penstock._graph.dataflow import DataflowGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """What the user asked of an update.
+
+    Attributes:
+        refresh: Tables to update; empty = all.
+        full_refresh: Tables to empty and rebuild.
+        full_refresh_all: Empty and rebuild everything that allows it.
+        continuous: Run until stopped.
+        replace_where: Flow to the condition of the rows that it replaces in this update.
+        stop_timeout_seconds: From the request to stop to the interrupt.
+        retry: Number of this retry of an update whose JVM died; 0 = a first run.
+    """
+
+    refresh: tuple[str, ...] = ()
+    full_refresh: tuple[str, ...] = ()
+    full_refresh_all: bool = False
+    continuous: bool = False
+    replace_where: Mapping[str, str] = field(default_factory=dict)
+    stop_timeout_seconds: float = 60.0
+    retry: int = 0
+
+    def without_resets(self) -> "UpdateOptions":
+        """The same selection, and no full refresh."""
+        refresh = (*self.refresh, *self.full_refresh)
+        return replace(self, refresh=refresh, full_refresh=(), full_refresh_all=False)
+
+    @property
+    def selection(self) -> Selection:
+        """What is analysed for it."""
+        names = (*self.refresh, *self.full_refresh)
+        return Selection(names=names, replace_where=self.replace_where)
+
+
+def plan_update(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    *,
+    plan_texts: dict[str, str] | None = None,
+) -> "tuple[DataflowGraph, Plan]":
+    """Analyse a pipeline and plan an update, without touching its storage.
+
+    Args:
+        settings: The pipeline.
+        options: What is asked.
+        plan_texts: Takes the analysed plan of each flow as text.
+
+    Raises:
+        PlanError: What was asked is not possible.
+        PenstockError: As `open_pipeline`.
+    """
+    evaluator = {} if plan_texts is None else {"evaluator": keeping(plan_texts)}
+    with open_pipeline(settings, selection=options.selection, **evaluator) as pipeline:
+        return pipeline.graph, _plan(pipeline, options)
+
+
+def run_update(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    *,
+    bus: EventBus,
+    on_running: Callable[[RunningUpdate], None] | None = None,
+) -> UpdateResult:
+    """Run one update; return when it has ended and Spark's JVM is gone.
+
+    Called on the main thread.
+
+    Args:
+        settings: The pipeline.
+        options: What is asked.
+        bus: Gets every event; the event log in the storage root is subscribed here.
+        on_running: Called once, before the first step, with what can stop the update.
+
+    Raises:
+        PenstockError: The update could not start. Failures of flows are in the result.
+    """
+    remember_settings(settings)
+    update_id = str(uuid.uuid4())
+    origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
+    holder = {"pipeline": settings.name, "update": update_id}
+    # The lease ends last, when Spark's JVM is gone.
+    with PipelineLeases(settings.storage, holder) as leases, contextlib.ExitStack() as stack:
+        hooks, exports = _observe(settings, bus, origin, stack)
+        try:
+            bus.emit(_create_update(settings, options, origin, exports.metrics_url))
+            again = f" again (retry {options.retry})" if options.retry else ""
+            starting = f"starting Spark{again}{exports.note}"
+            bus.emit(Event(origin, UpdateProgress(UpdateState.INITIALIZING), starting))
+            exports.warn()
+            with open_pipeline(
+                settings,
+                leases,
+                update_id=update_id,
+                selection=replace(options.selection, keeps_refused=True),
+                on_hooks=hooks.start,
+            ) as pipeline:
+                return _run(pipeline, options, bus, origin, leases, on_running)
+        except KeyboardInterrupt:
+            bus.emit(Event(origin, UpdateProgress(UpdateState.CANCELED), "interrupted"))
+            raise
+        except Exception as error:
+            known = as_penstock_error(error, "starting the update")
+            info = error_info(known)
+            bus.emit(Event(origin, UpdateProgress(UpdateState.FAILED), info.message, error=info))
+            raise
+
+
+def _observe(
+    settings: PipelineSettings, bus: EventBus, origin: EventOrigin, stack: contextlib.ExitStack
+) -> tuple[EventHooks, Exports]:
+    """Subscribe all that observes an update; the stack ends it, what was made last first."""
+    state = ObservedUpdate()
+    bus.subscribe(state)
+    status = StatusFile(status_path(settings), state)
+    stack.callback(status.close)
+    with contextlib.suppress(OSError):  # a full disk is reported by the first event
+        end_unfinished(event_directory(settings))
+    log = EventLog(event_directory(settings))
+    stack.callback(log.close)
+    stack.callback(Retention(log, settings.events, origin.update_id).close)
+    exports = Exports(
+        settings, bus, origin, state, lambda text: resolve_secrets(text, root=settings.root)
+    )
+    stack.callback(exports.close)
+    bus.subscribe(log)
+    bus.subscribe(status)
+    if settings.alerts.rules:
+        wants_schemas = any(r.kind is AlertKind.SCHEMA_CHANGE for r in settings.alerts.rules)
+        alerts = Alerts(
+            bus,
+            origin,
+            settings.alerts,
+            resolve_secrets=lambda text: resolve_secrets(text, root=settings.root),
+            schemas=recorded_schemas(event_directory(settings)) if wants_schemas else None,
+        )
+        bus.subscribe(alerts)
+        stack.callback(alerts.close)
+    hooks = EventHooks(bus, origin)
+    bus.subscribe(hooks)
+    stack.callback(hooks.close)
+    return hooks, exports
+
+
+def _run(
+    pipeline: OpenPipeline,
+    options: UpdateOptions,
+    bus: EventBus,
+    origin: EventOrigin,
+    leases: PipelineLeases,
+    on_running: Callable[[RunningUpdate], None] | None,
+) -> UpdateResult:
+    settings, tables = pipeline.settings, pipeline.tables
+    plan = _plan(pipeline, options)
+    for event in definitions(pipeline.graph, origin, tables.paths):
+        bus.emit(event)
+    for warning in plan.warnings:
+        bus.emit(Event(origin, PlanWarning(warning), warning))
+    events = event_directory(settings)
+    engine = SparkEngine(
+        pipeline.spark,
+        pipeline.graph,
+        pipeline.evaluator,
+        pipeline.source,
+        tables,
+        pipeline.state,
+        EngineContext(
+            pipeline=settings.name,
+            source_digest=_source_digest(settings),
+            emit=bus.emit,
+            origin=origin,
+            last_batch=lambda flow: last_batch(events, flow),
+            resolve_secrets=resolve_secrets,
+        ),
+    )
+    update = Update(
+        plan,
+        engine,
+        bus,
+        pipeline_name=settings.name,
+        update_id=origin.update_id,
+        stop_timeout_seconds=options.stop_timeout_seconds,
+    )
+    if on_running is not None:
+        on_running(update)
+    leases.add_tables(tables.paths[step.dataset] for step in plan.tables)
+
+    def jvm_died(exit_code: int) -> None:
+        engine.jvm_died(exit_code)
+        update.engine_died()
+
+    try:
+        with jvm_watch(pipeline.spark, jvm_died):
+            return update.run()
+    finally:
+        engine.close()
+
+
+def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:
+    wishes = Wishes(
+        refresh=options.refresh,
+        full_refresh=options.full_refresh,
+        full_refresh_all=options.full_refresh_all,
+        continuous=options.continuous,
+    )
+    return make_plan(
+        pipeline.graph,
+        wishes,
+        configuration=pipeline.settings.configuration,
+        notes=pipeline.index.notes,
+    )
+
+
+def _source_digest(settings: PipelineSettings) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(find_sources(settings)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _create_update(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    origin: EventOrigin,
+    metrics_url: str | None,
+) -> Event:
+    body = CreateUpdate(
+        {
+            "storage": settings.storage,
+            "root": settings.root,
+            "spark_log": str(spark_log(settings, origin.update_id)),
+            "event_log": str(event_directory(settings)),
+            **({} if metrics_url is None else {"metrics_url": metrics_url}),
+            "continuous": options.continuous,
+            **({"cause": "RETRY_ON_FAILURE", "retry": options.retry} if options.retry else {}),
+            "refresh_selection": list(options.refresh),
+            "full_refresh_selection": list(options.full_refresh),
+            "full_refresh": options.full_refresh_all,
+            "replace_where_overrides": [
+                {"flow_name": flow, "predicate_override": where}
+                for flow, where in options.replace_where.items()
+            ],
+        }
+    )
+    return Event(origin, body, f"update of pipeline {settings.name!r}")
