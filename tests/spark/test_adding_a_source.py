@@ -1,4 +1,4 @@
-"""The source of `examples/rest_source`, as a package beside Penstock: no file of Penstock knows it."""
+"""The source of `examples/rest_source`, in a package that no file of Penstock knows."""
 
 import importlib
 import json
@@ -50,7 +50,8 @@ class _Answer(BaseHTTPRequestHandler):
     server: Orders
 
     def do_GET(self) -> None:
-        wanted = {name: int(value) for name, (value,) in parse_qs(urlsplit(self.path).query).items()}
+        query = parse_qs(urlsplit(self.path).query)
+        wanted = {name: int(value) for name, (value,) in query.items()}
         rows = [row for row in self.server.rows if row["id"] > wanted["after"]]
         newest = self.server.rows[-1]["id"] if self.server.rows else 0
         body = json.dumps({"rows": rows[: wanted["limit"]], "newest": newest}).encode()
