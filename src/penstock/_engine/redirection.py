@@ -349,8 +349,6 @@ def _wrap_reader(reader: Any) -> None:
 
     def format_(self: Any, source: str) -> Any:
         self.__dict__["_penstock_format"] = source
-        if source.lower() == "cloudfiles":
-            return self  # Spark looks formats up when it loads; this one never gets there
         return original["format"](self, source)
 
     def schema_(self: Any, schema: Any) -> Any:
