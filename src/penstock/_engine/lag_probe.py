@@ -1,5 +1,6 @@
 """Measures the lag of running flows on a thread of its own: no batch waits for it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,12 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from py4j.protocol import Py4JError
-
+from penstock._model.exception_text import first_line
 from penstock._observe.events import Event, EventOrigin, LagProgress, SourceProgress
 from penstock._observe.lag import lag_summary
 from penstock.sources.base import OpenedSource
 
+_logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 10.0
 # At most one twentieth of the time is spent with measuring, and the event log does not fill up.
 _PAUSE_FACTOR = 20.0
@@ -174,8 +175,9 @@ class LagProbe:
         while (flow := self._next()) is not None:
             try:
                 events = flow.measure()
-            except (Py4JError, OSError):
-                continue  # the JVM is going down, or a source of Spark's is of another kind
+            except Exception as error:  # whatever it is, it must not end the lag of other flows
+                _logger.debug("the lag of a flow is unknown: %s", first_line(error))
+                continue
             for event in events:
                 self._emit(event)
 

@@ -441,9 +441,8 @@ class Source(ABC):
         return ()
 
     def describe(self, read: Read) -> str:
-        """The source in words: format and place; no secrets."""
-        place = read.paths[0] if read.paths else ""
-        return f"{read.format or 'files'} {place}".rstrip()
+        """The source in words: format and location; no secrets."""
+        return f"{read.format or 'files'} {','.join(read.paths)}".rstrip()
 
     @abstractmethod
     def open(self, read: Read) -> OpenedSource:

@@ -89,7 +89,7 @@ class AutoLoaderSource(FileSource):
     def describe(self, read: Read) -> str:
         """See `Source.describe`."""
         kinds = [v for k, v in read.options.items() if k.lower() in _FORMAT_OPTIONS]
-        return f"{kinds[0] if kinds else 'files'} {', '.join(read.paths)}"
+        return f"{kinds[0].lower() if kinds else 'files'} {','.join(read.paths)}"
 
     def open(self, read: Read) -> OpenedSource:
         """See `Source.open`."""

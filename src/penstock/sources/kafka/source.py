@@ -74,7 +74,7 @@ class KafkaSource(Source):
         """See `Source.describe`."""
         options = KafkaOptions(read.options)
         topics = (options.get(name) for name in ("subscribe", "subscribePattern", "assign"))
-        return f"kafka {next((text for text in topics if text), '')}".rstrip()
+        return f"{read.format} {next((text for text in topics if text), '')}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
         """See `Source.open`."""
