@@ -30,8 +30,8 @@ def backfill(
         str | None,
         typer.Option(
             "--from",
-            help="Start of the range: `earliest` (the default), a timestamp, `version=4`, `key=500`, "
-            "or offsets as JSON.",
+            help="Start of the range: `earliest` (the default), a timestamp, `version=4`, "
+            "`key=500`, or offsets as JSON.",
             metavar="POSITION",
         ),
     ] = None,
@@ -39,8 +39,8 @@ def backfill(
         str | None,
         typer.Option(
             "--to",
-            help="End of the range: a timestamp, `key=900` or offsets (not included), or `version=9` "
-            "(included). Default: as far as the flow has read.",
+            help="End of the range: a timestamp, `key=900` or offsets (not included), or "
+            "`version=9` (included). Default: as far as the flow has read.",
             metavar="POSITION",
         ),
     ] = None,

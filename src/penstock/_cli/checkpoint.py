@@ -178,7 +178,8 @@ def reset(
         typer.Option(
             "--from",
             help="Start position: `earliest`, `latest`, a timestamp (`2026-03-01T10:00:00Z`), "
-            "`version=12` of a Delta table, `key=500` of a table in a database, or offsets as JSON.",
+            "`version=12` of a Delta table, `key=500` of a table in a database, or offsets as "
+            "JSON.",
             metavar="POSITION",
         ),
     ],
