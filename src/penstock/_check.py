@@ -318,7 +318,8 @@ def _elsewhere(
 
     for sink in sinks:
         system = source_of(sink.format)
-        assumptions.note_servers(system.endpoints(system.map_options(sink.options, map_path)))
+        options = system.map_options(sink.options, map_path)
+        assumptions.servers |= dict.fromkeys(system.endpoints(options))
     return tuple(
         servers
         for servers in assumptions.servers
