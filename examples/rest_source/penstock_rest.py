@@ -65,9 +65,10 @@ class RestStream(OpenedSource):
         return {"rest": {self._url: after}}, report
 
     def lag(self, progress, java_source):
-        if (end := (progress.get("endOffset") or {}).get(self._url)) is None:
+        end = progress.get("endOffset")
+        if not isinstance(end, dict) or self._url not in end:
             return None
-        waiting = get(self._url, end, 0)["newest"] - end
+        waiting = get(self._url, 0, 0)["newest"] - end[self._url]
         return {"kind": "rest", "seconds_behind": None, "ids": waiting}
 
     def explain(self, text, flow):

@@ -299,7 +299,8 @@ def _elsewhere(
     """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
     for sink in sinks:
         system = source_of(sink.format)
-        assumptions.note_servers(system.endpoints(system.map_options(sink.options, map_path)))
+        options = system.map_options(sink.options, map_path)
+        assumptions.servers |= dict.fromkeys(system.endpoints(options))
     return tuple(
         servers
         for servers in assumptions.servers

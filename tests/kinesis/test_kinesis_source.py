@@ -179,9 +179,7 @@ def test_a_batch_reads_everything_and_plans_show_no_keys(
 
     def opened(*, is_stream: bool) -> Any:
         load: Any = None
-        read = Read(
-            spark=spark, format="kinesis", options=options, load=load, is_stream=is_stream
-        )
+        read = Read(spark=spark, format="kinesis", options=options, load=load, is_stream=is_stream)
         return source_of("kinesis").open(read).df
 
     batch = opened(is_stream=False)

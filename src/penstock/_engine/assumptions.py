@@ -8,7 +8,7 @@ the query is evaluated again.
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -147,10 +147,6 @@ class Assumptions:
         """
         columns = {column.name: column.dataType for column in schema}
         self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
-
-    def note_servers(self, addresses: Iterable[str]) -> None:
-        """Remember what a reader or sink connects to."""
-        self.servers |= dict.fromkeys(addresses)
 
     def setting(self, key: str) -> str:
         """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""

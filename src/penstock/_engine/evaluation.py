@@ -40,10 +40,10 @@ from penstock._model.paths import real_path
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read, Source
-from penstock.sources.options import FILE_FORMATS
+from penstock.sources.files.source import FORMATS
 from penstock.sources.registry import source_of
 
-_PATH_FORMATS = frozenset(FILE_FORMATS) | {"delta", "binaryfile"}
+_PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
 # Statements of a workspace that a pipeline's code may hold: its settings decide these here.
 _WITHOUT_EFFECT = re.compile(
     r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
@@ -103,7 +103,7 @@ class OutsideReads:
         is_stream = isinstance(reader, DataStreamReader)
         options = source.map_options(self._around.resolved(reader_options(reader)), self.map_path)
         if self._around.assumptions is not None:
-            self._around.assumptions.note_servers(source.endpoints(options))
+            self._around.assumptions.servers |= dict.fromkeys(source.endpoints(options))
         options = source.check_options(options, is_stream=is_stream)
 
         def loaded(wanted: Mapping[str, str]) -> DataFrame:

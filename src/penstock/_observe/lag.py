@@ -11,8 +11,6 @@ from penstock._observe.events import LagProgress
 from penstock._observe.spark_progress import Progress, ended_at, timestamp_of
 
 _MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
-# Their parts have an age each, or they have none; sources of other packages have one of their own.
-_WITHOUT_AGE = frozenset({None, "other", "kafka", "kinesis"})
 _LOSSES = ("none", "unknown", "expected", "happened")
 
 
@@ -95,7 +93,7 @@ def ages_of(source: Mapping[str, Any]) -> list[float | None]:
     """
     ages = [part["seconds_behind"] for part in source.get("partitions") or ()]
     ages += [shard["behind_seconds"] for shard in source.get("shards") or ()]
-    if source.get("kind") not in _WITHOUT_AGE:
+    if not ages and source.get("kind") not in (None, "other"):
         ages.append(source.get("seconds_behind"))
     return ages
 

@@ -1,3 +1,5 @@
 """Formats of files that Spark reads and writes itself."""
 
-FILE_FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
+from penstock.sources.files.source import FORMATS
+
+FILE_FORMATS = frozenset(FORMATS)

@@ -33,9 +33,7 @@ def test_removals_count_from_the_creation_of_the_checkpoint():
         start: int | None = None,
         read: int = 9,
     ) -> tuple[str, str]:
-        return lost_versions(
-            removals, own_start=own_start, start=start, read=read, created_ms=1000
-        )
+        return lost_versions(removals, own_start=own_start, start=start, read=read, created_ms=1000)
 
     missing, note = lost()
     assert missing.endswith("by version 7 (MERGE), 9 (DELETE)")

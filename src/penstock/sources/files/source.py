@@ -35,8 +35,8 @@ from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.overwritten import forget_overwritten
 from penstock.sources.files.recovery import check_files, recover
-from penstock.sources.options import FILE_FORMATS
 
+FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
 _DESCRIPTION = "FileStreamSource["
 _FOLDER_OPTIONS = ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
 _RANGE_OPTIONS = {
@@ -49,7 +49,7 @@ _RANGE_OPTIONS = {
 class FileSource(Source):
     """Spark's own streams of files, and batches of them."""
 
-    formats: ClassVar[Sequence[str]] = FILE_FORMATS
+    formats: ClassVar[Sequence[str]] = FORMATS
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
         """See `Source.check_options`."""

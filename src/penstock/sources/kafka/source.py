@@ -119,7 +119,10 @@ class KafkaStream(OpenedSource):
         self._topics = TopicOffsets(read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
         options = options_at(read.options, read.position, self._topics)
-        rows = read.spark.readStream.format("kafka").options(**options).load()
+        reader = read.spark.readStream.format("kafka").options(**options)
+        if read.schema is not None:
+            reader = reader.schema(read.schema)  # Spark refuses it
+        rows = reader.load()
         super().__init__(_before_end(rows, read.position), name=name, unit="offsets")
 
     # -- a running flow ------------------------------------------------------------------------
