@@ -22,7 +22,7 @@ from penstock._engine.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._graph.windows import with_windows
-from penstock._model.pipeline import EventHook, PipelineSettings
+from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSettings
 from penstock._observe.log import event_directory
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
@@ -143,6 +143,7 @@ def open_pipeline(
     selection: Selection = Selection(),
     evaluator: Callable[..., Evaluator] = Evaluator,
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
+    edit: Callable[[PipelineDefinition], PipelineDefinition] | None = None,
 ) -> Iterator[OpenPipeline]:
     """Execute the source files of a pipeline and analyse its flows.
 
@@ -158,6 +159,7 @@ def open_pipeline(
         selection: What is analysed.
         evaluator: Makes what calls the query functions in the analysis.
         on_hooks: Called with the event hooks, before the analysis.
+        edit: Replaces what the source files declared; for tests.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline.
@@ -169,6 +171,8 @@ def open_pipeline(
         state = state_store(settings, spark)
         context = surroundings(settings, spark, state=state)
         declared = execute(settings, spark, context, load_definitions)
+        if edit is not None:
+            declared = edit(declared)
         if on_hooks is not None:
             on_hooks(declared.hooks)
         index = with_windows(build_index(declared, settings), selection.replace_where)

@@ -11,7 +11,7 @@ from penstock._engine.plan_texts import keeping
 from penstock._engine.queries import EngineContext, SparkEngine
 from penstock._launch import OpenPipeline, Selection, open_pipeline
 from penstock._model.alert import AlertKind
-from penstock._model.pipeline import PipelineSettings
+from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
@@ -108,6 +108,7 @@ def run_update(
     *,
     bus: EventBus,
     on_running: Callable[[RunningUpdate], None] | None = None,
+    edit: Callable[[PipelineDefinition], PipelineDefinition] | None = None,
 ) -> UpdateResult:
     """Run one update; return when it has ended and Spark's JVM is gone.
 
@@ -118,6 +119,7 @@ def run_update(
         options: What is asked.
         bus: Gets every event; the event log in the storage root is subscribed here.
         on_running: Called once, before the first step, with what can stop the update.
+        edit: See `open_pipeline`.
 
     Raises:
         PenstockError: The update could not start. Failures of flows are in the result.
@@ -141,6 +143,7 @@ def run_update(
                 update_id=update_id,
                 selection=replace(options.selection, keeps_refused=True),
                 on_hooks=hooks.start,
+                edit=edit,
             ) as pipeline:
                 return _run(pipeline, options, bus, origin, leases, on_running)
         except KeyboardInterrupt:

@@ -243,7 +243,7 @@ def test_joins_sessions_and_unique_rows_equal_an_oracle_when_every_flow_has_cras
     for turn, point in enumerate(points):
         for name, every in rows.items():
             topics.add(name, every[turn :: len(points)])
-        with crashing(monkeypatch, point) as crashed:
+        with crashing(point) as crashed:
             assert project.run().state is UpdateState.FAILED
         assert crashed == FLOWS, point
     _compare(project, topics)

@@ -205,7 +205,7 @@ def test_each_record_is_there_once_when_the_pipeline_crashes_before_and_after_a_
         if kills:
             orders.killed_run(point, batch)
             return
-        with crashing(monkeypatch, point, "orders") as crashed:
+        with crashing(point, "orders") as crashed:
             assert orders.run().state is UpdateState.FAILED
         assert crashed == {"orders"}
 

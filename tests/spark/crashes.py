@@ -1,24 +1,14 @@
 """Crashes at kill points without a process: what comes after a point does not happen."""
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 
-import pytest
-
+from penstock._tables.kill_points import steps_seen_by
 from penstock.errors import FlowError
-
-# Modules that call `kill_point`, each by a name of its own.
-_CALLERS = (
-    "penstock._tables.cdc_writer",
-    "penstock._tables.writer",
-    "penstock.sinks.jdbc",
-    "penstock.sinks.kafka",
-)
 
 
 @contextlib.contextmanager
-def crashing(monkeypatch: pytest.MonkeyPatch, point: str, *flows: str) -> Iterator[set[str]]:
+def crashing(point: str, *flows: str) -> Iterator[set[str]]:
     """Let these flows (all, if none is named) fail each time they come to a point.
 
     Yields:
@@ -31,7 +21,5 @@ def crashing(monkeypatch: pytest.MonkeyPatch, point: str, *flows: str) -> Iterat
             crashed.add(flow)
             raise FlowError("CRASHED", f"at {here}", flow=flow, batch_id=batch_id)
 
-    with monkeypatch.context() as patch:
-        for module in _CALLERS:
-            patch.setattr(importlib.import_module(module), "kill_point", crash)
+    with steps_seen_by(crash):
         yield crashed

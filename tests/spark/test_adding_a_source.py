@@ -132,7 +132,7 @@ def orders():
 
     # A batch that was planned has the same rows when it is read again, whatever came since.
     orders.add(8)
-    with crashing(monkeypatch, "before_write", "orders") as crashed:
+    with crashing("before_write", "orders") as crashed:
         assert project.run().state is UpdateState.FAILED
     assert crashed == {"orders"}
     orders.add(9)

@@ -23,6 +23,7 @@ from penstock._cli import (
     scaffold,
     state,
     status,
+    testing,
     update,
 )
 from penstock._cli.failure import report
@@ -76,6 +77,7 @@ checkpoint.register(app)
 backfill.register(app)
 migrate.register(app)
 state.register(app)
+testing.register(app)
 machine.register(app)
 dashboard.register(app)
 

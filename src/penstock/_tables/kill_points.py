@@ -1,4 +1,4 @@
-"""Named places at which a test can kill the process, as `kill -9` would.
+"""Named steps of a batch, at which a test can kill the process or let a flow fail.
 
 `PENSTOCK_KILL_AT=<point>:<flow>:<batch_id>` is read once, when this module is imported. `2+` as the
 batch means 2 or, where that one is only replayed, a later one.
@@ -7,14 +7,20 @@ batch means 2 or, where that one is only replayed, a later one.
 missed.
 """
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 
+Step = Callable[[str, str, int | None], None]
+"""Gets what `kill_point` gets; may raise."""
+
+_on_step: Step | None = None
 _TARGET = os.environ.get("PENSTOCK_KILL_AT")
 
 
 def kill_point(point: str, flow: str, batch_id: int | None) -> None:
-    """Die here if the environment says so.
+    """Die here if the environment says so, or raise what a test wants.
 
     Args:
         point: `before_write`, `after_decision` (batches with two commits),
@@ -23,6 +29,8 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
         flow: Name of the flow.
         batch_id: Micro-batch.
     """
+    if _on_step is not None:
+        _on_step(point, flow, batch_id)
     if _TARGET is None or not _TARGET.startswith(f"{point}:{flow}:"):
         return
     wanted = _TARGET.rpartition(":")[2]
@@ -32,6 +40,17 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
         is_met = wanted == str(batch_id)
     if is_met:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def steps_seen_by(on_step: Step) -> Iterator[None]:
+    """Call a function at each step of all flows of this process; an error of it fails the flow."""
+    global _on_step
+    before, _on_step = _on_step, on_step
+    try:
+        yield
+    finally:
+        _on_step = before
 
 
 def is_switched_off(defence: str) -> bool:

@@ -1,0 +1,256 @@
+"""A pipeline in a test: rows for its sources, updates, and what its tables hold then."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import StructType
+from pyspark.testing import assertDataFrameEqual
+
+from penstock._model.dataset import DatasetKind
+from penstock._model.flow import Flow
+from penstock._model.pipeline import ExternalTable, PipelineDefinition
+from penstock._observe.bus import EventBus
+from penstock._observe.events import Event, FlowProgress, UpdateState
+from penstock._project.spec import load_settings
+from penstock._runtime.update import UpdateResult
+from penstock._tables.kill_points import steps_seen_by
+from penstock._tables.layout import QUARANTINE_SUFFIX
+from penstock._update import UpdateOptions, run_update
+from penstock.errors import FlowError, SpecError
+
+Rows = DataFrame | Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Counts:
+    """Rows that the flows of a table reported in the last update.
+
+    Attributes:
+        written: Added or merged.
+        dropped: That broke a drop rule.
+        quarantined: Those of them that are kept in quarantine.
+        late: That came after the watermark had passed them.
+        duplicates: Whose key the table had already.
+    """
+
+    written: int = 0
+    dropped: int = 0
+    quarantined: int = 0
+    late: int = 0
+    duplicates: int = 0
+
+
+class PipelineTest:
+    """A project whose updates run in this process, in a storage of its own.
+
+    Args:
+        project: A folder of the project, or a source file.
+        storage: Folder of tables and checkpoints; empty at first.
+        spark: A session with Delta; see the fixture `penstock_spark`.
+        configuration: Wins over the settings file, key by key.
+        parameters: Likewise.
+    """
+
+    def __init__(
+        self,
+        project: Path,
+        storage: Path,
+        spark: SparkSession,
+        *,
+        configuration: Mapping[str, str] | None = None,
+        parameters: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spark = spark
+        self._storage = storage
+        self._settings = load_settings(
+            project, storage=str(storage), configuration=configuration, parameters=parameters
+        )
+        self._rows: dict[str, Path] = {}
+        self._paths: dict[str, str] = {}
+        self._counts: dict[str, Counts] = {}
+
+    def add_rows(
+        self, source: str, rows: Rows, schema: str | StructType | None = None
+    ) -> "PipelineTest":
+        """Add rows to a source of the pipeline; the next update reads them.
+
+        Args:
+            source: A dataset of the pipeline, whose query then returns these rows instead of what
+                it reads (its expectations still apply); or a table that the pipeline reads and
+                does not declare.
+            rows: Mappings with the same keys, or a DataFrame.
+            schema: DDL or type of the rows; needed where columns are missing or all values of one
+                are `None`.
+        """
+        df = rows if isinstance(rows, DataFrame) else self._frame(rows, schema)
+        folder = self._storage / "_rows" / source.lower()
+        df.write.format("delta").mode("append").option("mergeSchema", "true").save(str(folder))
+        self._rows[source.lower()] = folder
+        return self
+
+    def add_file(self, path: str, content: str | bytes) -> "PipelineTest":
+        """Write a file where the pipeline reads one.
+
+        Args:
+            path: As the code has it, with the name of the file: `/Volumes/raw/orders/1.json`. The
+                whole folder is replaced by one of the test.
+            content: Of the file.
+        """
+        folder, _, name = path.rpartition("/")
+        target = self._storage / "_files" / folder.replace(":", "_").strip("/")
+        target.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        self._paths[folder] = str(target)
+        return self
+
+    def run(self, *tables: str, **options: Any) -> UpdateResult:
+        """Run an update; it must be completed.
+
+        Args:
+            tables: Those to update; none = all.
+            options: `full_refresh` (names of tables), `full_refresh_all`, `replace_where`.
+
+        Raises:
+            AssertionError: A flow failed; the message has the errors.
+            PenstockError: The update could not start.
+        """
+        result = self._update(refresh=tables, **options)
+        errors = "\n".join(str(error) for error in result.failures)
+        assert result.state is UpdateState.COMPLETED, f"the update ended {result.state}: {errors}"
+        return result
+
+    def run_and_crash(self, step: str, *flows: str) -> UpdateResult:
+        """Run an update whose flows fail at a step, as if the process had been killed there.
+
+        The next `run` repeats the batch from its checkpoint.
+
+        Args:
+            step: `before_write`, `after_quarantine_commit` or `after_target_commit`.
+            flows: Names of those that fail; none = all.
+
+        Raises:
+            AssertionError: No flow came to this step.
+        """
+        crashed = set()
+
+        def crash(here: str, flow: str, batch_id: int | None) -> None:
+            if here == step and (not flows or flow in flows):
+                crashed.add(flow)
+                raise FlowError("CRASHED", f"crash {here}", flow=flow, batch_id=batch_id)
+
+        with steps_seen_by(crash):
+            result = self._update()
+        assert crashed, f"no flow came to the step {step!r}"
+        return result
+
+    def table(self, name: str) -> DataFrame:
+        """The rows of a table of the pipeline, as of now."""
+        return self.spark.read.format("delta").load(str(self._path(name)))
+
+    def quarantine(self, table: str) -> DataFrame:
+        """The rows of a table's quarantine: its columns, and `_failed_rules`; empty if none."""
+        path = Path(f"{self._path(table)}{QUARANTINE_SUFFIX}")
+        if not (path / "_delta_log").exists():
+            return self.table(table).limit(0)
+        return self.spark.read.format("delta").load(str(path))
+
+    def counts(self, table: str) -> Counts:
+        """What the flows of a table reported in the last update."""
+        return self._counts.get(table.lower(), Counts())
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _frame(self, rows: Sequence[Mapping[str, Any]], schema: str | StructType | None) -> Any:
+        if schema is None:
+            return self.spark.createDataFrame([Row(**row) for row in rows])
+        wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        values = [tuple(row.get(name) for name in wanted.names) for row in rows]
+        return self.spark.createDataFrame(values, wanted)
+
+    def _update(self, **options: Any) -> UpdateResult:
+        self._counts = {}
+        bus = EventBus()
+        bus.subscribe(self._count)
+        tables = {
+            name: ExternalTable(path=str(folder), format="delta")
+            for name, folder in self._rows.items()
+        }
+        settings = replace(
+            self._settings,
+            tables=MappingProxyType({**self._settings.tables, **tables}),
+            paths=MappingProxyType({**self._settings.paths, **self._paths}),
+        )
+        with contextlib.chdir(Path.cwd()):
+            return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._with_rows)
+
+    def _with_rows(self, declared: PipelineDefinition) -> PipelineDefinition:
+        """The datasets that have rows of the test read these."""
+        kinds = {dataset.name.lower(): dataset.kind for dataset in declared.datasets}
+        flows: list[Flow] = []
+        for flow in declared.flows:
+            target = flow.target.lower()
+            folder = self._rows.get(target) or self._rows.get(target.rpartition(".")[2])
+            if folder is None:
+                flows.append(flow)
+            elif flow.cdc is not None or flow.snapshot is not None:
+                raise SpecError(
+                    "TEST_ROWS_REFUSED",
+                    f"{flow.target!r} is the target of auto CDC: it cannot be given rows",
+                    hint="add the change events to the dataset that the flow reads",
+                )
+            elif all(known.target.lower() != target for known in flows):
+                flows.append(replace(flow, function=self._reader(folder, kinds.get(target))))
+        return replace(declared, flows=tuple(flows))
+
+    def _reader(self, folder: Path, kind: DatasetKind | None) -> Any:
+        def read() -> DataFrame:
+            is_batch = kind is DatasetKind.MATERIALIZED_VIEW
+            reader: Any = self.spark.read if is_batch else self.spark.readStream
+            return reader.format("delta").load(str(folder))
+
+        return read
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event.body, FlowProgress) and event.body.metrics is not None:
+            metrics, name = event.body.metrics, event.origin.dataset_name or ""
+            for key in {name.lower(), name.lower().rpartition(".")[2]}:
+                counts = self._counts.setdefault(key, Counts())
+                written = (metrics.num_output_rows or 0) + (metrics.num_upserted_rows or 0)
+                counts.written += written
+                counts.dropped += metrics.dropped_records or 0
+                counts.quarantined += metrics.quarantined_records or 0
+                counts.late += metrics.late_records or 0
+                counts.duplicates += metrics.duplicate_records or 0
+
+    def _path(self, table: str) -> Path:
+        parts = table.lower().split(".")
+        defaults = [self._settings.catalog.lower(), self._settings.schema.lower()]
+        return self._storage.joinpath("tables", *defaults[: 3 - len(parts)], *parts)
+
+
+def assert_rows(actual: DataFrame, expected: Iterable[Mapping[str, Any]]) -> None:
+    """Compare the rows of a table with what they should be, in any order.
+
+    Args:
+        actual: Such as `pipeline.table("orders")`.
+        expected: One mapping per row, all with the same keys; only these columns are compared.
+
+    Raises:
+        AssertionError: With the rows that differ.
+    """
+    rows = [dict(row) for row in expected]
+    names = list(rows[0]) if rows else actual.columns
+    if not rows:
+        shown = [json.dumps(row.asDict(), default=str) for row in actual.limit(5).collect()]
+        assert not shown, "no rows are expected, but there are:\n" + "\n".join(shown)
+        return
+    wanted = actual.sparkSession.createDataFrame(
+        [tuple(row[name] for name in names) for row in rows], actual.select(*names).schema
+    )
+    assertDataFrameEqual(actual.select(*names), wanted, ignoreNullable=True)

@@ -1,0 +1,94 @@
+"""What users test their pipelines with: an unchanged DLT project, rows in, tables out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import SpecError
+from penstock.testing import Counts, PipelineTest, assert_rows
+
+PIPELINE = """
+import dlt
+from pyspark.sql import functions as F
+
+
+@dlt.table
+def raw():
+    return (
+        spark.readStream.format("kafka").option("kafka.bootstrap.servers", "broker:9092")
+        .option("subscribe", "orders").load()
+        .select(F.from_json(F.col("value").cast("string"), "id INT, amount INT").alias("o"))
+        .select("o.*")
+    )
+
+
+@dlt.table
+@dlt.expect_or_drop("positive", "amount > 0")
+def orders():
+    return dlt.read_stream("raw").join(spark.read.table("main.ref.names"), "id", "left")
+
+
+@dlt.table
+def totals():
+    return dlt.read("orders").groupBy("name").agg(F.sum("amount").alias("amount"))
+
+
+@dlt.table
+def notes():
+    return spark.read.schema("id INT, note STRING").json("/Volumes/raw/notes")
+
+
+dlt.create_streaming_table("latest")
+dlt.apply_changes(target="latest", source="raw", keys=["id"], sequence_by="amount")
+"""
+
+
+RAW = "id INT, amount INT"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, spark: Any) -> PipelineTest:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "orders.py").write_text(PIPELINE, encoding="utf-8")
+    kit = PipelineTest(project, tmp_path / "storage", spark)
+    kit.add_rows("main.ref.names", [{"id": 1, "name": "ada"}])
+    return kit.add_file("/Volumes/raw/notes/1.json", '{"id": 1, "note": "paid"}')
+
+
+def test_rows_flow_through_all_tables_in_two_updates_and_a_crash(pipeline: PipelineTest) -> None:
+    before = Path.cwd()
+    pipeline.add_rows(
+        "raw", [{"id": 1, "amount": 5}, {"id": 2, "amount": -1}], "id INT, amount INT"
+    )
+    pipeline.run()
+    assert_rows(pipeline.table("orders"), [{"id": 1, "amount": 5, "name": "ada"}])
+    assert_rows(pipeline.quarantine("orders"), [{"id": 2, "_failed_rules": ["positive"]}])
+    assert_rows(pipeline.quarantine("raw"), [])
+    assert_rows(pipeline.table("notes"), [{"note": "paid"}])
+    assert pipeline.counts("orders") == Counts(written=1, dropped=1, quarantined=1)
+
+    pipeline.add_rows("raw", [{"id": 1, "amount": 7}, {"id": 3, "amount": 0}], RAW)
+    pipeline.run_and_crash("after_quarantine_commit", "orders")
+    assert_rows(pipeline.table("orders"), [{"amount": 5}])
+    pipeline.run()
+    assert_rows(pipeline.table("orders"), [{"amount": 5}, {"amount": 7}])
+    assert_rows(pipeline.table("totals"), [{"name": "ada", "amount": 12}])
+    assert_rows(pipeline.quarantine("orders"), [{"id": 2}, {"id": 3}])
+    assert_rows(
+        pipeline.table("latest"),
+        [{"id": 1, "amount": 7}, {"id": 2, "amount": -1}, {"id": 3, "amount": 0}],
+    )
+    assert Path.cwd() == before
+    with pytest.raises(AssertionError, match="different"):
+        assert_rows(pipeline.table("orders"), [{"amount": 5}, {"amount": 8}])
+    with pytest.raises(AssertionError, match="no rows are expected"):
+        assert_rows(pipeline.table("orders"), [])
+
+
+def test_what_cannot_be_tested_like_that_is_an_error(pipeline: PipelineTest) -> None:
+    with pytest.raises(AssertionError, match="no flow came to the step"):
+        pipeline.add_rows("raw", [], RAW).run_and_crash("befor_write")
+    with pytest.raises(SpecError, match="add the change events"):
+        pipeline.add_rows("latest", [{"id": 1, "amount": 1}]).run()
