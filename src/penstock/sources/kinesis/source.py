@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
@@ -161,14 +160,10 @@ def _options_at(options: KinesisOptions, position: Position) -> KinesisOptions:
 
 
 def _within(rows: Any, position: Position) -> Any:
-    conditions: list[Column] = []
-    arrived = F.unix_millis(F.col(_TIME))
     if (since := position.get("arrived_from")) is not None:
-        conditions.append(arrived >= since)
+        rows = rows.where(F.unix_millis(F.col(_TIME)) >= since)
     if (before := position.get("arrived_before")) is not None:
-        conditions.append(arrived < before)
-    for condition in conditions:
-        rows = rows.where(condition)
+        rows = rows.where(F.unix_millis(F.col(_TIME)) < before)
     return rows
 
 
