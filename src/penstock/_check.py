@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import open_session, surroundings
-from penstock._model.dataset import Dataset, Sink
+from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
@@ -25,7 +25,6 @@ from penstock._project.needs import ProjectNeeds, needs
 from penstock._project.notebook_globals import notebook_globals
 from penstock._project.stand_ins import stand_ins
 from penstock.errors import DefinitionErrors, PenstockError
-from penstock.sources.kafka.options import at_mapped_servers
 
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey
@@ -282,7 +281,7 @@ def opened_project(
                 survey=seen,
                 notes=(*notes, *around.notes),
                 assumed_settings=dict(assumptions.settings),
-                servers=_elsewhere(assumptions, loaded.definition.sinks, around.map_path),
+                servers=_elsewhere(assumptions),
                 guessing=frozenset(reads.guessing).union(absent.values()),
                 assuming=frozenset(assuming),
                 read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
@@ -311,13 +310,8 @@ def _learns(
     return changed
 
 
-def _elsewhere(
-    assumptions: "Assumptions", sinks: Iterable[Sink], map_path: Callable[[str], str]
-) -> tuple[str, ...]:
+def _elsewhere(assumptions: "Assumptions") -> tuple[str, ...]:
     """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
-    for sink in sinks:
-        if sink.format.lower() == "kafka":
-            assumptions.note_servers(at_mapped_servers(sink.options, map_path))
     return tuple(
         servers
         for servers in assumptions.servers

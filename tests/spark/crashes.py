@@ -12,7 +12,7 @@ from penstock.errors import FlowError
 _CALLERS = (
     "penstock._tables.cdc_writer",
     "penstock._tables.writer",
-    "penstock.sinks.jdbc",
+    "penstock.sinks.jdbc.writer",
     "penstock.sinks.kafka",
 )
 

@@ -210,9 +210,7 @@ def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
     """What the target of a flow does with rows that it gets again: the table in the docs."""
     sink = graph.sinks.get(node.target)
     if sink is not None:
-        options = {key.lower() for key in sink.options}
-        is_keyed = sink.format.lower() == "jdbc" and "keys" in options
-        return "keyed" if is_keyed else "added"
+        return "keyed" if sink.facts.is_keyed else "added"
     if is_cdc(node.flow) or graph.datasets[node.target].declared.deduplicate_by:
         return "keyed"
     if node.analysis.output_mode in (OutputMode.UPDATE, OutputMode.COMPLETE):
