@@ -1,1 +1,6 @@
-"""What users need to test a pipeline."""
+"""What users need to test a pipeline, and what packages with a source or sink need to test it."""
+
+from penstock.testing.sinks import SinkSuite
+from penstock.testing.sources import SourceSuite
+
+__all__ = ["SinkSuite", "SourceSuite"]
