@@ -187,7 +187,9 @@ class SparkEngine:
             )
             has_batches = step.trigger is None
             writer = (
-                self._sinks.writer(sink, node, df, state.epoch, running, has_batches=has_batches)
+                self._sinks.writer(
+                    sink, node, df, state.epoch, checkpoint, running, has_batches=has_batches
+                )
                 if sink is not None
                 else self._table_writer(node, df, state, step, running)
             )

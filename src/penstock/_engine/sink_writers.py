@@ -15,7 +15,7 @@ from penstock._engine.surroundings import Surroundings, resolved_options
 from penstock._graph.dataflow import FlowNode
 from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
-from penstock._model.flow import Flow, OutputMode
+from penstock._model.flow import OutputMode
 from penstock._model.name import resolve_name
 from penstock._tables.layout import StorageLayout, path_segment
 from penstock.errors import ConnectorError, PenstockError
@@ -96,6 +96,7 @@ class SinkWriters:
         node: FlowNode,
         df: DataFrame,
         epoch: str,
+        checkpoint: str,
         running: RunningQuery,
         *,
         has_batches: bool = True,
@@ -107,6 +108,7 @@ class SinkWriters:
             node: The flow.
             df: Its query.
             epoch: Of its checkpoint.
+            checkpoint: Its folder.
             running: Takes the batches of sinks that write them themselves.
             has_batches: Off for continuous processing and real-time mode, where Spark writes.
 
@@ -123,7 +125,24 @@ class SinkWriters:
                 resolve_secrets=self._resolve_secrets,
                 map_path=self._evaluator.map_path,
             )
-            opened = system.open(self._write(sink, flow, df, epoch, options, has_batches))
+            function = sink.write_batch
+            opened = system.open(
+                Write(
+                    spark=self._spark,
+                    pipeline=self._pipeline,
+                    flow=flow,
+                    epoch=epoch,
+                    checkpoint=checkpoint,
+                    schema=df.schema,
+                    format=sink.format,
+                    options=options,
+                    has_batches=has_batches,
+                    function=None if function is None else self._evaluator.redirecting(function),
+                    map_path=self._evaluator.map_path,
+                    table_path=self._table_path,
+                    notes=f"{self._layout.state_dir}/batches/{path_segment(flow.name)}/{epoch}",
+                )
+            )
         except ConnectorError as error:
             error.origin = error.origin or sink.origin
             raise
@@ -131,31 +150,6 @@ class SinkWriters:
         if isinstance(opened, BatchSink):
             running.writes_batches(opened.write)
         return stream_writer(opened, df, mode, running.on_batch, has_batches=has_batches)
-
-    def _write(
-        self,
-        sink: Sink,
-        flow: Flow,
-        df: DataFrame,
-        epoch: str,
-        options: Mapping[str, str],
-        has_batches: bool,
-    ) -> Write:
-        function = sink.write_batch
-        return Write(
-            spark=self._spark,
-            pipeline=self._pipeline,
-            flow=flow,
-            epoch=epoch,
-            schema=df.schema,
-            format=sink.format,
-            options=options,
-            has_batches=has_batches,
-            function=None if function is None else self._evaluator.redirecting(function),
-            map_path=self._evaluator.map_path,
-            table_path=self._table_path,
-            notes=f"{self._layout.state_dir}/batches/{path_segment(flow.name)}/{epoch}",
-        )
 
     def _table_path(self, name: str) -> str:
         index = self._evaluator.index

@@ -54,6 +54,7 @@ def build_graph(
         is_wanted = selected is None or target in selected
         if target in index.sinks and name in analyses and is_wanted:
             problems += _check_sink_flow(flow, analyses[name])
+    problems += _check_exclusive_sinks(index, selected)
     if problems:
         # Flows that would only fail alone are reported with the rest.
         problems += [
@@ -88,6 +89,22 @@ def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[
         return (files.index(file) if file in files else len(files), file, error.origin.line)
 
     return tuple(sorted(errors, key=place))
+
+
+def _check_exclusive_sinks(
+    index: DefinitionIndex, selected: Collection[str] | None
+) -> Iterator[PenstockError]:
+    for name, sink in index.sinks.items():
+        flows = [flow for flow in index.flows if index.flow_targets[flow] == name]
+        if sink.facts.is_exclusive and len(flows) > 1 and (selected is None or name in selected):
+            yield DefinitionError(
+                "SINK_TAKES_ONE_FLOW",
+                f"sink {name!r} is written by several flows ({', '.join(flows)}), but a {sink.format} "
+                "sink tells batches apart by their id alone: rows would be lost",
+                origin=sink.origin,
+                hint="give each flow a sink with a location of its own; or append all of them to a "
+                "table, and write the sink by one flow that reads it",
+            )
 
 
 def _check_sink_flow(flow: Flow, analysis: FlowAnalysis) -> Iterator[PenstockError]:

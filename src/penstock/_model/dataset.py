@@ -92,6 +92,9 @@ class SinkFacts:
 
     Attributes:
         is_keyed: Whether a row that is written again replaces the one with its key.
+        refuses_new_checkpoint: Whether it takes no rows of a new checkpoint of a flow as long as it
+            has some of an earlier one.
+        is_exclusive: Whether only one flow may write it.
         location: Where it writes to, as OpenLineage names it; `None` if the options do not say it.
         triggers: Those without micro-batches that it can be written with.
         needs_batches: Why it cannot be written without micro-batches although its system can;
@@ -100,6 +103,8 @@ class SinkFacts:
     """
 
     is_keyed: bool = False
+    refuses_new_checkpoint: bool = False
+    is_exclusive: bool = False
     location: LineageSource | None = None
     triggers: frozenset[TriggerKind] = frozenset()
     needs_batches: str = ""

@@ -39,7 +39,8 @@ class ResetPlan:
         new_epoch: Of the one that it gets; `None` while it is only a plan.
         old_checkpoint: The folder that is used no more.
         sources: What the start means for each source.
-        effect: What the target does with rows that come again: `keyed`, `recomputed` or `added`.
+        effect: What the target does with rows that come again: `keyed`, `recomputed`, `added` or
+            `refused`.
         truncates: Whether the table is emptied.
         refused: Why it is not done without more; `None` if it may be done.
         steps: One sentence each.
@@ -144,6 +145,11 @@ def why_refused(effect: str, reports: "tuple[StartReport, ...]", *, is_whole: bo
     """
     if effect == "keyed":
         return None
+    if effect == "refused":
+        return (
+            "its sink takes no rows of a new checkpoint as long as it has those of the old one "
+            "(SINK_CHECKPOINT_LOST): it has to be emptied before the next update"
+        )
     if effect == "recomputed":
         if is_whole:
             return None
@@ -210,6 +216,8 @@ def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
     """What the target of a flow does with rows that it gets again: the table in the docs."""
     sink = graph.sinks.get(node.target)
     if sink is not None:
+        if sink.facts.refuses_new_checkpoint:
+            return "refused"
         return "keyed" if sink.facts.is_keyed else "added"
     if is_cdc(node.flow) or graph.datasets[node.target].declared.deduplicate_by:
         return "keyed"
@@ -243,6 +251,8 @@ def _steps(
         steps.append("its table and quarantine are emptied first")
     elif effect == "keyed":
         steps.append("the target knows rows that it has by their key: they are not there twice")
+    elif effect == "refused":
+        steps.append("its sink refuses rows of the new checkpoint until it is emptied")
     elif effect == "recomputed":
         steps.append("the target gets the values that are computed anew, by key")
     else:

@@ -36,6 +36,7 @@ class Write:
         pipeline: Name of the pipeline.
         flow: The flow.
         epoch: Of its checkpoint. Batch ids begin at 0 with each epoch.
+        checkpoint: Its folder; may not exist yet.
         schema: Of its query.
         format: As in `create_sink`.
         options: Mapped and checked, with secrets filled in.
@@ -50,6 +51,7 @@ class Write:
     pipeline: str
     flow: Flow
     epoch: str
+    checkpoint: str
     schema: StructType
     format: str
     options: Mapping[str, str]

@@ -182,6 +182,7 @@ class SinkSuite:
                 pipeline="suite",
                 flow=flow,
                 epoch=epoch,
+                checkpoint=str(folder / epoch),
                 schema=df.schema,
                 format=self.format or sink.formats[0],
                 options=checked,

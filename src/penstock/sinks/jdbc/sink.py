@@ -22,7 +22,8 @@ class JdbcSink(Sink):
 
     def facts(self, options: Mapping[str, str]) -> SinkFacts:
         """See `Sink.facts`."""
-        return SinkFacts(is_keyed=bool(option(options, "keys")))
+        is_keyed = bool(option(options, "keys"))
+        return SinkFacts(is_keyed=is_keyed, refuses_new_checkpoint=not is_keyed)
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
         """See `Sink.check_options`."""
