@@ -37,6 +37,15 @@ class TestFileSink(SinkSuite):
     def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
         return map(tuple, spark.read.schema(SCHEMA).json(options["path"]).collect())
 
+    def test_columnar_files_are_written(self, spark: Any, tmp_path: Path) -> None:
+        for self.format in ("parquet", "orc"):
+            folder = tmp_path / self.format
+            folder.mkdir()
+            options = self.options(folder)
+            assert self._run(spark, folder, options, add=[(1, "a"), (2, None)]) == 2
+            rows = spark.read.format(self.format).load(options["path"]).collect()
+            assert sorted(tuple(row) for row in rows) == [(1, "a"), (2, None)]
+
 
 class TestDeltaSink(SinkSuite):
     sink = DeltaSink
@@ -63,15 +72,6 @@ class TestFunctionSink(SinkSuite):
 
     def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
         return in_table(options["target"])
-
-
-class TestPlainFunctionSink(TestFunctionSink):
-    """A function without the helper."""
-
-    is_repeated = True
-
-    def function(self, options: Mapping[str, str]) -> Callable[..., object]:
-        return lambda df, _: df.write.format("delta").mode("append").save(options["target"])
 
 
 class TestFileSource(SourceSuite):

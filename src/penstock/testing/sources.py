@@ -184,7 +184,7 @@ class SourceSuite:
         if lag is None:
             return
         assert lag["kind"]
-        assert not lag["seconds_behind"]
+        assert not lag.get("seconds_behind")
         self.add_rows(spark, tmp_path, SECOND)
         waiting = self._lag(opened, finished)
         assert waiting is not None
