@@ -1,7 +1,7 @@
 """What a system is called is known in its folder of `sources` and `sinks` only.
 
-Elsewhere its `Source` or `Sink` is asked. Counted are strings with the name of a system that are compared with
-something: sides of a comparison, patterns, keys of mappings, elements of collections.
+Elsewhere its `Source` or `Sink` is asked. Counted are strings with the name of a system that are
+compared with something: sides of a comparison, patterns, keys of mappings, elements of collections.
 """
 
 import ast
@@ -78,7 +78,9 @@ reader.format("kafka"); name = "kafka"; "kafka" "esque" == kind
 def test_systems_are_asked_and_not_told_apart_by_name():
     counts = Counter(
         {
-            str(module.relative_to(SRC)): len(names_of_systems(ast.parse(module.read_text("utf-8"))))
+            str(module.relative_to(SRC)): len(
+                names_of_systems(ast.parse(module.read_text("utf-8")))
+            )
             for module in sorted(SRC.rglob("*.py"))
             if not is_of_a_system(module)
         }

@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.sql import DataFrame
@@ -76,7 +76,9 @@ class TestKafkaSink(SinkSuite):
         {"rowIds": "yes"},
         {"kafka.sasl.jaas.config": "evil.Module required;"},
     )
-    failures = {"Topic t not present in metadata after 20000 ms.": "SINK_TOPIC_NOT_FOUND"}
+    failures: ClassVar[Mapping[str, str]] = {
+        "Topic t not present in metadata after 20000 ms.": "SINK_TOPIC_NOT_FOUND"
+    }
 
     @pytest.fixture(autouse=True)
     def _connect(self, kafka_broker: BrokerHandle, connection: dict[str, str], topic: str) -> None:

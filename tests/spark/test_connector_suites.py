@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 from deltalake import DeltaTable, write_deltalake
@@ -103,7 +103,7 @@ class TestDeltaSource(SourceSuite):
     has_latest = True
     has_ranges = True
     has_lag = True
-    failures = {
+    failures: ClassVar[Mapping[str, str]] = {
         "[DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update": "SOURCE_ROWS_CHANGED",
         "[DELTA_SOURCE_IGNORE_DELETE] deleted data": "SOURCE_ROWS_CHANGED",
     }

@@ -111,9 +111,7 @@ def analyse(
     try:
         analysis = _Analysis(spark, index, source, around, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
-        return build_graph(
-            with_sink_facts(index), analysis.found, analysis.all_errors(), selected
-        )
+        return build_graph(with_sink_facts(index), analysis.found, analysis.all_errors(), selected)
     finally:
         source.close()
 

@@ -81,9 +81,7 @@ class RunningQuery(QueryWatcher):
         """Set the function that commits a micro-batch."""
         self._write = write
 
-    def explains_failures(
-        self, explain: Callable[[str, int | None], PenstockError | None]
-    ) -> None:
+    def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
         """Set what the target knows about failures, by their text and the batch in flight."""
         self._explain = explain
 

@@ -99,8 +99,8 @@ def _check_exclusive_sinks(
         if sink.facts.is_exclusive and len(flows) > 1 and (selected is None or name in selected):
             yield DefinitionError(
                 "SINK_TAKES_ONE_FLOW",
-                f"sink {name!r} is written by several flows ({', '.join(flows)}), but a {sink.format} "
-                "sink tells batches apart by their id alone: rows would be lost",
+                f"sink {name!r} is written by several flows ({', '.join(flows)}), but a sink of "
+                f"format {sink.format} tells batches apart by their id alone: rows would be lost",
                 origin=sink.origin,
                 hint="give each flow a sink with a location of its own; or append all of them to a "
                 "table, and write the sink by one flow that reads it",

@@ -179,7 +179,7 @@ class Sink(ABC):
         """
         return dict(options)
 
-    def check_query(
+    def check_query(  # noqa: B027  # most sinks take every query
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
         """Refuse a query that cannot be written with these options, before anything starts.

@@ -11,7 +11,6 @@ from penstock.sinks.base import OpenedSink, Write, option, require_location
 from penstock.sinks.spark import SparkSink
 from penstock.sources.files.source import FORMATS
 
-
 _LOG = "_spark_metadata"
 
 

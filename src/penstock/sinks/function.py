@@ -20,7 +20,7 @@ from penstock.sinks.kafka import KafkaSink
 
 
 class FunctionSink(Sink):
-    """A function with `@dp.foreach_batch_sink`; it is called again with a batch that is repeated."""
+    """A function with `@dp.foreach_batch_sink`, which is called again with the same batch."""
 
     formats = ("foreach_batch",)
 
