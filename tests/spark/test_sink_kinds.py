@@ -8,7 +8,6 @@ from made_events import details
 from update_project import Project
 
 from penstock._observe.events import UpdateState
-from penstock.errors import DefinitionErrors
 
 pytestmark = pytest.mark.spark
 
@@ -176,21 +175,6 @@ def to_each():
 """
     ).add("a.json", [{"id": 1}])
     with pytest.raises(Exception, match="foreach_row"):
-        project.run()
-    project.source(
-        """
-dp.create_sink("folder", "json", {"path": "out"})
-
-@dp.append_flow(target="folder")
-def some():
-    return rows()
-
-@dp.append_flow(target="folder")
-def more():
-    return rows()
-"""
-    )
-    with pytest.raises(DefinitionErrors, match="SINK_TAKES_ONE_FLOW"):
         project.run()
     project.source(
         """

@@ -245,6 +245,18 @@ def test_a_sink_comes_last_when_flows_are_ordered(draft):
     assert graph.flows["publish"].upstream == {key("bronze")}
 
 
+def test_several_flows_are_refused_when_a_sink_goes_by_the_ids_of_batches(draft):
+    for name, system in (("topic", "kafka"), ("folder", "json"), ("other", "json")):
+        draft.sink(name, system, path="out")
+        draft.append_flow(f"first to {name}", name)
+        if name != "other":
+            draft.append_flow(f"more to {name}", name)
+    (error,) = errors_of(draft)
+    assert error.condition == "SINK_TAKES_ONE_FLOW"
+    assert "'folder'" in error.message and "first to folder, more to folder" in error.message
+    assert draft.graph(selected=["topic"]).sinks
+
+
 def test_descendants_are_all_that_depend_on_a_dataset_when_asked(draft):
     draft.table("a")
     draft.view("b", "a")
