@@ -139,12 +139,13 @@ class SourceSuite:
         """As after `checkpoint reset`: the position is fixed by the command."""
         self.add_rows(spark, tmp_path, FIRST)
         self._read(spark, tmp_path)
+        now_ms = _now_ms()
         opened, done = self._open(spark, tmp_path), self._checkpoint(tmp_path)
-        earliest, report = opened.start(EARLIEST, [done], _now_ms())
+        earliest, report = opened.start(EARLIEST, [done], now_ms)
         assert report.again is None or report.again > 0
         latest: Position | None = None
         try:
-            latest, report = opened.start(StartPosition(kind=StartKind.LATEST), [done], _now_ms())
+            latest, report = opened.start(StartPosition(kind=StartKind.LATEST), [done], now_ms)
         except PlanError as error:
             assert (error.condition, self.has_latest) == ("START_NOT_AVAILABLE", False)
         else:
