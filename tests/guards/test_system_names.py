@@ -21,18 +21,15 @@ TODAY: dict[str, int] = {
     "_engine/evaluation.py": 3,  # tables of the pipeline's own format
     "_engine/outside.py": 1,  # likewise
     "_engine/query_facts.py": 1,  # options of a source that a plan shows
-    "_engine/redirection.py": 1,  # Auto Loader, which Spark's reader does not know
     "_launch.py": 2,  # sets of jars
     "_lint/batch_code.py": 4,  # methods of Spark's writers
     "_lint/plans.py": 9,  # options of sources
     "_local/jars.py": 1,  # sets of jars
-    "_observe/lag.py": 1,  # kinds of lag
     "_observe/lineage_delivery.py": 2,  # transports of OpenLineage
     "_plan/planner.py": 1,  # tables of the pipeline's own format
     "_plan/triggers.py": 2,  # sources without micro-batches
     "_project/imports.py": 1,  # Python packages
     "_project/module_search.py": 1,  # likewise
-    "sources/options.py": 2,
 }
 
 

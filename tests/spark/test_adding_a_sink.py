@@ -73,10 +73,16 @@ def test_a_pipeline_writes_to_the_sink_of_another_package(
     assert sorted(rows) == [(1, "a"), (2, None)]
 
 
-def test_an_entry_point_that_names_no_sink_is_refused(installed: Path):
-    (installed / "entry_points.txt").write_text("[penstock.sinks]\nsqlite = sqlite3:connect\n")
-    importlib.invalidate_caches()
-    registry._sinks.cache_clear()
-    with pytest.raises(SetupError, match="SINK_INVALID") as caught:
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ("sqlite3:connect", "not a subclass"),
+        ("penstock_sqlite:Missing", "cannot be loaded"),
+        ("penstock.sinks.kafka:KafkaSink", "which KafkaSink has already"),
+    ],
+)
+def test_an_entry_point_that_adds_no_sink_is_refused(installed: Path, names: str, problem: str):
+    (installed / "entry_points.txt").write_text(f"[penstock.sinks]\nsqlite = {names}\n")
+    with pytest.raises(SetupError, match="SINK_CLASS_INVALID") as caught:
         registry.sink_of("sqlite")
-    assert "sqlite3:connect" in caught.value.message
+    assert problem in caught.value.message and names in caught.value.message

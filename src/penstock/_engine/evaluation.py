@@ -17,11 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, lenient, sql_names
 from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, user_code
-from penstock._engine.missing_sources import (
-    files_name,
-    format_option,
-    require_files_beside_hints,
-)
+from penstock._engine.missing_sources import format_option, require_files_beside_hints
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -101,7 +97,7 @@ class OutsideReads:
         rewritten = rewrite_names(self._spark, text, self._replacement_with_metadata)
         return file_metadata.using_shown(rewritten)
 
-    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """See `Redirect.load`."""
         source = source_of(reader_format(reader))
         is_stream = isinstance(reader, DataStreamReader)
@@ -128,7 +124,7 @@ class OutsideReads:
                 is_stream=is_stream,
             )
         )
-        return self._opened(source, read, what)
+        return self._opened(source, read)
 
     def _described(self, read: Read) -> Read:
         """With whose read it is, and what its source remembers."""
@@ -136,7 +132,7 @@ class OutsideReads:
             read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True)
         )
 
-    def _opened(self, source: Source, read: Read, what: str) -> DataFrame:
+    def _opened(self, source: Source, read: Read) -> DataFrame:
         try:
             if self._around.assumptions is not None and read.schema is None:
                 require_files_beside_hints(read.options, read.paths)
@@ -148,7 +144,7 @@ class OutsideReads:
             if self._around.assumptions is None:
                 raise
             return self._stand_in(
-                what,
+                source.describe(read),
                 error,
                 paths=read.paths,
                 streaming=read.is_stream,
@@ -302,9 +298,7 @@ class OutsideReads:
             paths=tuple(paths),
             is_stream=streaming,
         )
-        return self._opened(
-            source, self._described(read), files_name(paths, format_option(options))
-        )
+        return self._opened(source, self._described(read))
 
 
 class Evaluator(OutsideReads, DatasetReader):

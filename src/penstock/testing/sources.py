@@ -129,7 +129,7 @@ class SourceSuite:
             assert error.condition == condition
         assert opened.explain("java.lang.IllegalStateException: other", flow_named("f")) is None
         assert not opened.lost({"description": "another source"})
-        assert opened.lag({"description": "another source"}, None) is None
+        assert opened.lag({"description": "another source"}, lambda: None) is None
 
     # -- positions and lag ---------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class SourceSuite:
 
     def _lag(self, opened: OpenedSource, finished: Finished) -> dict[str, Any] | None:
         (entry,), (java_source,) = finished.reports[-1]["sources"], finished.java_sources
-        return opened.lag(entry, java_source)
+        return opened.lag(entry, lambda: java_source)
 
 
 def _now_ms() -> int:
