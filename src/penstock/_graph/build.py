@@ -94,14 +94,21 @@ def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[
 def _check_exclusive_sinks(
     index: DefinitionIndex, selected: Collection[str] | None
 ) -> Iterator[PenstockError]:
-    for name, sink in index.sinks.items():
-        flows = [flow for flow in index.flows if index.flow_targets[flow] == name]
-        if sink.facts.is_exclusive and len(flows) > 1 and (selected is None or name in selected):
+    writers: dict[object, list[str]] = {}
+    for flow in index.flows:
+        sink = index.sinks.get(index.flow_targets[flow])
+        if sink is not None and sink.facts.is_exclusive:
+            writers.setdefault(sink.facts.location or sink.name, []).append(flow)
+    for flows in writers.values():
+        names = {index.flow_targets[flow]: None for flow in flows}
+        if len(flows) > 1 and (selected is None or not names.keys().isdisjoint(selected)):
+            first = index.sinks[next(iter(names))]
             yield DefinitionError(
                 "SINK_TAKES_ONE_FLOW",
-                f"sink {name!r} is written by several flows ({', '.join(flows)}), but a sink of "
-                f"format {sink.format} tells batches apart by their id alone: rows would be lost",
-                origin=sink.origin,
+                f"several flows ({', '.join(flows)}) write to one location, sink "
+                f"{' and '.join(map(repr, names))}, but a sink of format {first.format} tells "
+                "batches apart by their id alone: rows would be lost",
+                origin=first.origin,
                 hint="give each flow a sink with a location of its own; or append all of them to a "
                 "table, and write the sink by one flow that reads it",
             )
