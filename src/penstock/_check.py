@@ -15,7 +15,7 @@ from penstock._engine.assumptions import Assumptions
 from penstock._engine.evaluation import Evaluator, OutsideReads
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import execute, project_session, surroundings
-from penstock._model.dataset import Dataset, Sink
+from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
@@ -23,7 +23,6 @@ from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
 from penstock._project.stand_ins import stand_ins
 from penstock.errors import DefinitionErrors, PenstockError
-from penstock.sources.registry import source_of
 
 _TABLE = "table "
 # What user code does with things that are not there.
@@ -264,7 +263,7 @@ def opened_project(
             survey=seen,
             notes=(*notes, *around.notes),
             assumed_settings=dict(assumptions.settings),
-            servers=_elsewhere(assumptions, loaded.definition.sinks, around.map_path),
+            servers=_elsewhere(assumptions),
             guessing=frozenset(reads.guessing).union(absent.values()),
             assuming=frozenset(assuming),
             read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
@@ -293,14 +292,8 @@ def _learns(
     return changed
 
 
-def _elsewhere(
-    assumptions: Assumptions, sinks: Iterable[Sink], map_path: Callable[[str], str]
-) -> tuple[str, ...]:
+def _elsewhere(assumptions: Assumptions) -> tuple[str, ...]:
     """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
-    for sink in sinks:
-        system = source_of(sink.format)
-        options = system.map_options(sink.options, map_path)
-        assumptions.servers |= dict.fromkeys(system.endpoints(options))
     return tuple(
         servers
         for servers in assumptions.servers

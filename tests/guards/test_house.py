@@ -25,6 +25,7 @@ DOORS = (
     "penstock.monitoring",
     "penstock.parsing",
     "penstock.quality",
+    "penstock.testing",
     "penstock.timing",
 )
 FORBIDDEN_MODULE_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "misc"}

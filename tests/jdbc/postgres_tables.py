@@ -5,8 +5,8 @@ from typing import Any
 from postgres_server import PASSWORD, USER, PostgresServer
 from pyspark.sql import SparkSession
 
-from penstock.sinks.jdbc_options import jdbc_sink_options
-from penstock.sinks.postgresql_connection import connected
+from penstock.sinks.jdbc.connection import connected
+from penstock.sinks.jdbc.options import jdbc_sink_options
 
 
 class Tables:

@@ -12,8 +12,8 @@ from update_project import ContinuousRun, Project
 
 from penstock._observe.events import UpdateState
 from penstock.errors import DefinitionErrors
-from penstock.sinks.jdbc_options import jdbc_sink_options
-from penstock.sinks.postgresql_connection import connected
+from penstock.sinks.jdbc.connection import connected
+from penstock.sinks.jdbc.options import jdbc_sink_options
 from penstock.sources.jdbc.options import jdbc_source_options
 from penstock.sources.jdbc.stream import JdbcStream, SourceFailure
 

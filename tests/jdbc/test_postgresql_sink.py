@@ -12,8 +12,8 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._observe.events import UpdateState
 from penstock.errors import CheckpointError, ConnectorError, FlowError
-from penstock.sinks.jdbc import JdbcSinkWriter
-from penstock.sinks.jdbc_options import jdbc_sink_options
+from penstock.sinks.jdbc.options import jdbc_sink_options
+from penstock.sinks.jdbc.writer import JdbcSinkWriter
 
 SINK = """
 dp.create_sink("out", "jdbc", {{

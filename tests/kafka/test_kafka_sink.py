@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_events import details
 from update_project import Project
 
 from penstock._local.broker import BrokerHandle, ensure_topic
@@ -74,7 +75,7 @@ def test_a_message_that_is_sent_again_has_the_same_id(
     assert project.run().state is UpdateState.COMPLETED
     first = in_topic(spark, kafka_broker, topic)
     assert sorted(headers.get("kind", b"") for _, _, headers in first) == [b"", b"\1", b"\1"]
-    progress = [e.details["flow_progress"] for e in project.events if "flow_progress" in e.details]
+    progress = [details(e) for e in project.events if e.event_type == "flow_progress"]
     written = [(entry.get("metrics") or {}).get("num_output_rows", 0) for entry in progress]
     assert sum(written) == 3
     forget_last_commit(tmp_path, "send")
@@ -159,7 +160,7 @@ dp.append_flow(target="rows_of", name="repeated")(counted)
         "column `key` is bigint, not string or binary",
         "neither option `topic` nor a column `topic`",
         "A parquet sink takes rows in append mode only",
-        "a json sink needs option `path`",
+        "a file sink needs option `path`",
         '@dp.table(output_mode="update") merges by the grouping columns',
         "mode `append` would add the whole result with every batch",
     ):

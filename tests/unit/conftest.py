@@ -17,6 +17,7 @@ from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock.errors import PenstockError
+from penstock.sinks.registry import sink_of
 
 
 @dataclass
@@ -100,7 +101,8 @@ class Draft:
         return dataset
 
     def sink(self, name: str, format: str = "kafka", **options: str) -> Sink:
-        sink = Sink(name=name, format=format, options=options, origin=self.here())
+        facts = sink_of(format).facts(options)
+        sink = Sink(name=name, format=format, options=options, origin=self.here(), facts=facts)
         self.sinks.append(sink)
         return sink
 

@@ -19,8 +19,14 @@ from penstock._engine.late_rows import check_late_rows
 from penstock._engine.missing_sources import NOTHING_THERE, files_name
 from penstock._engine.output_modes import choose_output_mode
 from penstock._engine.replacing import window_of
+from penstock._engine.sink_writers import (
+    checked_options,
+    column_types,
+    note_endpoints,
+    with_sink_facts,
+)
 from penstock._engine.state_growth import growing_state
-from penstock._engine.surroundings import Evaluation, Surroundings, resolved_options
+from penstock._engine.surroundings import Evaluation, Surroundings
 from penstock._engine.table_columns import check_columns, check_identity
 from penstock._engine.text_numbers import text_numbers
 from penstock._graph.build import build_graph, cycle_error
@@ -40,7 +46,6 @@ from penstock._tables.properties import check_properties
 from penstock._tables.schema import merged, with_types
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
-from penstock.sinks.options import check_sink
 from penstock.sources.files.options import Evolution
 
 
@@ -106,7 +111,7 @@ def analyse(
     try:
         analysis = _Analysis(spark, index, source, around, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
-        return build_graph(index, analysis.found, analysis.all_errors(), selected)
+        return build_graph(with_sink_facts(index), analysis.found, analysis.all_errors(), selected)
     finally:
         source.close()
 
@@ -139,11 +144,12 @@ def survey(
         graph: DataflowGraph | None = None
         errors: tuple[PenstockError, ...] = ()
         try:
-            graph = build_graph(index, analysis.found, analysis.all_errors())
+            graph = build_graph(with_sink_facts(index), analysis.found, analysis.all_errors())
         except DefinitionErrors as wrong:
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
         except DefinitionError as wrong:
             errors = (wrong,)
+        note_endpoints(index, around)
         assumptions = around.assumptions
         return Survey(
             analyses=analysis.found,
@@ -268,12 +274,14 @@ class _Analysis:
             )
 
     def _check_sink(self, flow: Flow, df: DataFrame, found: FlowAnalysis) -> None:
-        sink = self.index.sinks[self.index.flow_targets[flow.name]]
-        if sink.write_batch is not None or found.output_mode is None:
-            return
-        options = resolved_options(sink.options, self._resolve_secrets)
-        columns = {column.name: column.dataType.simpleString() for column in df.schema}
-        check_sink(sink.format, options, columns, found.output_mode)
+        if found.output_mode is not None:
+            checked_options(
+                self.index.sinks[self.index.flow_targets[flow.name]],
+                column_types(df),
+                found.output_mode,
+                resolve_secrets=self._resolve_secrets,
+                map_path=self._evaluator.map_path,
+            )
 
     # -- missing sources -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, OutputMode
 from penstock._spark.plans import analyzed
 from penstock.errors import DefinitionError
-from penstock.sinks.options import mode_refusal, modes_taken
+from penstock.sinks.registry import sink_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,10 +86,9 @@ def choose_output_mode(
     Raises:
         DefinitionError: `OUTPUT_MODE_NOT_SUPPORTED`.
     """
-    takes = (_APPEND, _COMPLETE, _UPDATE) if sink is None else modes_taken(sink.format)
-    wanted = [flow.output_mode] if flow.output_mode else [m for m in takes if m is not _UPDATE]
-    if flow.output_mode is None and sink is not None and sink.format.lower() == "kafka":
-        wanted = [_APPEND, _UPDATE]
+    takes = (_APPEND, _COMPLETE, _UPDATE) if sink is None else sink_of(sink.format).modes
+    # Update mode is chosen only for targets that cannot have the whole result with every batch.
+    wanted = [flow.output_mode] if flow.output_mode else list(takes[:2])
     reasons = []
     for mode in wanted:
         reason = _refusal(df, mode)
@@ -123,7 +122,8 @@ def _check_target(
     reason = hint = ""
     if mode not in takes:
         assert sink is not None
-        reason, hint = mode_refusal(sink.format, mode)
+        system = sink_of(sink.format)
+        reason, hint = system.refused_modes[mode], system.instead
     elif dataset is not None and mode is not _APPEND:
         appends = str(dataset.table_properties.get("delta.appendOnly", "")).lower() == "true"
         if appends:

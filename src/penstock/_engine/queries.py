@@ -27,7 +27,7 @@ from penstock._engine.lag_probe import LagProbe
 from penstock._engine.late_rows import LateRowFinder
 from penstock._engine.listener import ProgressListener
 from penstock._engine.running import RunningQuery
-from penstock._engine.sink_writers import SinkWriters, forgets
+from penstock._engine.sink_writers import SinkWriters
 from penstock._engine.table_sources import DeltaSource, StreamStarts
 from penstock._engine.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
@@ -44,6 +44,7 @@ from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
 from penstock._tables.schema import with_types
 from penstock.errors import PenstockError
+from penstock.sinks.registry import sink_of
 from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
 
 
@@ -162,9 +163,9 @@ class SparkEngine:
         node = self._graph.flows[step.flow]
         with self._translated(node):
             sink = self._graph.sinks.get(step.target)
-            is_forgetful = sink is not None and forgets(sink)
-            before = None if is_forgetful else self._state.flow(step.flow)
-            if before is None and sink is not None and not is_forgetful:
+            is_transient = sink is not None and sink_of(sink.format).is_transient
+            before = None if is_transient else self._state.flow(step.flow)
+            if before is None and sink is not None and not is_transient:
                 self._damage.check_state(node, None)
             elif before is not None and before.stateful_operators is not None:
                 self._damage.check_checkpoint(node, before.epoch)
@@ -186,7 +187,9 @@ class SparkEngine:
             )
             has_batches = step.trigger is None
             writer = (
-                self._sinks.writer(sink, node, df, state.epoch, running, in_batches=has_batches)
+                self._sinks.writer(
+                    sink, node, df, state.epoch, checkpoint, running, has_batches=has_batches
+                )
                 if sink is not None
                 else self._table_writer(node, df, state, step, running)
             )
@@ -233,7 +236,7 @@ class SparkEngine:
         writer = self._tables.stream_writer(
             dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
         )
-        running.writes_batches(writer.write, dataset.display)
+        running.writes_batches(writer.write)
         # Update-mode queries hand changed rows to foreachBatch; the merge is ours.
         return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
             running.on_batch

@@ -65,7 +65,7 @@ class RunningQuery(QueryWatcher):
         self._emit = emit
         self._on_end = on_end
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
-        self._target = ""
+        self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
         self._lag: FlowLag | None = None
         self.has_batches = True
         """Whether there is a pause between micro-batches in which the query can be stopped."""
@@ -77,9 +77,13 @@ class RunningQuery(QueryWatcher):
         self._ended = False
         self._changed = threading.Condition()
 
-    def writes_batches(self, write: Callable[[DataFrame, int], BatchReport], target: str) -> None:
+    def writes_batches(self, write: Callable[[DataFrame, int], BatchReport]) -> None:
         """Set the function that commits a micro-batch."""
-        self._write, self._target = write, target
+        self._write = write
+
+    def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
+        """Set what the target knows about failures, by their text and the batch in flight."""
+        self._explain = explain
 
     def measures_lag(self, lag: FlowLag) -> None:
         """Set what measures how far the query is behind its sources."""
@@ -222,6 +226,11 @@ class RunningQuery(QueryWatcher):
         # A stop that came too late for a clean end interrupts the batch; that is no failure.
         if self._stopping and "Interrupted" in error and self._failure is None:
             return None
+        if not isinstance(self._failure, PenstockError):
+            failure = "" if self._failure is None else full_text(self._failure)
+            known = self._explain(f"{failure}\n{error}", self._batch)
+            if known is not None:
+                return known
         query_id = str(self._query.id) if self._query is not None else None
         return flow_error(
             self._failure or error, self._flow, batch_id=self._batch, query_id=query_id

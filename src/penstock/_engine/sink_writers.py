@@ -1,6 +1,8 @@
-"""From a declared sink to a stream writer: one place that knows every kind."""
+"""From a declared sink to a stream writer."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -9,28 +11,58 @@ from pyspark.sql import functions as F
 from penstock._engine.evaluation import Evaluator
 from penstock._engine.listener import WRITTEN
 from penstock._engine.running import RunningQuery
-from penstock._engine.surroundings import resolved_options
+from penstock._engine.surroundings import Surroundings, resolved_options
 from penstock._graph.dataflow import FlowNode
+from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.name import resolve_name
-from penstock._model.paths import real_path
 from penstock._tables.layout import StorageLayout, path_segment
-from penstock.errors import ConnectorError
-from penstock.sinks.function import FunctionSinkWriter
-from penstock.sinks.jdbc import JdbcSinkWriter
-from penstock.sinks.jdbc_options import jdbc_sink_options
-from penstock.sinks.kafka import KafkaSinkWriter
-from penstock.sources.kafka.options import prepare_sink_options
-from penstock.sources.registry import source_of
+from penstock.errors import ConnectorError, PenstockError
+from penstock.sinks.base import BatchSink, OpenedSink, StreamSink, Write
+from penstock.sinks.registry import sink_of
 
 
-def forgets(sink: Sink) -> bool:
-    """Whether what a sink holds ends with the process: its flows start over each time.
+def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
+    """The declarations with what the systems of the sinks say about them."""
+    return replace(
+        index,
+        sinks={
+            name: replace(sink, facts=sink_of(sink.format).facts(sink.options))
+            for name, sink in index.sinks.items()
+        },
+    )
 
-    Spark refuses to go on from a checkpoint of its memory sink: the rows before would be missing.
+
+def note_endpoints(index: DefinitionIndex, around: Surroundings) -> None:
+    """Remember what sinks connect to, where a project is checked that lives elsewhere."""
+    for sink in index.sinks.values():
+        system = sink_of(sink.format)
+        # A path that cannot be mapped is an error of a run, which says where it is written.
+        with contextlib.suppress(PenstockError):
+            options = system.map_options(sink.options, around.map_path)
+            if around.assumptions is not None:
+                around.assumptions.servers |= dict.fromkeys(system.endpoints(options))
+
+
+def checked_options(
+    sink: Sink,
+    columns: Mapping[str, str],
+    mode: OutputMode,
+    *,
+    resolve_secrets: Callable[[str], str],
+    map_path: Callable[[str], str],
+) -> dict[str, str]:
+    """The options of a sink as its writer takes them, once it is sure that they fit a query.
+
+    Raises:
+        ConnectorError: They do not; see `Sink.check_options` and `Sink.check_query`.
     """
-    return sink.format.lower() == "memory"
+    system = sink_of(sink.format)
+    options = system.map_options(resolved_options(sink.options, resolve_secrets), map_path)
+    options = system.check_options(options)
+    system.check_query(options, columns, mode)
+    return options
 
 
 class SinkWriters:
@@ -64,9 +96,10 @@ class SinkWriters:
         node: FlowNode,
         df: DataFrame,
         epoch: str,
+        checkpoint: str,
         running: RunningQuery,
         *,
-        in_batches: bool = True,
+        has_batches: bool = True,
     ) -> Any:
         """A stream writer for a flow, without name, checkpoint and trigger.
 
@@ -75,78 +108,80 @@ class SinkWriters:
             node: The flow.
             df: Its query.
             epoch: Of its checkpoint.
-            running: Takes the batches of sinks that Penstock writes itself.
-            in_batches: Off for continuous processing and real-time mode, where Spark writes.
+            checkpoint: Its folder.
+            running: Takes the batches of sinks that write them themselves.
+            has_batches: Off for continuous processing and real-time mode, where Spark writes.
 
         Raises:
-            ConnectorError: The sink cannot be written like this.
+            PenstockError: The sink cannot be written like this.
         """
-        mode = node.analysis.output_mode or OutputMode.APPEND
-        stream = df.writeStream.outputMode(mode.value)
-        if sink.write_batch is not None:
-            function = self._function_writer(sink.write_batch, node, epoch)
-            running.writes_batches(function.write, sink.name)
-            return stream.foreachBatch(running.on_batch)
+        flow, mode = node.flow, node.analysis.output_mode or OutputMode.APPEND
+        system = sink_of(sink.format)
         try:
-            return self._system_writer(sink, node, df, epoch, running, stream, in_batches)
-        except ConnectorError as error:
-            if error.origin is None:
-                error.origin = sink.origin
-            raise
-
-    def _function_writer(
-        self, function: Callable[..., object], node: FlowNode, epoch: str
-    ) -> FunctionSinkWriter:
-        segment = path_segment(node.flow.name)
-        return FunctionSinkWriter(
-            self._spark,
-            self._evaluator.redirecting(function),
-            pipeline=self._pipeline,
-            flow=node.flow,
-            epoch=epoch,
-            notes=f"{self._layout.state_dir}/batches/{segment}/{epoch}",
-            map_path=self._evaluator.map_path,
-        )
-
-    def _system_writer(
-        self,
-        sink: Sink,
-        node: FlowNode,
-        df: DataFrame,
-        epoch: str,
-        running: RunningQuery,
-        stream: Any,
-        in_batches: bool,
-    ) -> Any:
-        kind = sink.format.lower()
-        resolved = resolved_options(sink.options, self._resolve_secrets)
-        resolved = source_of(kind).map_options(resolved, self._evaluator.map_path)
-        if kind == "jdbc":
-            options = jdbc_sink_options(resolved)
-            writer = JdbcSinkWriter(
-                self._spark, options, pipeline=self._pipeline, flow=node.flow, epoch=epoch
+            options = checked_options(
+                sink,
+                column_types(df),
+                mode,
+                resolve_secrets=self._resolve_secrets,
+                map_path=self._evaluator.map_path,
             )
-            writer.start(df.schema)
-            running.writes_batches(writer.write, sink.name)
-            return stream.foreachBatch(running.on_batch)
-        prepared = prepare_sink_options(resolved) if kind == "kafka" else resolved
-        if in_batches:
-            stream = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN)).writeStream
-            stream = stream.outputMode((node.analysis.output_mode or OutputMode.APPEND).value)
-        if kind == "kafka":
-            has_ids = [prepared.pop(name) for name in list(prepared) if name.lower() == "rowids"]
-            if in_batches and "false" not in [text.strip().lower() for text in has_ids]:
-                sender = KafkaSinkWriter(prepared, flow=node.flow.name, epoch=epoch)
-                running.writes_batches(sender.write, sink.name)
-                return stream.foreachBatch(running.on_batch)
-        table = prepared.pop("tableName", None) if kind == "delta" else None
-        if "path" in prepared:
-            prepared["path"] = real_path(prepared["path"], self._evaluator.map_path)
-        stream = stream.format(sink.format).options(**prepared)
-        return stream if table is None else stream.option("path", self._table_location(table))
+            function = sink.write_batch
+            opened = system.open(
+                Write(
+                    spark=self._spark,
+                    pipeline=self._pipeline,
+                    flow=flow,
+                    epoch=epoch,
+                    checkpoint=checkpoint,
+                    schema=df.schema,
+                    format=sink.format,
+                    options=options,
+                    has_batches=has_batches,
+                    function=None if function is None else self._evaluator.redirecting(function),
+                    map_path=self._evaluator.map_path,
+                    table_path=self._table_path,
+                    notes=f"{self._layout.state_dir}/batches/{path_segment(flow.name)}/{epoch}",
+                )
+            )
+        except ConnectorError as error:
+            error.origin = error.origin or sink.origin
+            raise
+        running.explains_failures(lambda text, batch: system.explain(text, flow, batch))
+        if isinstance(opened, BatchSink):
+            running.writes_batches(opened.write)
+        return stream_writer(opened, df, mode, running.on_batch, has_batches=has_batches)
 
-    def _table_location(self, name: str) -> str:
-        """Where a Delta sink's `tableName` lies: below the storage root, as a dataset would."""
+    def _table_path(self, name: str) -> str:
         index = self._evaluator.index
         resolved = resolve_name(name, catalog=index.catalog, schema=index.schema)
         return self._layout.table_path(resolved)
+
+
+def column_types(df: DataFrame) -> dict[str, str]:
+    """Names of columns, and Spark's simple names of their types."""
+    return {column.name: column.dataType.simpleString() for column in df.schema}
+
+
+def stream_writer(
+    opened: OpenedSink,
+    df: DataFrame,
+    mode: OutputMode,
+    on_batch: Callable[[DataFrame, int], None],
+    *,
+    has_batches: bool = True,
+) -> Any:
+    """A stream writer into a sink.
+
+    Args:
+        opened: The sink.
+        df: The query.
+        mode: Of the flow.
+        on_batch: Takes the batches of a `BatchSink`.
+        has_batches: See `Write`.
+    """
+    if opened.observes_rows and has_batches:
+        df = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
+    writer: Any = df.writeStream.outputMode(mode.value)
+    if isinstance(opened, StreamSink):
+        return writer.format(opened.format).options(**opened.options)
+    return writer.foreachBatch(on_batch)

@@ -54,6 +54,7 @@ def build_graph(
         is_wanted = selected is None or target in selected
         if target in index.sinks and name in analyses and is_wanted:
             problems += _check_sink_flow(flow, analyses[name])
+    problems += _check_exclusive_sinks(index, selected)
     if problems:
         # Flows that would only fail alone are reported with the rest.
         problems += [
@@ -88,6 +89,29 @@ def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[
         return (files.index(file) if file in files else len(files), file, error.origin.line)
 
     return tuple(sorted(errors, key=place))
+
+
+def _check_exclusive_sinks(
+    index: DefinitionIndex, selected: Collection[str] | None
+) -> Iterator[PenstockError]:
+    writers: dict[object, list[str]] = {}
+    for flow in index.flows:
+        sink = index.sinks.get(index.flow_targets[flow])
+        if sink is not None and sink.facts.is_exclusive:
+            writers.setdefault(sink.facts.location or sink.name, []).append(flow)
+    for flows in writers.values():
+        names = {index.flow_targets[flow]: None for flow in flows}
+        if len(flows) > 1 and (selected is None or not names.keys().isdisjoint(selected)):
+            first = index.sinks[next(iter(names))]
+            yield DefinitionError(
+                "SINK_TAKES_ONE_FLOW",
+                f"several flows ({', '.join(flows)}) write to one location, sink "
+                f"{' and '.join(map(repr, names))}, but a sink of format {first.format} tells "
+                "batches apart by their id alone: rows would be lost",
+                origin=first.origin,
+                hint="give each flow a sink with a location of its own; or append all of them to a "
+                "table, and write the sink by one flow that reads it",
+            )
 
 
 def _check_sink_flow(flow: Flow, analysis: FlowAnalysis) -> Iterator[PenstockError]:

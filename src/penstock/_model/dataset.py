@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from penstock._model.expectation import Expectation
+from penstock._model.lineage import LineageSource
 from penstock._model.origin import SourceLocation
+from penstock._model.trigger import TriggerKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,6 +87,31 @@ class Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SinkFacts:
+    """What the options of a sink say about it, secrets not filled in; see `penstock.sinks.base`.
+
+    Attributes:
+        is_keyed: Whether a row that is written again replaces the one with its key.
+        refuses_new_checkpoint: Whether it takes no rows of a new checkpoint of a flow as long as it
+            has some of an earlier one.
+        is_exclusive: Whether only one flow may write it.
+        location: Where it writes to, as OpenLineage names it; `None` if the options do not say it.
+        triggers: Those without micro-batches that it can be written with.
+        needs_batches: Why it cannot be written without micro-batches although its system can;
+            empty if it can.
+        unbatched_warning: What its readers lose without micro-batches; empty if nothing.
+    """
+
+    is_keyed: bool = False
+    refuses_new_checkpoint: bool = False
+    is_exclusive: bool = False
+    location: LineageSource | None = None
+    triggers: frozenset[TriggerKind] = frozenset()
+    needs_batches: str = ""
+    unbatched_warning: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sink:
     """One declared sink: a place outside of the pipeline's tables that append flows write to.
 
@@ -95,6 +122,7 @@ class Sink:
         origin: Where it was declared.
         write_batch: Takes the rows and the id of each micro-batch; the format is `foreach_batch`
             then.
+        facts: Filled in by the analysis.
     """
 
     name: str
@@ -102,3 +130,4 @@ class Sink:
     options: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
     origin: SourceLocation
     write_batch: "Callable[[DataFrame, int], object] | None" = field(default=None, repr=False)
+    facts: SinkFacts = SinkFacts()

@@ -19,7 +19,7 @@ from penstock._plan.steps import (
     RunStep,
     StartFlow,
 )
-from penstock._plan.triggers import check_trigger, declared_trigger, flow_setting, row_ids
+from penstock._plan.triggers import check_trigger, declared_trigger, flow_setting
 from penstock.errors import PlanError, SpecError
 
 STREAM_INTERVAL_SECONDS = 1.0
@@ -138,7 +138,7 @@ def make_plan(
             *_unmatched_filters(graph),
             *_growing_state(graph, runs, conf),
             *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
-            *_messages_without_ids(graph, runs),
+            *_without_batches(graph, runs),
         ),
         refused={step.flow: refused[step.flow] for step in runs if step.flow in refused},
     )
@@ -440,18 +440,14 @@ def _triggers_of_a_triggered_update(
         )
 
 
-def _messages_without_ids(graph: DataflowGraph, runs: Iterable[RunStep]) -> Iterator[str]:
-    """Kafka sinks whose messages readers cannot tell from those that are sent again."""
+def _without_batches(graph: DataflowGraph, runs: Iterable[RunStep]) -> Iterator[str]:
+    """What readers of sinks lose where there are no micro-batches."""
     for step in runs:
-        if not isinstance(step, StartFlow) or step.trigger is None:
-            continue
-        sink = graph.sinks.get(step.target)
-        if sink is not None and sink.format.lower() == "kafka" and not row_ids(sink):
-            yield (
-                f"{step.flow}: with the trigger {step.trigger} messages have no header "
-                "`penstock-id`, because there are no batches; after a crash some are sent again, "
-                'and nothing tells which ("rowIds": "false" in the sink says that this is known)'
-            )
+        if isinstance(step, StartFlow) and step.trigger is not None:
+            sink = graph.sinks.get(step.target)
+            if sink is not None and sink.facts.unbatched_warning:
+                warning = sink.facts.unbatched_warning
+                yield f"{step.flow}: with the trigger {step.trigger} {warning}"
 
 
 def _looks(flow: Flow) -> bool:

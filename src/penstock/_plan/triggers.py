@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from penstock._graph.dataflow import DataflowGraph, FlowNode
-from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import TRIGGER_FORMS, Trigger, TriggerKind, parse_trigger
 from penstock.errors import PlanError, SpecError
@@ -16,10 +15,6 @@ INTERVAL = "pipelines.trigger.interval"
 # Shortest batch that Spark accepts in real-time mode.
 _REAL_TIME_SECONDS = 5.0
 _SOURCES = {TriggerKind.CONTINUOUS: ("kafka", "rate"), TriggerKind.REAL_TIME: ("kafka",)}
-_SINKS = {
-    TriggerKind.CONTINUOUS: ("kafka", "console", "memory", "noop"),
-    TriggerKind.REAL_TIME: ("kafka", "console"),
-}
 _NAMES = {
     TriggerKind.CONTINUOUS: "continuous processing",
     TriggerKind.REAL_TIME: "real-time mode",
@@ -72,12 +67,6 @@ def declared_trigger(
     return trigger
 
 
-def row_ids(sink: Sink) -> str:
-    """What a Kafka sink says about the ids of its messages; empty if it says nothing."""
-    given = {key.lower(): value for key, value in sink.options.items()}
-    return str(given.get("rowids", "")).strip().lower()
-
-
 def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> None:
     """Refuse a trigger that a flow of a continuous update cannot have.
 
@@ -93,7 +82,7 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
             origin=flow.flow.origin,
             hint="give it an interval, such as processingTime=1 hour; or leave --continuous out",
         )
-    if trigger.kind not in _SINKS:
+    if trigger.kind not in _NAMES:
         return
     reason = hint = ""
     sink = graph.sinks.get(target)
@@ -106,11 +95,10 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
         reason = (
             f"it writes to a table: {_NAMES[trigger.kind]} has no batches that could be committed"
         )
-    elif sink.format.lower() not in _SINKS[trigger.kind]:
-        reason = f"its sink has the format {sink.format}, not {' or '.join(_SINKS[trigger.kind])}"
-    elif sink.format.lower() == "kafka" and row_ids(sink) == "true":
-        reason = "the ids of its messages are made per batch (`rowIds`), and it has no batches"
-        hint = f"leave `rowIds` out; or {hint}"
+    elif trigger.kind not in sink.facts.triggers:
+        reason = f"its sink has the format {sink.format}, which is written in micro-batches"
+    elif sink.facts.needs_batches:
+        reason = sink.facts.needs_batches
     elif flow.upstream or not sources or any(source not in known for source in sources):
         reason = f"it reads something else than {' or '.join(known)}"
     elif any(not line.startswith("source") for line in flow.analysis.stateful_operators):

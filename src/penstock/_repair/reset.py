@@ -37,7 +37,8 @@ class ResetPlan:
         new_epoch: Of the one that it gets; `None` while it is only a plan.
         old_checkpoint: The folder that is used no more.
         sources: What the start means for each source.
-        effect: What the target does with rows that come again: `keyed`, `recomputed` or `added`.
+        effect: What the target does with rows that come again: `keyed`, `recomputed`, `added` or
+            `refused`.
         truncates: Whether the table is emptied.
         refused: Why it is not done without more; `None` if it may be done.
         steps: One sentence each.
@@ -140,6 +141,11 @@ def why_refused(effect: str, reports: "tuple[StartReport, ...]", *, is_whole: bo
     """
     if effect == "keyed":
         return None
+    if effect == "refused":
+        return (
+            "its sink takes no rows of a new checkpoint as long as it has those of the old one "
+            "(SINK_CHECKPOINT_LOST): it has to be emptied before the next update"
+        )
     if effect == "recomputed":
         if is_whole:
             return None
@@ -206,9 +212,9 @@ def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
     """What the target of a flow does with rows that it gets again: the table in the docs."""
     sink = graph.sinks.get(node.target)
     if sink is not None:
-        options = {key.lower() for key in sink.options}
-        is_keyed = sink.format.lower() == "jdbc" and "keys" in options
-        return "keyed" if is_keyed else "added"
+        if sink.facts.refuses_new_checkpoint:
+            return "refused"
+        return "keyed" if sink.facts.is_keyed else "added"
     if is_cdc(node.flow) or graph.datasets[node.target].declared.deduplicate_by:
         return "keyed"
     if node.analysis.output_mode in (OutputMode.UPDATE, OutputMode.COMPLETE):
@@ -241,6 +247,8 @@ def _steps(
         steps.append("its table and quarantine are emptied first")
     elif effect == "keyed":
         steps.append("the target knows rows that it has by their key: they are not there twice")
+    elif effect == "refused":
+        steps.append("its sink refuses rows of the new checkpoint until it is emptied")
     elif effect == "recomputed":
         steps.append("the target gets the values that are computed anew, by key")
     else:

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from penstock._graph.dataflow import DataflowGraph
-from penstock._model.dataset import Sink
-from penstock._model.lineage import LineageSource, place_of
 from penstock._observe.events import (
     ColumnLineage,
     DatasetDefinition,
@@ -42,7 +40,7 @@ def definitions(
         named = replace(origin, dataset_name=node.key)
         yield Event(named, dataset, f"{node.display} is a {node.kind.value}")
     for sink in graph.sinks.values():
-        body = SinkDefinition(format=sink.format, place=_place(sink))
+        body = SinkDefinition(format=sink.format, place=sink.facts.location)
         text = f"{sink.name} is a {sink.format} sink"
         yield Event(replace(origin, sink_name=sink.name), body, text)
     for name, flow in graph.flows.items():
@@ -67,13 +65,3 @@ def definitions(
                 sink_name=definition.output_sink or "",
             )
             yield Event(named, ColumnLineage(lineage))
-
-
-def _place(sink: Sink) -> LineageSource | None:
-    """Where a sink writes to, as OpenLineage names it, if its options say so."""
-    given = {key.lower(): str(value) for key, value in sink.options.items()}
-    topic, servers = given.get("topic"), given.get("kafka.bootstrap.servers")
-    if topic and servers and "${" not in servers:
-        return LineageSource(namespace=f"kafka://{servers}", name=topic)
-    path = given.get("path")
-    return place_of(path) if path and "${" not in path else None

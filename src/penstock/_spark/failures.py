@@ -49,10 +49,8 @@ _ANSI = re.compile(
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the text comes back.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
-_NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
 _MAY_PASS = (
     "SCHEMA_REGISTRY_UNREACHABLE",
-    "SINK_TOPIC_NOT_FOUND",
     "DISK_FULL",
 )
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
@@ -109,13 +107,6 @@ def flow_error(
         hint = (
             "free some space (or make it writable) and start again: no row is lost, and the batch "
             "is run again. Spark also writes to spark.local.dir, by default the temporary folder"
-        )
-    elif topic := _NO_TOPIC.search(text):
-        condition = "SINK_TOPIC_NOT_FOUND"
-        message = f"topic {topic[1]!r} is not known to the brokers{batch}: {topic[0]}"
-        hint = (
-            "make it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
-            "--create` elsewhere; or look whether the brokers answer"
         )
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"

@@ -60,6 +60,16 @@ class StorageFiles:
         system, hadoop_path = self._hadoop(uri)
         return bool(system.exists(hadoop_path))
 
+    def names(self, folder: str) -> list[str]:
+        """Names of what is in a folder; none if it does not exist."""
+        path = local_path(folder)
+        if path is not None:
+            return [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        system, hadoop_path = self._hadoop(folder)
+        if not system.exists(hadoop_path):
+            return []
+        return [str(status.getPath().getName()) for status in system.listStatus(hadoop_path)]
+
     def write(self, uri: str, text: str, *, sync: bool = True) -> None:
         """Create or replace a file and the folders above it.
 

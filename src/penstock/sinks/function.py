@@ -6,7 +6,6 @@ from urllib.parse import quote
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._api.batches import MicroBatch, writing
-from penstock._model.flow import Flow
 from penstock._model.paths import real_path
 from penstock._spark.failures import flow_error, full_text
 from penstock._tables.delta_log import DeltaJvm
@@ -14,65 +13,84 @@ from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.prepare import read_version
-from penstock.errors import DefinitionError, PenstockError
+from penstock.errors import ConnectorError, DefinitionError, PenstockError
+from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate
 from penstock.sinks.foreach import write_rows
-from penstock.sinks.report import SinkCommit
+from penstock.sinks.kafka import KafkaSink
 
 
-class FunctionSinkWriter:
+class FunctionSink(Sink):
+    """A function with `@dp.foreach_batch_sink`, which is called again with the same batch."""
+
+    formats = ("foreach_batch",)
+
+    def open(self, write: Write) -> OpenedSink:
+        """See `Sink.open`."""
+        if write.function is None:
+            raise _without_function(write.format)
+        return FunctionSinkWriter(write, write.function)
+
+
+class ForeachSink(Sink):
+    """What `writeStream` has methods for, and not formats."""
+
+    formats = ("foreach", "foreachbatch")
+
+    def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
+        """See `Sink.check_options`: there are none."""
+        raise _without_function(self.formats[0])
+
+    def open(self, write: Write) -> OpenedSink:
+        """See `Sink.open`: there is none."""
+        raise _without_function(write.format)
+
+
+def _without_function(sink_format: str) -> ConnectorError:
+    return ConnectorError(
+        "SINK_FORMAT_NOT_SUPPORTED",
+        f"a sink of format {sink_format!r} has no place for a function or an object",
+        hint="put @dp.foreach_batch_sink on a function of the batch; in it, "
+        "penstock.batches.foreach_row hands rows to a ForeachWriter",
+    )
+
+
+class FunctionSinkWriter(BatchSink):
     """Calls a function for the batches of one flow.
 
     Args:
-        spark: Any session of the application.
+        write: Of the flow.
         function: Takes rows and batch id; paths and tables are found in it as in source files.
-        pipeline: Its name.
-        flow: Whose batches these are.
-        epoch: Of its checkpoint.
-        notes: Folder for what `once_per_batch` remembers.
-        map_path: The place that a path of the user's stands for.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        function: Callable[..., None],
-        *,
-        pipeline: str,
-        flow: Flow,
-        epoch: str,
-        notes: str,
-        map_path: Callable[[str], str],
-    ) -> None:
-        self._spark = spark
+    def __init__(self, write: Write, function: Callable[..., object]) -> None:
+        self._opened = write
         self._function = function
-        self._pipeline = pipeline
-        self._flow = flow
-        self._epoch = epoch
-        self._notes = notes
-        self._map_path = map_path
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """Call the function with one micro-batch; for `foreachBatch`.
+        """See `BatchSink.write`: calls the function.
 
         Raises:
             PenstockError: The function raised.
         """
-        kill_point("before_write", self._flow.name, batch_id)
+        opened, flow = self._opened, self._opened.flow
+        kill_point("before_write", flow.name, batch_id)
         batch = MicroBatch(
-            pipeline=self._pipeline, flow=self._flow.name, epoch=self._epoch, batch_id=batch_id
+            pipeline=opened.pipeline, flow=flow.name, epoch=opened.epoch, batch_id=batch_id
         )
-        tools = _Tools(self._spark, batch, self._notes, self._map_path)
+        tools = _Tools(opened.spark, batch, opened.notes, opened.map_path)
         try:
             with writing(tools):
                 self._function(df, batch_id)
         except PenstockError as error:
             if error.origin is None:
-                error.origin = self._flow.origin
+                error.origin = flow.origin
             raise
         except Exception as error:
             # Its text only: a TypeError of the user's code is no bug of ours.
-            raise flow_error(full_text(error), self._flow, batch_id=batch_id) from error
-        kill_point("after_target_commit", self._flow.name, batch_id)
+            text = full_text(error)
+            missing_topic = KafkaSink().explain(text, flow, batch_id)  # functions send, too
+            raise missing_topic or flow_error(text, flow, batch_id=batch_id) from error
+        kill_point("after_target_commit", flow.name, batch_id)
         return SinkCommit(rows=None)
 
 
@@ -111,7 +129,7 @@ class _Tools:
         app_id = f"{self.batch.app_id}/{name}" if name else self.batch.app_id
         exists = read_version(self._spark, place) is not None
         if exists and last_number(DeltaJvm(self._spark), place, app_id) >= self.batch.batch_id:
-            df.write.format("noop").mode("overwrite").save()
+            evaluate(df)
             return False
         # Both options also guard against a writer that commits between the look and this commit.
         writer = df.write.format("delta").mode(mode).options(**options)

@@ -1,18 +1,139 @@
-"""At-least-once to Kafka, with an id per message: consumers see which one came twice."""
+"""At-least-once to Kafka, with an id per message: consumers see which message was sent again."""
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from penstock._model.dataset import SinkFacts
+from penstock._model.flow import Flow, OutputMode
+from penstock._model.lineage import LineageSource
+from penstock._model.trigger import TriggerKind
 from penstock._tables.kill_points import kill_point
-from penstock.sinks.report import SinkCommit
+from penstock.errors import ConnectorError, FlowError
+from penstock.sinks.base import (
+    BatchSink,
+    OpenedSink,
+    Sink,
+    SinkCommit,
+    StreamSink,
+    Write,
+    option,
+)
+from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_sink_options
 
 ROW_ID_HEADER = "penstock-id"
+_ROW_IDS = "rowIds"
 _SENT = ("topic", "partition", "key", "value", "headers")
+_TEXT = ("string", "binary")
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "key": _TEXT,
+    "value": _TEXT,
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "row_id": _TEXT,
+}
+_NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
 
 
-class KafkaSinkWriter:
+class KafkaSink(Sink):
+    """Topics of Kafka, written by Spark's own connector."""
+
+    formats = ("kafka",)
+    refused_modes: ClassVar[Mapping[OutputMode, str]] = {
+        OutputMode.COMPLETE: "a topic only grows, so every batch would send the whole result again"
+    }
+    instead = 'output_mode="update" sends the groups that changed'
+
+    def facts(self, options: Mapping[str, str]) -> SinkFacts:
+        """See `Sink.facts`."""
+        topic, servers = option(options, "topic"), option(options, SERVERS)
+        row_ids = option(options, _ROW_IDS).strip().lower()
+        location = None
+        if topic and servers and "${" not in servers:
+            location = LineageSource(namespace=f"kafka://{servers}", name=topic)
+        return SinkFacts(
+            location=location,
+            triggers=frozenset({TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME}),
+            needs_batches="the ids of its messages are made per batch: leave `rowIds` out"
+            if row_ids == "true"
+            else "",
+            unbatched_warning=""
+            if row_ids
+            else f"messages have no header `{ROW_ID_HEADER}`, because there are no batches; after "
+            'a crash some are sent again, and nothing tells which ("rowIds": "false" in the sink '
+            "says that this is known)",
+        )
+
+    def map_options(
+        self, options: Mapping[str, str], map_path: Callable[[str], str]
+    ) -> dict[str, str]:
+        """See `Sink.map_options`: the brokers."""
+        return at_mapped_servers(options, map_path)
+
+    def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
+        """See `Sink.endpoints`."""
+        servers = option(options, SERVERS)
+        return [servers] if servers else []
+
+    def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
+        """See `Sink.check_options`."""
+        return prepare_sink_options(options)
+
+    def check_query(
+        self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
+    ) -> None:
+        """See `Sink.check_query`."""
+        problems = [
+            f"column `{name}` is {kind}, not {' or '.join(_COLUMNS[name])}"
+            for name, kind in columns.items()
+            if kind not in _COLUMNS.get(name, (kind,))
+        ]
+        if "value" not in columns:
+            near = difflib.get_close_matches("value", [name.lower() for name in columns], n=1)
+            also = f"; {near[0]} is spelled in another way" if near else ""
+            problems.append(f"there is no column `value`{also}")
+        if not option(options, "topic").strip() and "topic" not in columns:
+            problems.append("neither option `topic` nor a column `topic` names where it goes")
+        if problems:
+            raise ConnectorError(
+                "KAFKA_COLUMNS_INVALID",
+                f"the Kafka sink cannot send these rows: {'; '.join(problems)}",
+                hint="pack a row with F.to_json(F.struct('*')).alias('value')",
+            )
+
+    def open(self, write: Write) -> OpenedSink:
+        """See `Sink.open`."""
+        has_ids = option(write.options, _ROW_IDS).strip().lower() != "false"
+        options = {k: v for k, v in write.options.items() if k.lower() != _ROW_IDS.lower()}
+        if write.has_batches and has_ids:
+            return KafkaSinkWriter(options, flow=write.flow.name, epoch=write.epoch)
+        return StreamSink(write.format, options)
+
+    def explain(self, text: str, flow: Flow, batch_id: int | None) -> FlowError | None:
+        """See `Sink.explain`: the brokers do not know the topic, or do not answer."""
+        topic = _NO_TOPIC.search(text)
+        if topic is None:
+            return None
+        batch = "" if batch_id is None else f" in batch {batch_id}"
+        return FlowError(
+            "SINK_TOPIC_NOT_FOUND",
+            f"flow {flow.name!r}: topic {topic[1]!r} is not known to the brokers{batch}: "
+            f"{topic[0]}",
+            flow=flow.name,
+            batch_id=batch_id,
+            retryable=True,
+            origin=flow.origin,
+            hint="make it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
+            "--create` elsewhere; or look whether the brokers answer",
+        )
+
+
+class KafkaSinkWriter(BatchSink):
     """Sends the batches of one flow.
 
     Spark's producer confirms each message, but nothing ties a batch to a commit: a batch that runs
@@ -25,13 +146,15 @@ class KafkaSinkWriter:
         epoch: Of its checkpoint.
     """
 
+    observes_rows = True
+
     def __init__(self, options: Mapping[str, str], *, flow: str, epoch: str) -> None:
         self._options = options
         self._flow = flow
         self._epoch = epoch
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """Send one micro-batch; for `foreachBatch`."""
+        """See `BatchSink.write`; sends the batch, again if it was sent before."""
         kill_point("before_write", self._flow, batch_id)
         header = F.struct(
             F.lit(ROW_ID_HEADER).alias("key"), row_id(df, self._epoch, batch_id).alias("value")

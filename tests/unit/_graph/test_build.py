@@ -245,6 +245,21 @@ def test_a_sink_comes_last_when_flows_are_ordered(draft):
     assert graph.flows["publish"].upstream == {key("bronze")}
 
 
+def test_several_flows_are_refused_when_a_sink_goes_by_the_ids_of_batches(draft):
+    draft.sink("topic", "kafka", topic="t")
+    for name, path in (("folder", "out"), ("same", "out"), ("other", "else"), ("unknown", "${p}")):
+        draft.sink(name, "json", path=path)
+        draft.append_flow(f"to {name}", name)
+    for number in range(2):
+        draft.append_flow(f"{number} to topic", "topic")
+    draft.append_flow("more to unknown", "unknown")
+    one, other = errors_of(draft)
+    assert {one.condition, other.condition} == {"SINK_TAKES_ONE_FLOW"}
+    assert "(to folder, to same)" in one.message and "'folder' and 'same'" in one.message
+    assert "(to unknown, more to unknown)" in other.message
+    assert draft.graph(selected=["topic", "other"]).sinks
+
+
 def test_descendants_are_all_that_depend_on_a_dataset_when_asked(draft):
     draft.table("a")
     draft.view("b", "a")

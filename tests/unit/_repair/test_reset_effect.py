@@ -10,7 +10,8 @@ from penstock._repair.reset import effect_on_target
         ("cdc", "keyed"),
         ("each_once", "keyed"),
         ("postgresql with keys", "keyed"),
-        ("postgresql", "added"),
+        ("postgresql", "refused"),
+        ("files", "refused"),
         ("kafka", "added"),
         ("update", "recomputed"),
         ("complete", "recomputed"),
@@ -26,6 +27,8 @@ def test_effect_of_repeated_rows_follows_the_target(draft, target: str, effect: 
     draft.append_flow("to postgresql with keys", "postgresql with keys")
     draft.sink("postgresql", "jdbc", dbtable="t")
     draft.append_flow("to postgresql", "postgresql")
+    draft.sink("files", "json", path="out")
+    draft.append_flow("to files", "files")
     draft.sink("kafka")
     draft.append_flow("to kafka", "kafka")
     draft.empty_table("appended")

@@ -32,20 +32,6 @@ def test_exception_of_another_function_in_a_worker_is_not_tried_again():
     assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
 
 
-def test_a_missing_topic_of_a_sink_is_named():
-    text = (
-        "Py4JJavaError: An error occurred while calling o1.save.\n: "
-        "org.apache.spark.SparkException: Job aborted: "
-        "org.apache.kafka.common.errors.TimeoutException: Topic no.such-topic not "
-        "present in metadata after 20000 ms."
-    )
-    error = flow_error(text, FLOW, batch_id=2)
-    assert isinstance(error, FlowError)
-    assert (error.condition, error.retryable) == ("SINK_TOPIC_NOT_FOUND", True)
-    assert "topic 'no.such-topic' is not known to the brokers in batch 2" in error.message
-    assert "penstock broker topic" in (error.hint or "")
-
-
 def test_wrong_password_of_a_broker_is_not_tried_again():
     text = "Caused by: org.apache.kafka.common.errors.SaslAuthenticationException: failed"
     error = flow_error(text, FLOW)

@@ -2,8 +2,8 @@ import pytest
 from pyspark.sql import types as T
 
 from penstock.errors import ConnectorError
-from penstock.sinks.jdbc_options import TableName, WriteRows, jdbc_sink_options, table_name
-from penstock.sinks.postgresql import (
+from penstock.sinks.jdbc.options import TableName, WriteRows, jdbc_sink_options, table_name
+from penstock.sinks.jdbc.postgresql import (
     TableColumn,
     create_table,
     fit_columns,

@@ -11,8 +11,8 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from penstock.errors import SetupError
-from penstock.sinks.jdbc_options import JdbcSinkOptions, TableName
-from penstock.sinks.postgresql import TableColumn
+from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName
+from penstock.sinks.jdbc.postgresql import TableColumn
 from penstock.sources.jdbc.database import Database, translated
 
 _DEFAULTS = {

@@ -28,8 +28,10 @@ from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
 from penstock.quality.rules import quoted
-from penstock.sinks.jdbc_options import JdbcSinkOptions, TableName, WriteRows, quote
-from penstock.sinks.postgresql import (
+from penstock.sinks.base import BatchSink, SinkCommit, evaluate
+from penstock.sinks.jdbc.connection import PostgreSql, connected
+from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
+from penstock.sinks.jdbc.postgresql import (
     ATTEMPT,
     PART,
     SinkColumn,
@@ -37,8 +39,6 @@ from penstock.sinks.postgresql import (
     fit_columns,
     move_rows,
 )
-from penstock.sinks.postgresql_connection import PostgreSql, connected
-from penstock.sinks.report import SinkCommit
 from penstock.sources.jdbc.database import DatabaseError
 
 _JSON = {
@@ -59,8 +59,8 @@ class _Fence:
     writer: str
 
 
-class JdbcSinkWriter:
-    """Writes the batches of one flow. Not thread-safe: a flow has one batch at a time.
+class JdbcSinkWriter(BatchSink):
+    """Writes the batches of one flow.
 
     Args:
         spark: Any session of the application.
@@ -203,7 +203,7 @@ class JdbcSinkWriter:
     # -- one batch -----------------------------------------------------------------------------
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
+        """See `BatchSink.write`; writing a batch again has no effect.
 
         Raises:
             FlowError: It failed; says whether another try can help.
@@ -214,7 +214,7 @@ class JdbcSinkWriter:
                 known = self._known(self._read_fence(database), batch_id)
                 staging = None if known else self._make_staging(database)
             if staging is None:
-                df.write.format("noop").mode("overwrite").save()
+                evaluate(df)
                 return SinkCommit(rows=0, replayed=True)
             self._stage(df, staging, batch_id)
             kill_point("after_staging", self._flow.name, batch_id)

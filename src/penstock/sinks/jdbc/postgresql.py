@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import types as T
 
 from penstock.errors import ConnectorError
-from penstock.sinks.jdbc_options import JdbcSinkOptions, WriteRows, quote
+from penstock.sinks.jdbc.options import JdbcSinkOptions, WriteRows, quote
 
 __all__ = ["SinkColumn", "TableColumn", "create_table", "fit_columns", "move_rows"]
 

@@ -1,0 +1,244 @@
+"""The contract of a sink: a system outside of the pipeline's tables that flows write to.
+
+A `Sink` is a system, known by the names of its formats. Its `open` makes an `OpenedSink` for one
+flow, when its query is about to start. There are two kinds: a `BatchSink` writes each micro-batch
+itself, a `StreamSink` leaves the writing to a stream writer of Spark. Another package adds a system
+with an entry point `penstock.sinks` that names a subclass of `Sink`; no other code has to know it.
+docs/adding-a-sink.md has a complete one.
+
+Only `open` must be written. After a crash a batch is written again with the same rows, the same id
+and the same epoch: a sink that remembers the last id of each epoch delivers exactly once, one that
+does not at least once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock._model.dataset import SinkFacts
+from penstock._model.flow import Flow, OutputMode
+from penstock._model.lineage import place_of
+from penstock._model.paths import real_path
+from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowProgress, FlowStatus
+from penstock.errors import ConnectorError, PenstockError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """A flow that writes to a sink, when its query is about to start.
+
+    Attributes:
+        spark: The session.
+        pipeline: Name of the pipeline.
+        flow: The flow.
+        epoch: Of its checkpoint. Batch ids begin at 0 with each epoch.
+        checkpoint: Its folder; may not exist yet.
+        schema: Of its query.
+        format: As in `create_sink`.
+        options: Mapped and checked, with secrets filled in.
+        has_batches: Off for continuous processing and real-time mode, which need a `StreamSink`.
+        function: Of `foreach_batch_sink`.
+        map_path: The location that a path in the user's code stands for.
+        table_path: Where a table of this name lies below the pipeline's storage.
+        notes: Folder for what is remembered about batches; it belongs to the epoch.
+    """
+
+    spark: SparkSession
+    pipeline: str
+    flow: Flow
+    epoch: str
+    checkpoint: str
+    schema: StructType
+    format: str
+    options: Mapping[str, str]
+    has_batches: bool = True
+    function: Callable[..., object] | None = None
+    map_path: Callable[[str], str] = str
+    table_path: Callable[[str], str] = str
+    notes: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkCommit:
+    """What one batch wrote to a sink.
+
+    Attributes:
+        rows: In the batch; `None` if the sink does not count them.
+        is_upsert: Whether rows were merged rather than added.
+        replayed: An earlier attempt had written it.
+    """
+
+    rows: int | None
+    is_upsert: bool = False
+    replayed: bool = False
+
+    def event(self, origin: EventOrigin, message: str) -> Event:
+        """The `flow_progress` event with its counts."""
+        metrics = FlowMetrics(
+            num_output_rows=None if self.is_upsert else self.rows,
+            num_upserted_rows=self.rows if self.is_upsert else None,
+        )
+        return Event(origin, FlowProgress(FlowStatus.RUNNING, metrics), message)
+
+
+class OpenedSink:
+    """The writes of one flow, from the start of its query to its end.
+
+    Attributes:
+        observes_rows: Whether the query counts the rows, because the writer does not.
+    """
+
+    observes_rows: ClassVar[bool] = True
+
+
+class StreamSink(OpenedSink):
+    """A stream writer of Spark: `writeStream.format(...).options(...)`. Spark commits the batches.
+
+    Args:
+        format: Of the writer.
+        options: Of the writer.
+    """
+
+    def __init__(self, format: str, options: Mapping[str, str]) -> None:
+        self.format = format
+        self.options = options
+
+
+class BatchSink(OpenedSink, ABC):
+    """Writes micro-batches itself. Not thread-safe: a flow has one batch at a time."""
+
+    observes_rows = False
+
+    @abstractmethod
+    def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
+        """Write one micro-batch, or recognize it as written; for `foreachBatch`.
+
+        A batch that is recognized must be evaluated all the same (`evaluate`): a stateful query
+        computes the state of a batch with its rows.
+
+        Args:
+            df: The rows; the same when the batch is written again.
+            batch_id: Counted from 0 in each epoch.
+
+        Raises:
+            PenstockError: It failed; `retryable` says whether another start can help.
+        """
+
+
+class Sink(ABC):
+    """A system, by the names of its formats. One object per process, without state.
+
+    Attributes:
+        formats: Names for `create_sink`, lower case.
+        refused_modes: Output modes that it does not take, and why.
+        instead: What to do instead of them.
+        is_transient: Whether what it holds ends with the process, so that its flows start over.
+    """
+
+    formats: ClassVar[Sequence[str]] = ()
+    refused_modes: ClassVar[Mapping[OutputMode, str]] = {}
+    instead: ClassVar[str] = ""
+    is_transient: ClassVar[bool] = False
+
+    @property
+    def modes(self) -> tuple[OutputMode, ...]:
+        """The output modes that it takes, whatever its options."""
+        every = (OutputMode.APPEND, OutputMode.COMPLETE, OutputMode.UPDATE)
+        return tuple(mode for mode in every if mode not in self.refused_modes)
+
+    def facts(self, options: Mapping[str, str]) -> SinkFacts:
+        """What its options say, secrets not filled in. Never raises."""
+        path = option(options, "path")
+        return SinkFacts(location=place_of(path) if path and "${" not in path else None)
+
+    def map_options(
+        self, options: Mapping[str, str], map_path: Callable[[str], str]
+    ) -> dict[str, str]:
+        """The options with paths and addresses of another platform replaced; see `paths`."""
+        return {
+            name: real_path(value, map_path) if name.lower() == "path" and value.strip() else value
+            for name, value in options.items()
+        }
+
+    def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
+        """Addresses that a write connects to, for the list of what a project needs."""
+        return []
+
+    def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
+        """The options as its writer takes them, with defaults.
+
+        Args:
+            options: Mapped, with secrets filled in.
+
+        Raises:
+            ConnectorError: It cannot be written with these options.
+        """
+        return dict(options)
+
+    def check_query(  # noqa: B027  # most sinks take every query
+        self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
+    ) -> None:
+        """Refuse a query that cannot be written with these options, before anything starts.
+
+        Nothing is connected to.
+
+        Args:
+            options: From `check_options`.
+            columns: Names of the query's columns, and Spark's simple names of their types.
+            mode: Of the flow; one of `modes`.
+
+        Raises:
+            ConnectorError: Columns or a mode that do not go with the options.
+        """
+
+    @abstractmethod
+    def open(self, write: Write) -> OpenedSink:
+        """The writer of a flow.
+
+        Called before each start of the query, on the thread that starts it.
+
+        Raises:
+            PenstockError: The system is not there, or does not take what the query has.
+        """
+
+    def explain(self, text: str, flow: Flow, batch_id: int | None) -> PenstockError | None:
+        """The error for a failure of a flow that this system caused; `None` if it did not.
+
+        Args:
+            text: All that the failure says, with its causes in the JVM.
+            flow: The flow that failed.
+            batch_id: The micro-batch in flight, if known.
+        """
+        return None
+
+
+def option(options: Mapping[str, str], name: str) -> str:
+    """The value of an option, whatever the case of its name; empty without it."""
+    return next((value for key, value in options.items() if key.lower() == name.lower()), "")
+
+
+def require_location(kind: str, options: Mapping[str, str], *names: str) -> None:
+    """Refuse options that name no location, or a checkpoint.
+
+    Raises:
+        ConnectorError: `SINK_OPTION_MISSING`, `SINK_OPTION_REFUSED`.
+    """
+    if not any(option(options, name).strip() for name in names):
+        shown = " or ".join(f"`{name}`" for name in names)
+        raise ConnectorError("SINK_OPTION_MISSING", f"a {kind} sink needs option {shown}")
+    if option(options, "checkpointLocation"):
+        raise ConnectorError(
+            "SINK_OPTION_REFUSED",
+            "option `checkpointLocation` cannot be set: each flow has a checkpoint that Penstock "
+            "manages",
+            hint="remove it",
+        )
+
+
+def evaluate(df: DataFrame) -> None:
+    """Compute the rows of a batch that is not written again."""
+    df.write.format("noop").mode("overwrite").save()

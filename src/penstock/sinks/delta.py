@@ -1,0 +1,37 @@
+"""Delta tables that are not the pipeline's own as sinks: exactly once."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from penstock._model.flow import OutputMode
+from penstock.sinks.base import OpenedSink, StreamSink, Write, option, require_location
+from penstock.sinks.spark import SparkSink
+
+_TABLE = "tableName"
+
+
+class DeltaSink(SparkSink):
+    """Written by Delta's sink, whose commits have the id of the query and the batch."""
+
+    formats = ("delta",)
+    refused_modes: ClassVar[Mapping[OutputMode, str]] = {
+        OutputMode.UPDATE: "Delta's sink adds rows or replaces all of them"
+    }
+    instead = (
+        'write a table of the pipeline: @dp.table(output_mode="update") merges by the grouping '
+        "columns"
+    )
+
+    def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
+        """See `Sink.check_options`."""
+        require_location("delta", options, "path", _TABLE)
+        return dict(options)
+
+    def open(self, write: Write) -> OpenedSink:
+        """See `Sink.open`."""
+        options = dict(write.options)
+        if table := option(options, _TABLE):
+            own = (_TABLE.lower(), "path")
+            options = {name: value for name, value in options.items() if name.lower() not in own}
+            options["path"] = write.table_path(table)
+        return StreamSink(write.format, options)

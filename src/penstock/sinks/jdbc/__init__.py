@@ -1,0 +1,1 @@
+"""PostgreSQL as a sink: exactly once, through a staging table and a fence."""

@@ -1,0 +1,47 @@
+"""Sinks that only Spark knows: its own for looking at rows, and data sources in Python."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from penstock._model.dataset import SinkFacts
+from penstock._model.trigger import TriggerKind
+from penstock.sinks.base import OpenedSink, Sink, StreamSink, Write
+
+
+class SparkSink(Sink):
+    """Written by Spark's stream writer as its options say; the delivery is that of the format."""
+
+    triggers: ClassVar[frozenset[TriggerKind]] = frozenset()
+
+    def facts(self, options: Mapping[str, str]) -> SinkFacts:
+        """See `Sink.facts`."""
+        return SinkFacts(location=super().facts(options).location, triggers=self.triggers)
+
+    def open(self, write: Write) -> OpenedSink:
+        """See `Sink.open`."""
+        return StreamSink(write.format, write.options)
+
+
+class ConsoleSink(SparkSink):
+    """Shows rows; a batch that is written again is shown again."""
+
+    formats = ("console",)
+    triggers = frozenset({TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME})
+
+
+class NoopSink(SparkSink):
+    """Evaluates rows and keeps none."""
+
+    formats = ("noop",)
+    triggers = frozenset({TriggerKind.CONTINUOUS})
+
+
+class MemorySink(SparkSink):
+    """A temporary view, named like the flow.
+
+    Spark refuses to continue from a checkpoint of it: the rows before would be missing.
+    """
+
+    formats = ("memory",)
+    triggers = frozenset({TriggerKind.CONTINUOUS})
+    is_transient = True

@@ -1,0 +1,73 @@
+"""Streams as the suites of connectors run them: to the end of what is there, again and again."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+
+Row = tuple[Any, ...]
+
+
+def flow_named(name: str) -> Flow:
+    """A flow as errors name it."""
+    origin = SourceLocation(file="suite.py", line=1)
+    return Flow(name=name, target="target", function=lambda: None, origin=origin)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A query that has read everything that was there.
+
+    Attributes:
+        reports: Spark's, of each micro-batch, oldest first.
+        java_sources: Spark's own objects of the sources.
+    """
+
+    reports: list[Mapping[str, Any]]
+    java_sources: list[Any]
+
+
+def run_to_end(writer: Any, checkpoint: Path) -> Finished:
+    """Run a stream until it has read everything that is there.
+
+    Args:
+        writer: A `DataStreamWriter`.
+        checkpoint: Folder; the stream resumes from what is in it.
+    """
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query = writer.start()
+    try:
+        query.awaitTermination()
+        sources = query._jsq.streamingQuery().sources()
+        return Finished(
+            reports=[json.loads(report.json) for report in query.recentProgress],
+            java_sources=[sources.apply(number) for number in range(int(sources.size()))],
+        )
+    finally:
+        query.stop()
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """Undo what Spark notes last about a batch: its next start writes the batch again.
+
+    This is what a crash leaves between the commit of a target and that of the checkpoint.
+    """
+    commits = [file for file in (checkpoint / "commits").iterdir() if file.name.isdigit()]
+    newest = max(commits, key=lambda file: int(file.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def hidden_values(options: Mapping[str, str], names: tuple[str, ...], text: str) -> list[str]:
+    """Names of the options whose values are in a text that must not show them."""
+    return [name for name in names if options.get(name) and options[name] in text]
+
+
+def changed(options: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Options with some replaced, and those left out that become `None`."""
+    merged = {**options, **changes}
+    return {name: value for name, value in merged.items() if value is not None}

@@ -1,0 +1,117 @@
+"""The built-in sources and sinks that need no server keep the promises of all connectors."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow
+from deltalake import DeltaTable, write_deltalake
+
+from penstock.batches import idempotent_delta_write
+from penstock.sinks.delta import DeltaSink
+from penstock.sinks.files import FileSink
+from penstock.sinks.function import FunctionSink
+from penstock.sources.delta.source import DeltaSource
+from penstock.sources.files.source import AutoLoaderSource, FileSource
+from penstock.testing import SinkSuite, SourceSuite
+
+SCHEMA = "id BIGINT, name STRING"
+Rows = Sequence[tuple[Any, ...]]
+
+
+def in_table(path: str) -> list[tuple[Any, ...]]:
+    """The rows of a Delta table, read without a Spark job."""
+    columns = DeltaTable(path).to_pyarrow_table(columns=["id", "name"]).to_pydict()
+    return list(zip(columns["id"], columns["name"], strict=True))
+
+
+class TestFileSink(SinkSuite):
+    sink = FileSink
+    wrong_options = ({"path": None}, {"path": " "}, {"CheckpointLocation": "x"})
+    lost_checkpoint = "SINK_CHECKPOINT_LOST"
+
+    def options(self, folder: Path) -> Mapping[str, str]:
+        return {"path": str(folder / "out")}
+
+    def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
+        return map(tuple, spark.read.schema(SCHEMA).json(options["path"]).collect())
+
+    def test_columnar_files_are_written(self, spark: Any, tmp_path: Path) -> None:
+        for self.format in ("parquet", "orc"):
+            folder = tmp_path / self.format
+            folder.mkdir()
+            options = self.options(folder)
+            assert self._run(spark, folder, options, add=[(1, "a"), (2, None)]) == 2
+            rows = spark.read.format(self.format).load(options["path"]).collect()
+            assert sorted(tuple(row) for row in rows) == [(1, "a"), (2, None)]
+
+
+class TestDeltaSink(SinkSuite):
+    sink = DeltaSink
+    wrong_options = ({"path": None}, {"path": ""}, {"checkpointlocation": "x"})
+
+    def options(self, folder: Path) -> Mapping[str, str]:
+        return {"path": str(folder / "out")}
+
+    def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
+        return in_table(options["path"])
+
+
+class TestFunctionSink(SinkSuite):
+    """A function that writes with the helper: a batch under another epoch is another batch."""
+
+    sink = FunctionSink
+    counts_rows = False
+
+    def options(self, folder: Path) -> Mapping[str, str]:
+        return {"target": str(folder / "out")}
+
+    def function(self, options: Mapping[str, str]) -> Callable[..., object]:
+        return lambda df, _: idempotent_delta_write(df, options["target"])
+
+    def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
+        return in_table(options["target"])
+
+
+class TestFileSource(SourceSuite):
+    source = FileSource
+    schema = SCHEMA
+    has_latest = True
+    has_ranges = True
+    has_lag = True
+
+    def paths(self, folder: Path) -> tuple[str, ...]:
+        return (str(folder / "in"),)
+
+    def add_rows(self, spark: Any, folder: Path, rows: Rows) -> None:
+        target = folder / "in" / f"{rows[0][0]}.json"
+        target.parent.mkdir(exist_ok=True)
+        lines = [json.dumps({"id": number, "name": name}) for number, name in rows]
+        target.write_text("\n".join(lines), encoding="utf-8")
+
+
+class TestAutoLoaderSource(TestFileSource):
+    source = AutoLoaderSource
+
+    def options(self, folder: Path) -> Mapping[str, str]:
+        return {"cloudFiles.format": "json"}
+
+
+class TestDeltaSource(SourceSuite):
+    source = DeltaSource
+    has_latest = True
+    has_ranges = True
+    has_lag = True
+    failures: ClassVar[Mapping[str, str]] = {
+        "[DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update": "SOURCE_ROWS_CHANGED",
+        "[DELTA_SOURCE_IGNORE_DELETE] deleted data": "SOURCE_ROWS_CHANGED",
+    }
+
+    def paths(self, folder: Path) -> tuple[str, ...]:
+        return (str(folder / "table"),)
+
+    def add_rows(self, spark: Any, folder: Path, rows: Rows) -> None:
+        ids, names = zip(*rows, strict=True)
+        table = pyarrow.table({"id": list(ids), "name": pyarrow.array(names, pyarrow.string())})
+        write_deltalake(folder / "table", table, mode="append")
