@@ -183,7 +183,7 @@ def run_update(
         )
         with contextlib.suppress(OSError):  # a full disk is reported by the first event
             end_unfinished(event_directory(settings))
-        log = EventLog(event_directory(settings))
+        log = EventLog(event_directory(settings), settings.events)
         bus.subscribe(log)
         retention = Retention(log, settings.events, update_id)
         status = StatusFile(status_path(settings), state)

@@ -250,7 +250,8 @@ def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
 def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | None:
     from penstock._observe.codec import event_of
     from penstock._observe.events import PlanningInformation
-    from penstock._observe.log import event_directory, read_events, updates
+    from penstock._observe.log import event_directory, read_events
+    from penstock._observe.segments import updates
 
     directory = event_directory(settings)
     for file in reversed(updates(directory)[-50:]):

@@ -208,7 +208,7 @@ def events(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the event log."""
-    from penstock._observe import log
+    from penstock._observe import log, segments
     from penstock._observe.events import Level
 
     if level is not None and level.upper() not in set(Level):
@@ -217,7 +217,7 @@ def events(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     )
     chosen = None if update == "all" else update
-    if update not in (log.LATEST, "all"):
+    if update not in (segments.LATEST, "all"):
         chosen = one_update(directory, update)
     read = log.follow if follow else log.read_events
     found = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
@@ -230,7 +230,7 @@ def events(
                 print(line, flush=follow)
         is_empty = False
     if is_empty and not follow:
-        what = "no events match" if log.updates(directory) else "there are no events yet"
+        what = "no events match" if segments.updates(directory) else "there are no events yet"
         print(f"{what} in {directory}", file=sys.stderr)
 
 
@@ -248,13 +248,13 @@ def quality(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print how many rows passed and broke each rule, per batch. JSON has an object per line."""
-    from penstock._observe import log
+    from penstock._observe import log, segments
 
     directory = log.event_directory(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     )
     chosen = None if update == "all" else update
-    if update not in (log.LATEST, "all"):
+    if update not in (segments.LATEST, "all"):
         chosen = one_update(directory, update)
     found = log.read_events(directory, update=chosen, event_type="flow_progress", dataset=dataset)
     counts = [one for event in found for one in _counts(event) if rule in (None, one["rule"])]
@@ -297,13 +297,13 @@ def _counts(recorded: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 def one_update(directory: Path, wanted: str) -> str:
     """The whole id of the one update that the beginning of an id means."""
-    from penstock._observe import log
+    from penstock._observe import segments
     from penstock.errors import SpecError
 
-    found = log.select_updates(directory, wanted)
+    found = segments.select_updates(directory, wanted)
     if len(found) == 1:
         return found[0].update_id
-    recorded = [file.update_id for file in log.updates(directory)[-5:]]
+    recorded = [each.update_id for each in segments.updates(directory)[-5:]]
     raise SpecError(
         "UNKNOWN_UPDATE",
         f"{len(found)} updates in {directory} begin with {wanted!r}",

@@ -15,7 +15,8 @@ from typing import Any
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.codec import encode, event_of_json
 from penstock._observe.events import Event
-from penstock._observe.log import LATEST, event_directory, read_events, select_updates
+from penstock._observe.log import event_directory, read_events
+from penstock._observe.segments import LATEST, select_updates
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status import status_json
 

@@ -118,7 +118,7 @@ def test_new_events_are_seen_when_the_log_grows(tmp_path):
     assert recorded.model.cards()[0]["state"] == "RUNNING"
     later = EventLog(tmp_path / "events")
     later(update_progress(EventOrigin(update_id="u2"), UpdateState.CREATED, ""))
-    assert recording.recorded("latest").file.update_id == "u2"
+    assert recording.recorded("latest").log.update_id == "u2"
     assert recording.newest() == "u2"
     log.close()
     later.close()
