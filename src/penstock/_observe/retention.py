@@ -29,9 +29,6 @@ from penstock._observe.log import (
 )
 from penstock._observe.segments import QUERIED, Segment, UpdateLog, updates
 
-_LEFTOVERS = (".compacted", ".sizes", ".held")
-"""Of earlier versions."""
-
 _DAY = 86400.0
 _NICENESS = 19
 _LOOK_SECONDS = 10.0
@@ -114,11 +111,9 @@ def clean(
         OSError: No disk, no permission: the log is as it was, or partly cleaned up.
     """
     stop = stop if stop is not None else threading.Event()
-    for leftover in (*directory.glob(".*.draft"), *(directory / name for name in _LEFTOVERS)):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+    shutil.rmtree(directory / ".held", ignore_errors=True)  # of earlier versions
+    for leftover in directory.glob(".*.draft"):
+        leftover.unlink(missing_ok=True)
     is_old = settings.keep_days is not None
     for update in updates(directory):
         if stop.is_set():

@@ -15,7 +15,8 @@ from typing import Any
 
 from penstock._observe.codec import encode
 from penstock._observe.events import FlowStatus
-from penstock._ui.recording import LATEST, Recording
+from penstock._observe.segments import LATEST
+from penstock._ui.recording import Recording
 
 _BEAT_SECONDS = 0.4
 _LONGEST_BEAT_SECONDS = 1.5

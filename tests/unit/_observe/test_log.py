@@ -25,9 +25,8 @@ from penstock._observe.log import (
     follow,
     last_batch,
     read_events,
-    select_updates,
-    updates,
 )
+from penstock._observe.segments import select_updates, updates
 
 START = datetime(2026, 3, 4, 14, 47, 39, 123_456, tzinfo=UTC)
 
@@ -128,8 +127,9 @@ def test_a_torn_line_is_left_out_when_the_writer_was_killed(tmp_path: Path) -> N
     batches = [event["origin"]["batch_id"] for event in read_events(tmp_path)]
     assert batches == [0, 1, 3]
     assert last_batch(tmp_path, "silver") == (3, 4)
-    for file in updates(tmp_path)[1:]:
-        file.path.unlink()
+    for update in updates(tmp_path)[1:]:
+        for segment in update.files:
+            segment.path.unlink()
     assert last_batch(tmp_path, "silver") == (1, 2)
 
 
