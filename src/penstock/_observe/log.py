@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock._model.pipeline import EventLogSettings, PipelineSettings
-from penstock._observe.codec import dump, encode, event_json, event_of_line
+from penstock._observe.codec import dump, encode, event_json, event_of, event_of_line
 from penstock._observe.events import TERMINAL_STATES, Event, FlowProgress, Level, UpdateProgress
 from penstock._observe.segments import LATEST, STARTED, UpdateLog, select_updates, updates
 
@@ -197,7 +197,7 @@ def read_events(
     dataset: str | None = None,
     level: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Recorded events in the order in which they happened; may be read while an update runs.
+    """The JSON form of recorded events, in their order; may be read while an update runs.
 
     A line that a crash cut short is left out.
 
@@ -217,6 +217,13 @@ def read_events(
                     yield event
 
 
+def recorded_events(directory: Path, update: str | None, **wanted: str | None) -> Iterator[Event]:
+    """The same with types, without what has none; arguments as of `read_events`."""
+    for body in read_events(directory, update=update, **wanted):
+        if (event := event_of(body)) is not None:
+            yield event
+
+
 def follow(
     directory: Path,
     *,
@@ -226,7 +233,7 @@ def follow(
     level: str | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Recorded events, then new ones as they are written.
+    """The JSON form of recorded events, then of new ones as they are written.
 
     With the id of an update it ends after the update's last event; otherwise it begins with the
     newest update, goes on to later ones and ends only when stopped.

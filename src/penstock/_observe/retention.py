@@ -201,7 +201,8 @@ def due(
                 size -= segments[count].size
                 count += 1
     gain = sum(segment.size for segment in segments[first:count])
-    is_worth = gain * 4 >= sum(segment.size for segment in segments[:first])
+    # All of it is done once: a single file never is again.
+    is_worth = count == len(segments) or gain * 4 >= sum(each.size for each in segments[:first])
     return count if count > first and is_worth else 0
 
 
