@@ -155,7 +155,7 @@ def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
         return spark.createDataFrame([], _EVENT_COLUMNS)
     reader = spark.read.schema(_EVENT_COLUMNS).option("recursiveFileLookup", "true")
-    # Removed updates go away between the plan of a query and its end, and so does what it leaves out.
+    # Between the plan of a query and its end, what it leaves out goes away, and removed updates.
     reader = reader.option("ignoreMissingFiles", "true")
     while True:
         left_out = plan_query(folder)

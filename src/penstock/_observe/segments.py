@@ -108,12 +108,13 @@ class UpdateLog:
         update = self
         with contextlib.ExitStack() as files:
             while True:
-                segments = update.segments(after)
+                opened: list[tuple[Segment, BinaryIO]] = []
                 try:
-                    opened = [(each, files.enter_context(each.path.open("rb"))) for each in segments]
+                    for segment in update.segments(after):
+                        opened.append((segment, files.enter_context(segment.path.open("rb"))))
                     break
                 except FileNotFoundError:
-                    update, before = update.listed(), update
+                    before, update = update, update.listed()
                     if update.files == before.files:
                         raise
             yield opened
