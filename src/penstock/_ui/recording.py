@@ -83,7 +83,7 @@ class Recorded:
 
     def _read_on(self) -> None:
         if not self._segments:
-            self._continue_in(self.log)
+            self._continue_in(self.log.listed())
         self._left = sum(each.path.stat().st_size for each in self._segments) - self._offset
         until = self._read + _MOST
         while self._segments and self._read < until:

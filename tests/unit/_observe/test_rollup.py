@@ -57,7 +57,7 @@ def test_all_readers_find_the_same_when_the_log_of_a_running_update_is_rolled_up
     assert update_of(tmp_path).files[-1].path.read_bytes() == newest
     assert facts(tmp_path) == before
     left = lines_of(tmp_path)
-    assert len(left) < len(whole) / 2
+    assert len(left) < len(whole) / 3
     # Whatever is not of a single batch is still there, in its place.
     known = {event["id"]: event for event in whole}
     new = {event["id"] for event in (*rolled(left), *rolled(left, "stream_progress"))}
@@ -210,7 +210,7 @@ def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("most", "days"), [(256.0, 30.0), (1.0, 30.0), (None, 30.0), (None, 0.5), (64.0, None)]
+    ("most", "days"), [(256.0, 30.0), (1.0, 30.0), (None, 4.0), (None, 0.5), (64.0, None)]
 )
 def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
     most: float | None, days: float | None
@@ -219,12 +219,12 @@ def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
     full = most * 2**20 / SEGMENTS if most is not None else float("inf")
     longest = days * 86400 / SEGMENTS if days is not None else float("inf")
     segments, began, written, read, looks = [SegmentSize(0, 0, False)], 0, 0, 0, 0
-    for second in range(0, 40 * 86400, 100):
+    for second in range(0, 40 * 86400, 200):
         if segments[-1].size >= full or second - began >= longest:
             began = second
             segments.append(SegmentSize(0, second, False))
-        segments[-1] = SegmentSize(segments[-1].size + 350_000, second, False)
-        written += 350_000
+        segments[-1] = SegmentSize(segments[-1].size + 700_000, second, False)
+        written += 700_000
         if count := due(segments, keep, now=second, is_over=False):
             looks, read = looks + 1, read + sum(segment.size for segment in segments)
             sums = sum(each.size if each.is_roll_up else each.size // 50 for each in segments[:count])
@@ -235,7 +235,7 @@ def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
         assert most is None or kept - more < (most + 1) * 2**20
         assert len(segments) < 3 * SEGMENTS + more / full
     assert looks > 5
-    assert read < 10 * written
+    assert read < 12 * written
     nothing = EventLogSettings(keep_progress_days=None, max_progress_mb=None)
     assert due(segments, nothing, now=1e12, is_over=True) == 0
     assert due([], keep, now=0, is_over=True) == 0

@@ -48,31 +48,37 @@ DEADLINE = 20
 
 
 def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
-    log = EventLog(tmp_path, EventLogSettings(keep_progress_days=8, max_progress_mb=0.01))
-    event = update_progress(UPDATE, UpdateState.RUNNING, "x" * 600)
-    for hours in (0, 1, 24, 25, 48):
-        log(replace(event, timestamp=START + timedelta(hours=hours)))
-    name = "20260301T000000000000Z-running"
-    assert log.path == tmp_path / f"{name}.0003.jsonl"
-    for _ in range(3):
-        log(replace(event, timestamp=START + timedelta(hours=49)))
-    files = sorted(path.name for path in tmp_path.iterdir())
-    names = [f"{name}.jsonl", *(f"{name}.000{number}.jsonl" for number in (2, 3, 4))]
-    assert files == sorted(names)
-    assert places(lines_of(tmp_path)) == list(range(8))
-    # The newest segment is continued where the next one cannot be created.
-    (tmp_path / f"{name}.0005.jsonl").mkdir()
-    for _ in range(3):
-        log(replace(event, timestamp=START + timedelta(hours=99)))
-    (tmp_path / f"{name}.0005.jsonl").rmdir()
-    assert places(lines_of(tmp_path)) == list(range(11))
-    log(replace(event, timestamp=START + timedelta(hours=99)))
-    assert numbers(tmp_path)[-1] == (5, 5)
-    log.close()
-    endless = EventLog(tmp_path, EventLogSettings(keep_progress_days=None, max_progress_mb=None))
-    for days in range(100):
-        endless(replace(event, timestamp=START + timedelta(days=days, hours=1)))
-    assert len(updates(tmp_path)[-1].files) == 1
+    event, name = update_progress(UPDATE, UpdateState.RUNNING, "x" * 600), "20260301T000000000000Z"
+
+    def write(keep: EventLogSettings, *hours: int) -> EventLog:
+        log = EventLog(tmp_path, keep)
+        for hour in hours:
+            log(replace(event, timestamp=START + timedelta(hours=hour)))
+        return log
+
+    def count() -> list[int]:
+        files = updates(tmp_path)[-1].files
+        return [segment.path.read_bytes().count(b"\n") for segment in files]
+
+    log = write(EventLogSettings(keep_progress_days=8, max_progress_mb=None), 0, 23, 24, 25, 48)
+    assert log.path == tmp_path / f"{name}-running.0003.jsonl"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{name}-running{number}.jsonl" for number in (".0002", ".0003", "")
+    ]
+    assert count() == [2, 1, 2]
+    assert places(lines_of(tmp_path)) == list(range(5))
+    write(EventLogSettings(keep_progress_days=None, max_progress_mb=None), *range(1, 9999, 99))
+    assert count() == [101]
+    log = write(EventLogSettings(keep_progress_days=None, max_progress_mb=0.01), *range(2, 8))
+    assert count() == [2, 2, 2]
+    # The newest segment is continued as long as the next one cannot be created.
+    assert log.update is not None
+    log.update.path(4).mkdir()
+    log(event)
+    log.update.path(4).rmdir()
+    assert count() == [2, 3, 2]
+    log(event)
+    assert count() == [2, 3, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path:
             for event in (committed(flow, number), *measured(flow, number)):
                 log(event)
             number += 1
-            stop.wait(0.01)
+            stop.wait(0.03)
 
     def read() -> None:
         for event in follow(tmp_path, update="running"):
