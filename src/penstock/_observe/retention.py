@@ -278,5 +278,5 @@ def _remove(update: UpdateLog, pace: Pace) -> None:
         draft.write_text(json.dumps({**kept_batches(update.directory), **batches}), "utf-8")
         draft.replace(path)
     # The newest one last: the age of what a kill leaves is that of the update.
-    for segment in sorted(update.files, key=lambda segment: segment.last):
+    for segment in update.files:
         segment.path.unlink(missing_ok=True)

@@ -51,7 +51,7 @@ class UpdateLog:
         started: When it began.
         directory: The folder of the event log.
         name: Beginning of the names of its files.
-        files: What was there when the folder was listed.
+        files: What was there when the folder was listed, by number.
     """
 
     update_id: str
@@ -196,11 +196,11 @@ def plan_query(directory: Path) -> set[str]:
 def _files(directory: Path) -> dict[str, tuple[Segment, ...]]:
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = sorted(os.listdir(directory))
-    files: dict[str, tuple[Segment, ...]] = {}
+        names = os.listdir(directory)
+    files: dict[str, list[Segment]] = {}
     for name in names:
         if match := _FILE.fullmatch(name):
             first = int(match[2] or 1)
             segment = Segment(directory / name, first, int(match[3] or first), match[3] is not None)
-            files[match[1]] = (*files.get(match[1], ()), segment)
-    return files
+            files.setdefault(match[1], []).append(segment)
+    return {name: tuple(sorted(of, key=lambda segment: segment[1:])) for name, of in files.items()}

@@ -65,7 +65,7 @@ def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"{name}-running{number}.jsonl" for number in (".0002", ".0003", "")
     ]
-    assert count() == [2, 1, 2]
+    assert count() == [2, 2, 1]
     assert places(lines_of(tmp_path)) == list(range(5))
     write(EventLogSettings(keep_progress_days=None, max_progress_mb=None), *range(1, 9999, 99))
     assert count() == [101]
@@ -76,9 +76,9 @@ def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
     log.update.path(4).mkdir()
     log(event)
     log.update.path(4).rmdir()
-    assert count() == [2, 3, 2]
+    assert count() == [2, 2, 3]
     log(event)
-    assert count() == [2, 3, 1, 2]
+    assert count() == [2, 2, 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_the_log_is_whole_when_the_process_is_killed_at_any_step(tmp_path: Path)
         states.add(state)
         # What the kill left is seen to by the next update.
         clean(folder, ALL, own="next", now=time.time() + 60)
-        assert update_of(folder).segments() == sorted(update_of(folder).files)
+        assert update_of(folder).segments() == list(update_of(folder).files)
         assert {path.suffix for path in folder.iterdir()} == {".jsonl"}
         assert total(folder) == events
     # As it was; and with the roll-up, while what it stands for is deleted one after the other.
