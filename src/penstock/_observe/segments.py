@@ -194,13 +194,13 @@ def plan_query(directory: Path) -> set[str]:
 
 
 def _files(directory: Path) -> dict[str, tuple[Segment, ...]]:
-    names: list[str] = []
+    paths: list[Path] = []
     with contextlib.suppress(OSError):
-        names = os.listdir(directory)
+        paths = list(directory.iterdir())
     files: dict[str, list[Segment]] = {}
-    for name in names:
-        if match := _FILE.fullmatch(name):
+    for path in paths:
+        if match := _FILE.fullmatch(path.name):
             first = int(match[2] or 1)
-            segment = Segment(directory / name, first, int(match[3] or first), match[3] is not None)
+            segment = Segment(path, first, int(match[3] or first), match[3] is not None)
             files.setdefault(match[1], []).append(segment)
     return {name: tuple(sorted(of, key=lambda segment: segment[1:])) for name, of in files.items()}

@@ -227,7 +227,9 @@ def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
         written += 700_000
         if count := due(segments, keep, now=second, is_over=False):
             looks, read = looks + 1, read + sum(segment.size for segment in segments)
-            sums = sum(each.size if each.is_roll_up else each.size // 50 for each in segments[:count])
+            sums = sum(
+                each.size if each.is_roll_up else each.size // 50 for each in segments[:count]
+            )
             segments[:count] = [SegmentSize(sums, segments[count - 1].modified, True)]
         kept = sum(segment.size for segment in segments if not segment.is_roll_up)
         # Sums that are large are not read again for less than a quarter of them.

@@ -104,11 +104,15 @@ def test_each_event_is_read_once_whatever_files_there_are(
 ):
     for name in files:
         ends = [int(number) for number in name.split("-")]
-        path = UpdateLog(update_id="u", started=START, directory=tmp_path, name=f"{START:%Y%m%dT%H%M%S%f}Z-u")
+        path = UpdateLog(
+            update_id="u", started=START, directory=tmp_path, name=f"{START:%Y%m%dT%H%M%S%f}Z-u"
+        )
         path.path(*ends).touch()
     update = update_of(tmp_path)
     assert len(update.files) == len(files)
-    names = [f"{s.first}-{s.last}" if s.is_roll_up else str(s.first) for s in update.segments(after)]
+    names = [
+        f"{s.first}-{s.last}" if s.is_roll_up else str(s.first) for s in update.segments(after)
+    ]
     assert names == read
 
 
@@ -397,4 +401,3 @@ def test_a_log_of_an_earlier_version_is_a_log_with_one_segment(tmp_path: Path):
     assert total(tmp_path) == before + 1
     assert [last_batch(tmp_path, flow) for flow in flows] == batches
     assert recorded.model.head()["state"] == "FAILED"
-
