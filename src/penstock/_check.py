@@ -25,7 +25,6 @@ from penstock._project.needs import ProjectNeeds, needs
 from penstock._project.notebook_globals import notebook_globals
 from penstock._project.stand_ins import stand_ins
 from penstock.errors import DefinitionErrors, PenstockError
-from penstock.sources.kafka.options import at_mapped_servers
 
 if TYPE_CHECKING:
     from penstock._engine.analysis import Survey
@@ -315,9 +314,11 @@ def _elsewhere(
     assumptions: "Assumptions", sinks: Iterable[Sink], map_path: Callable[[str], str]
 ) -> tuple[str, ...]:
     """Brokers of sources and sinks that are not mapped, not assumed and not on this machine."""
+    from penstock.sources.registry import source_of
+
     for sink in sinks:
-        if sink.format.lower() == "kafka":
-            assumptions.note_servers(at_mapped_servers(sink.options, map_path))
+        system = source_of(sink.format)
+        assumptions.note_servers(system.endpoints(system.map_options(sink.options, map_path)))
     return tuple(
         servers
         for servers in assumptions.servers

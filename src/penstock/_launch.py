@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock._api.modules import installed_modules
 from penstock._graph.index import DefinitionIndex, build_index

@@ -19,6 +19,8 @@ from made_events import details
 
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
+from penstock.sources.base import Read
+from penstock.sources.registry import source_of
 
 pytestmark = [pytest.mark.spark]
 
@@ -165,8 +167,6 @@ def test_a_refusal_names_the_stream_and_no_keys(
 def test_a_batch_reads_everything_and_plans_show_no_keys(
     proxy: FaultProxy, make_stream: MakeStream, spark, capsys
 ):
-    from penstock.sources.kinesis.source import read_kinesis
-
     stream = make_stream(2)
     stream.put(*map(order, range(12)))
     options = {
@@ -176,9 +176,15 @@ def test_a_batch_reads_everything_and_plans_show_no_keys(
         "awsAccessKey": ACCESS_KEY,
         "awsSecretKey": SECRET_KEY,
     }
-    batch = read_kinesis(spark, options, streaming=False)
+
+    def opened(*, is_stream: bool) -> Any:
+        load: Any = None
+        read = Read(spark=spark, format="kinesis", options=options, load=load, is_stream=is_stream)
+        return source_of("kinesis").open(read).df
+
+    batch = opened(is_stream=False)
     assert sorted(json.loads(row.data)["id"] for row in batch.collect()) == list(range(12))
-    query = read_kinesis(spark, options, streaming=True)
+    query = opened(is_stream=True)
     for df in (batch, query):
         df.explain(extended=True)
     shown = capsys.readouterr().out

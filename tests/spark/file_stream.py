@@ -19,13 +19,7 @@ from penstock._spark.failures import full_text
 from penstock._tables.files import StorageFiles
 from penstock.errors import FlowError
 from penstock.sources.files.batch_log import batch_files
-from penstock.sources.files.opening import (
-    OpenedFiles,
-    collecting,
-    open_files,
-    open_source,
-    read_source,
-)
+from penstock.sources.files.opening import OpenedFiles, open_source, read_source
 from penstock.sources.files.recovery import check_files, recover
 from penstock.sources.memory import FolderMemory
 
@@ -65,23 +59,14 @@ class FileStream:
         self.restarts = []
         while True:
             rows: dict[int, list[Row]] = {}
-            with collecting() as sources:
-                df = open_files(
-                    self.spark,
-                    path=str(self.folder),
-                    options=self.options,
-                    schema=self.schema,
-                    streaming=True,
-                    state=self.state,
-                    analysis=False,
-                )
+            source = self._open()
+            df = read_source(source, streaming=True)
             self.columns, self.types = df.columns, dict(df.dtypes)
             df = df.selectExpr(*select) if select else df
 
-            def take(batch: Any, number: int, kept=rows, sources=sources) -> None:
-                for source in sources:
-                    paths = batch_files(StorageFiles(self.spark), self._checkpoint, number)
-                    check_files(source, paths)
+            def take(batch: Any, number: int, kept=rows, source=source) -> None:
+                paths = batch_files(StorageFiles(self.spark), self._checkpoint, number)
+                check_files(source, paths)
                 kept[number] = batch.collect()
 
             writer = df.writeStream.foreachBatch(take).trigger(availableNow=True)
@@ -89,7 +74,7 @@ class FileStream:
             try:
                 query.awaitTermination()
             except Exception as error:
-                self._restart(error, sources)
+                self._restart(error, source)
                 continue
             return [row for number in sorted(rows) for row in rows[number]]
 
@@ -102,15 +87,14 @@ class FileStream:
         self.restarts = []
         while True:
             files = self._files()
-            with collecting() as sources:
-                source = self._open()
+            source = self._open()
             df = read_source(source, streaming=False)
             self.columns, self.types = df.columns, dict(df.dtypes)
             try:
                 check_files(source, [path.as_uri() for path in files])
                 rows = (df.selectExpr(*select) if select else df).collect()
             except Exception as error:
-                self._restart(error, sources)
+                self._restart(error, source)
                 continue
             self._put_away(files)
             return list(rows)
@@ -127,13 +111,13 @@ class FileStream:
         shutil.copytree(other._memory, self._memory)
         return self
 
-    def _open(self) -> OpenedFiles:
+    def _open(self, *, streaming: bool = True) -> OpenedFiles:
         return open_source(
             self.spark,
             path=str(self.folder),
             options=self.options,
             schema=self.schema,
-            streaming=True,
+            streaming=streaming,
             state=self.state,
             analysis=False,
         )
@@ -141,9 +125,9 @@ class FileStream:
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.rglob("*") if path.is_file())
 
-    def _restart(self, error: Exception, sources: Sequence[OpenedFiles]) -> None:
+    def _restart(self, error: Exception, source: OpenedFiles) -> None:
         """Note why the next attempt differs; fail where it would not."""
-        known = recover(full_text(error), sources, FLOW)
+        known = recover(full_text(error), [source], FLOW)
         if known is None:
             raise error
         if not isinstance(known, FlowError) or not known.retryable:
@@ -159,15 +143,7 @@ class FileStream:
 
     def batch(self) -> list[Row]:
         """All rows of all files, without a stream."""
-        df = open_files(
-            self.spark,
-            path=str(self.folder),
-            options=self.options,
-            schema=self.schema,
-            streaming=False,
-            state=self.state,
-            analysis=False,
-        )
+        df = read_source(self._open(streaming=False), streaming=False)
         self.columns, self.types = df.columns, dict(df.dtypes)
         return df.collect()
 

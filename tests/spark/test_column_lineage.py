@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 from penstock._engine.column_lineage import column_lineage
 from penstock._engine.table_sources import SchemaSource
 from penstock._model.lineage import FlowLineage, LineageSource
+from penstock.sources.base import NOWHERE
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +40,7 @@ def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spar
     source = SchemaSource()
     source.schemas.update({"a": ROWS, "b": ROWS, "c.s.odd näme": ROWS})
     a, b = source.batch("a", spark.read), source.batch("b", spark.read)
-    stream = source.stream("a", spark.readStream)
+    stream = source.stream("a", spark.readStream, NOWHERE).df
     odd = source.batch("c.s.odd näme", spark.read)
     (tmp_path / "in").mkdir()
     outside = spark.read.schema(ROWS).json(str(tmp_path / "in"))

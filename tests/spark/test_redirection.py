@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._engine.evaluation import Evaluator, OutsideReads
+from penstock._engine.file_states import MemoryStates
 from penstock._engine.outside import OutsideTables
 from penstock._engine.redirection import redirected
 from penstock._engine.surroundings import Surroundings
@@ -20,6 +21,8 @@ from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import ExternalTable, PipelineDefinition, PipelineSettings
 from penstock._tables.layout import StorageLayout
 from penstock.errors import DefinitionError, PenstockError
+from penstock.sources.base import OpenedSource, Read
+from penstock.sources.files.source import AutoLoaderSource
 
 HERE = SourceLocation("pipeline.py", 3)
 
@@ -30,7 +33,7 @@ class World:
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark = spark
         self.root = root
-        self.files_read: list[dict[str, Any]] = []
+        self.files_read: list[Read] = []
         self.resolved: list[str] = []
         (root / "raw").mkdir()
         lines = [json.dumps({"id": n, "name": f"n{n}"}) for n in range(3)]
@@ -51,7 +54,7 @@ class World:
             ),
             map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
             resolve_secrets=self._secret,
-            files=self._files,
+            memories=MemoryStates().store,
             events=self.root / "events",
             configuration=self.configuration,
         )
@@ -61,10 +64,12 @@ class World:
             self.resolved.append(text)
         return text.replace("${secret:crm/key}", "sesame")
 
-    def _files(self, **given: Any) -> DataFrame:
-        self.files_read.append(given)
-        reader: Any = self.spark.readStream if given["streaming"] else self.spark.read
-        return reader.schema("id BIGINT, name STRING").json(given["paths"][0])
+    def open_files(self, read: Read) -> OpenedSource:
+        """In place of Auto Loader, which would infer a schema for each of the reads."""
+        self.files_read.append(read)
+        reader: Any = self.spark.readStream if read.is_stream else self.spark.read
+        df = reader.schema("id BIGINT, name STRING").json(read.paths[0])
+        return OpenedSource(df, name="files")
 
     def outside(self) -> Any:
         return redirected(OutsideReads(self.spark, self.around()))
@@ -103,7 +108,9 @@ class World:
 @pytest.fixture
 def world(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.chdir(tmp_path)
-    return World(spark, tmp_path)
+    made = World(spark, tmp_path)
+    monkeypatch.setattr(AutoLoaderSource, "open", lambda _, read: made.open_files(read))
+    return made
 
 
 def test_paths_are_mapped_when_readers_take_them_in_any_way(world: World, spark: SparkSession):
@@ -183,17 +190,17 @@ def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spar
     df, _ = world.evaluate(query)
     assert df.isStreaming
     assert df.columns == ["id"]
-    assert {(call["flow"], call["analysis"]) for call in world.files_read} == {("f", True)}
+    assert {(read.flow, read.is_analysis) for read in world.files_read} == {("f", True)}
     assert len(world.files_read) == 3
-    assert {tuple(call["paths"]) for call in world.files_read} == {(str(world.root / "raw"),)}
-    options = [call["options"] for call in world.files_read]
+    assert {read.paths for read in world.files_read} == {(str(world.root / "raw"),)}
+    options = [read.options for read in world.files_read]
     assert {"inferColumnTypes": "true", "format": "json", "header": "true"} in options
     assert {"cloudFiles.maxFilesPerTrigger": "5", "cloudFiles.format": "json"} in options
-    assert [call["schema"] for call in world.files_read].count("id BIGINT") == 1
-    assert all(call["streaming"] for call in world.files_read)
+    assert [read.schema for read in world.files_read].count("id BIGINT") == 1
+    assert all(read.is_stream for read in world.files_read)
 
     world.evaluate(lambda: spark.sql("SELECT * FROM read_files('/Volumes/main/raw')"))
-    assert not world.files_read[-1]["streaming"]
+    assert not world.files_read[-1].is_stream
     world.evaluate(
         lambda: (
             spark.readStream.format("cloudFiles")
@@ -202,7 +209,7 @@ def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spar
             .load("/Volumes/main/raw")
         )
     )
-    assert world.files_read[-1]["options"] == {"cloudFiles.format": "json"}
+    assert world.files_read[-1].options == {"cloudFiles.format": "json"}
 
 
 def test_metadata_of_files_is_there_when_sql_asks_for_it(world: World, spark: SparkSession):

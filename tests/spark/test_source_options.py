@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock.sources.jdbc.stream import open_jdbc
-from penstock.sources.options import prepare_reader_options
+from penstock.sources.base import NOWHERE, OpenedSource, Position, Read, parse_start
+from penstock.sources.registry import source_of
 
 
 def stream(
     spark: Any, source: str, path: str | None = None, schema: str = "", **options: str
 ) -> Any:
     reader = spark.readStream.format(source)
-    reader = reader.options(**prepare_reader_options(source, options, streaming=True))
+    reader = reader.options(**source_of(source).check_options(options, is_stream=True))
     if schema:
         reader = reader.schema(schema)
     return reader.load(path) if path else reader.load()
@@ -172,6 +172,18 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
     assert [row[0] for row in newer.load().collect()] == [9]
 
     # As a stream: any database with a driver.
+    def opened(options: dict[str, str], position: Position = NOWHERE) -> OpenedSource:
+        load = spark.readStream.format("jdbc").load
+        read = Read(
+            spark=spark,
+            format="jdbc",
+            options=options,
+            load=lambda _: load(),
+            flow="orders",
+            position=position,
+        )
+        return source_of("jdbc").open(read)
+
     given = {
         **options,
         "dbtable": "orders",
@@ -180,11 +192,15 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
         "maxRowsPerTrigger": "4",
         "numPartitions": "2",
     }
-    found = batches(open_jdbc(spark, given, schema=None, flow="orders"), tmp_path / "stream")
+    found = batches(opened(given).df, tmp_path / "stream")
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     added = spark.range(10, 12).selectExpr("id", "id AS amount")
     added.write.format("jdbc").options(**options, dbtable="orders").mode("append").save()
-    again = open_jdbc(spark, given, schema=None, flow="orders").where("amount > 10").select("id")
+    again = opened(given).df.where("amount > 10").select("id")
     assert batches(again, tmp_path / "stream") == [[11]]
-    first = open_jdbc(spark, {**given, "startingKey": "9"}, schema=None, flow="orders")
+    first = opened({**given, "startingKey": "9"}).df
     assert batches(first, tmp_path / "first") == [[9, 10, 11]]
+    position, report = opened(given).start(parse_start("key=10"), [], 0)
+    assert (report.unit, report.again, report.skipped) == ("rows", 0, 10)
+    moved = opened({**given, "startingKey": "2"}, position).df
+    assert batches(moved, tmp_path / "moved") == [[10, 11]]

@@ -12,21 +12,18 @@ import penstock as dp
 from penstock._api.registry import Registry, registration
 from penstock._engine.analysis import Survey, survey
 from penstock._engine.assumptions import Assumptions
+from penstock._engine.file_states import MemoryStates
 from penstock._engine.outside import OutsideTables
 from penstock._engine.surroundings import Surroundings
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout
-from penstock.errors import DefinitionError
 
 
 @pytest.fixture
 def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Survey]]:
     """Surveys what a function declares."""
     assumptions = Assumptions(spark)
-
-    def no_files(**given: Any) -> Any:
-        raise DefinitionError("PATH_NOT_FOUND", f"nothing at {given['paths']}")
 
     def run(declare: Callable[[], None]) -> Survey:
         registry = Registry()
@@ -41,7 +38,7 @@ def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[],
                 catalog="spark_catalog",
                 schema="default",
             ),
-            files=no_files,
+            memories=MemoryStates().store,
             assumptions=assumptions,
         )
         return survey(spark, build_index(registry.build(), settings), around)

@@ -30,17 +30,18 @@ def backfill(
         str | None,
         typer.Option(
             "--from",
-            help="First of the range: a moment, `version=4`, offsets as JSON, or `earliest`.",
-            metavar="PLACE",
+            help="Start of the range: `earliest` (the default), a timestamp, `version=4`, "
+            "`key=500`, or offsets as JSON.",
+            metavar="POSITION",
         ),
     ] = None,
     end: Annotated[
         str | None,
         typer.Option(
             "--to",
-            help="Its end: a moment or offsets (not included), or `version=9` (included); by "
-            "default as far as the flow has read.",
-            metavar="PLACE",
+            help="End of the range: a timestamp, `key=900` or offsets (not included), or "
+            "`version=9` (included). Default: as far as the flow has read.",
+            metavar="POSITION",
         ),
     ] = None,
     files: Annotated[

@@ -177,9 +177,10 @@ def reset(
         str,
         typer.Option(
             "--from",
-            help="`earliest`, `latest`, a moment (`2026-03-01T10:00:00Z`) or `version=12` of a "
-            "Delta table.",
-            metavar="PLACE",
+            help="Start position: `earliest`, `latest`, a timestamp (`2026-03-01T10:00:00Z`), "
+            "`version=12` of a Delta table, `key=500` of a table in a database, or offsets as "
+            "JSON.",
+            metavar="POSITION",
         ),
     ],
     truncate: Annotated[

@@ -29,9 +29,9 @@ def migrate(
         str | None,
         typer.Option(
             "--from",
-            help="Where its sources are read from: `earliest` (the default), a moment, "
-            "`version=4`, or offsets as JSON.",
-            metavar="PLACE",
+            help="Start position: `earliest` (the default), a timestamp, `version=4`, `key=500`, "
+            "or offsets as JSON.",
+            metavar="POSITION",
         ),
     ] = None,
     accept_less: Annotated[

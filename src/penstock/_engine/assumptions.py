@@ -8,7 +8,7 @@ the query is evaluated again.
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,6 @@ from pyspark.sql.types import (
 from penstock._engine.missing_sources import hinted_columns, missing_reason
 from penstock._model.missing import plausible_value
 from penstock._spark.plans import iterate, kind_of, walk
-from penstock.sources.kafka.options import SERVERS
 
 _FIXED: Mapping[str, str] = {
     "text": "value STRING",
@@ -149,9 +148,9 @@ class Assumptions:
         columns = {column.name: column.dataType for column in schema}
         self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
 
-    def note_servers(self, options: Mapping[str, str]) -> None:
-        """Remember the brokers in the options of a reader or sink, if there are any."""
-        self.servers |= {v: None for name, v in options.items() if name.lower() == SERVERS}
+    def note_servers(self, addresses: Iterable[str]) -> None:
+        """Remember what a reader or sink connects to."""
+        self.servers |= dict.fromkeys(addresses)
 
     def setting(self, key: str) -> str:
         """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""

@@ -17,11 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._api.reading import DatasetReader, reading
 from penstock._engine import file_metadata, lenient, sql_names
 from penstock._engine.boundary import DatasetCycleError, DatasetNotReadyError, user_code
-from penstock._engine.missing_sources import (
-    files_name,
-    format_option,
-    require_files_beside_hints,
-)
+from penstock._engine.missing_sources import format_option, require_files_beside_hints
 from penstock._engine.redirection import (
     Reader,
     install_redirection,
@@ -44,10 +40,10 @@ from penstock._model.paths import real_path
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read, Source
-from penstock.sources.files.source import FORMATS
+from penstock.sources.options import FILE_FORMATS
 from penstock.sources.registry import source_of
 
-_PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
+_PATH_FORMATS = frozenset(FILE_FORMATS) | {"delta", "binaryfile"}
 # Statements of a workspace that a pipeline's code may hold: its settings decide these here.
 _WITHOUT_EFFECT = re.compile(
     r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
@@ -101,13 +97,13 @@ class OutsideReads:
         rewritten = rewrite_names(self._spark, text, self._replacement_with_metadata)
         return file_metadata.using_shown(rewritten)
 
-    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """See `Redirect.load`."""
         source = source_of(reader_format(reader))
         is_stream = isinstance(reader, DataStreamReader)
         options = source.map_options(self._around.resolved(reader_options(reader)), self.map_path)
         if self._around.assumptions is not None:
-            self._around.assumptions.servers |= dict.fromkeys(source.endpoints(options))
+            self._around.assumptions.note_servers(source.endpoints(options))
         options = source.check_options(options, is_stream=is_stream)
 
         def loaded(wanted: Mapping[str, str]) -> DataFrame:
@@ -128,7 +124,7 @@ class OutsideReads:
                 is_stream=is_stream,
             )
         )
-        return self._opened(source, read, what)
+        return self._opened(source, read)
 
     def _described(self, read: Read) -> Read:
         """With whose read it is, and what its source remembers."""
@@ -136,7 +132,7 @@ class OutsideReads:
             read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True)
         )
 
-    def _opened(self, source: Source, read: Read, what: str) -> DataFrame:
+    def _opened(self, source: Source, read: Read) -> DataFrame:
         try:
             if self._around.assumptions is not None and read.schema is None:
                 require_files_beside_hints(read.options, read.paths)
@@ -148,7 +144,7 @@ class OutsideReads:
             if self._around.assumptions is None:
                 raise
             return self._stand_in(
-                what,
+                source.describe(read),
                 error,
                 paths=read.paths,
                 streaming=read.is_stream,
@@ -302,9 +298,7 @@ class OutsideReads:
             paths=tuple(paths),
             is_stream=streaming,
         )
-        return self._opened(
-            source, self._described(read), files_name(paths, format_option(options))
-        )
+        return self._opened(source, self._described(read))
 
 
 class Evaluator(OutsideReads, DatasetReader):

@@ -1,5 +1,6 @@
 """Measures the lag of running flows on a thread of its own: no batch waits for it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,12 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from py4j.protocol import Py4JError
-
+from penstock._model.exception_text import first_line
 from penstock._observe.events import Event, EventOrigin, LagProgress, SourceProgress
 from penstock._observe.lag import lag_summary
 from penstock.sources.base import OpenedSource
 
+_logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 10.0
 # At most one twentieth of the time is spent with measuring, and the event log does not fill up.
 _PAUSE_FACTOR = 20.0
@@ -125,8 +126,12 @@ class FlowLag:
 
     def _source(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         name = str(progress.get("description", ""))
-        java = next((j for j in self._java_sources() if str(j.toString()) == name), None)
-        bodies = (source.lag(progress, java) for source in self._sources)
+
+        def java_source() -> Any:
+            sources = self._java_sources()
+            return next((java for java in sources if str(java.toString()) == name), None)
+
+        bodies = (source.lag(progress, java_source) for source in self._sources)
         return {"source": name, **next((b for b in bodies if b is not None), {"kind": "other"})}
 
 
@@ -170,8 +175,9 @@ class LagProbe:
         while (flow := self._next()) is not None:
             try:
                 events = flow.measure()
-            except (Py4JError, OSError):
-                continue  # the JVM is going down, or a source of Spark's is of another kind
+            except Exception as error:  # whatever it is, it must not end the lag of other flows
+                _logger.debug("the lag of a flow is unknown: %s", first_line(error))
+                continue
             for event in events:
                 self._emit(event)
 

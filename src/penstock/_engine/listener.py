@@ -110,6 +110,8 @@ def backlog_records(progress: Mapping[str, Any]) -> int | None:
             if not isinstance(partitions, dict):
                 continue
             done = end.get(topic) or {}
+            if not all(isinstance(n, int) for n in (*partitions.values(), *done.values())):
+                continue  # a source whose offsets are something else
             behind = sum(max(0, offset - done.get(p, 0)) for p, offset in partitions.items())
             waiting = (waiting or 0) + behind
     return waiting

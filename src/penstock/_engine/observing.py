@@ -81,10 +81,10 @@ class ObservingEvaluator(Evaluator):
         self._read(reader, "table", name=shown, is_own=found is not None)
         return super().table(name, reader)
 
-    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """See `Redirect.load`."""
         self._read(reader, reader_format(reader))
-        return super().load(reader, what, spark_load)
+        return super().load(reader, spark_load)
 
     def _read(self, reader: Reader, source: str, **more: Any) -> None:
         options = {key.lower(): value for key, value in reader_options(reader).items()}

@@ -44,7 +44,7 @@ class Redirect(Protocol):
     def sql(self, text: str) -> str | None:
         """The text that Spark shall run instead; `None` for a statement that has no effect here."""
 
-    def load(self, reader: Reader, what: str, spark_load: Callable[[], DataFrame]) -> DataFrame:
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """The rows of `reader.load()`.
 
         Format, options, schema and paths are in `reader_format`, `reader_options`,
@@ -52,7 +52,6 @@ class Redirect(Protocol):
 
         Args:
             reader: As it was configured.
-            what: The source in words.
             spark_load: Lets Spark load with the options that the reader has by then.
         """
 
@@ -350,8 +349,6 @@ def _wrap_reader(reader: Any) -> None:
 
     def format_(self: Any, source: str) -> Any:
         self.__dict__["_penstock_format"] = source
-        if source.lower() == "cloudfiles":
-            return self  # Spark looks formats up when it loads; this one never gets there
         return original["format"](self, source)
 
     def schema_(self: Any, schema: Any) -> Any:
@@ -383,7 +380,7 @@ def _wrap_reader(reader: Any) -> None:
         options(self, **more)
         path = _mapped(self, path, redirect, original["option"])
         what = describe_source(reader_format(self), path, reader_options(self))
-        rows = redirect.load(self, what, lambda: original["load"](self, path))
+        rows = redirect.load(self, lambda: original["load"](self, path))
         redirect.record(what)
         return rows
 
@@ -443,6 +440,6 @@ def _row_reader(
             self.__dict__["_penstock_schema"] = kwargs["schema"]
         what = describe_source(name, shown if isinstance(shown, str) else None, {})
         redirect.record(what)
-        return redirect.load(self, what, lambda: original(self, *args, **kwargs))
+        return redirect.load(self, lambda: original(self, *args, **kwargs))
 
     return read

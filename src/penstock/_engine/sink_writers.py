@@ -21,8 +21,8 @@ from penstock.sinks.function import FunctionSinkWriter
 from penstock.sinks.jdbc import JdbcSinkWriter
 from penstock.sinks.jdbc_options import jdbc_sink_options
 from penstock.sinks.kafka import KafkaSinkWriter
-from penstock.sources.kafka.options import at_mapped_servers
-from penstock.sources.options import prepare_writer_options
+from penstock.sources.kafka.options import prepare_sink_options
+from penstock.sources.registry import source_of
 
 
 def forgets(sink: Sink) -> bool:
@@ -120,8 +120,7 @@ class SinkWriters:
     ) -> Any:
         kind = sink.format.lower()
         resolved = resolved_options(sink.options, self._resolve_secrets)
-        if kind == "kafka":
-            resolved = at_mapped_servers(resolved, self._evaluator.map_path)
+        resolved = source_of(kind).map_options(resolved, self._evaluator.map_path)
         if kind == "jdbc":
             options = jdbc_sink_options(resolved)
             writer = JdbcSinkWriter(
@@ -130,7 +129,7 @@ class SinkWriters:
             writer.start(df.schema)
             running.writes_batches(writer.write, sink.name)
             return stream.foreachBatch(running.on_batch)
-        prepared = prepare_writer_options(sink.format, resolved)
+        prepared = prepare_sink_options(resolved) if kind == "kafka" else resolved
         if in_batches:
             stream = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN)).writeStream
             stream = stream.outputMode((node.analysis.output_mode or OutputMode.APPEND).value)

@@ -11,7 +11,8 @@ from penstock._observe.events import LagProgress
 from penstock._observe.spark_progress import Progress, ended_at, timestamp_of
 
 _MEASURED = ("earliest_offset", "seconds_behind", "seconds_to_loss", "loss", "loss_by")
-_WITH_AGE = frozenset({"files", "delta"})
+# Their parts have an age each, or they have none; sources of other packages have one of their own.
+_WITHOUT_AGE = frozenset({None, "other", "kafka", "kinesis"})
 _LOSSES = ("none", "unknown", "expected", "happened")
 
 
@@ -94,7 +95,7 @@ def ages_of(source: Mapping[str, Any]) -> list[float | None]:
     """
     ages = [part["seconds_behind"] for part in source.get("partitions") or ()]
     ages += [shard["behind_seconds"] for shard in source.get("shards") or ()]
-    if source.get("kind") in _WITH_AGE:
+    if source.get("kind") not in _WITHOUT_AGE:
         ages.append(source.get("seconds_behind"))
     return ages
 
@@ -156,6 +157,8 @@ def _partitions(end: Any, latest: Any, measured: Mapping[str, Any]) -> list[dict
             continue
         for partition, offset in newest.items():
             read = (done or {}).get(partition, 0)
+            if not (isinstance(offset, int) and isinstance(read, int)):
+                continue  # a source whose offsets are something else
             told = offset if latest is not None else None
             found.append(_partition(topic, partition, read, told, beside.get((topic, partition))))
     return found

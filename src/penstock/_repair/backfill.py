@@ -195,7 +195,7 @@ def _decide(
 ) -> "tuple[Decision, tuple[RangeReport, ...]]":
     from penstock._engine.rereading.backfill import Decision
     from penstock._tables.prepare import table_state
-    from penstock.sources.base import EARLIEST, Range, StartKind, not_read_yet
+    from penstock.sources.base import EARLIEST, Range, not_read_yet
     from penstock.sources.flow import resolve_range
 
     name = node.flow.name
@@ -207,14 +207,12 @@ def _decide(
         raise not_read_yet(name, f"its batch {one.last_planned} is not finished")
     df, opened = pipeline.query(node)
     way, by = choose_way(node, dataset, asked, df.columns)
-    now_ms = round(time.time() * 1000)
-    end = asked.end
     wanted = Range(
         flow=name,
         begin=asked.begin or EARLIEST,
-        end=None if end is None or end.kind is StartKind.LATEST else end,
+        end=asked.end,
         files=asked.files,
-        now_ms=now_ms,
+        now_ms=round(time.time() * 1000),
     )
     position, reports = resolve_range(opened, wanted, one)
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])

@@ -27,7 +27,7 @@ from penstock.errors import PenstockError, PlanError, SpecError
 from penstock.sources.memory import PassingMemory, SourceMemory
 
 Offsets = Mapping[str, Mapping[str, int]]
-"""Topic to partition (stream to shard) to offset."""
+"""Topic to number of the partition to offset."""
 
 Position = Mapping[str, Any]
 """Where the streams of a flow begin and end: JSON, kept with the flow. Each source reads the keys
@@ -124,7 +124,7 @@ def parse_start(text: str, option: str = "--from") -> StartPosition:
 
 def _offsets(body: Any) -> Offsets:
     offsets = {
-        str(topic): {str(number): int(offset) for number, offset in parts.items()}
+        str(topic): {str(int(number)): int(offset) for number, offset in parts.items()}
         for topic, parts in body.items()
     }
     if any(offset < 0 for parts in offsets.values() for offset in parts.values()):
@@ -231,7 +231,8 @@ class Range:
     Attributes:
         flow: Name of the flow.
         begin: The first rows.
-        end: The rows behind the last, of versions the last one; `None` = where the flow is.
+        end: The rows behind the last, of versions the last one; `None` (and `latest`, which
+            `flow.resolve_range` replaces) = where the flow is.
         files: Pattern of file names; `None` = all.
         now_ms: The time.
     """
@@ -326,12 +327,14 @@ class OpenedSource:
         """
         return ()
 
-    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+    def lag(
+        self, progress: Mapping[str, Any], java_source: Callable[[], Any]
+    ) -> dict[str, Any] | None:
         """How far the flow is behind, as `lag_progress` has it; `None` for other sources.
 
         Args:
             progress: As for `lost`.
-            java_source: Spark's own object of the source; `None` if there is none.
+            java_source: Gives Spark's own object of the source; `None` if there is none.
 
         Returns:
             `kind`, `seconds_behind` and the figures of the source; `None` for unknown figures.
@@ -438,9 +441,8 @@ class Source(ABC):
         return ()
 
     def describe(self, read: Read) -> str:
-        """The source in words: format and place; no secrets."""
-        place = read.paths[0] if read.paths else ""
-        return f"{read.format or 'files'} {place}".rstrip()
+        """The source in words: format and location; no secrets."""
+        return f"{read.format or 'files'} {','.join(read.paths)}".rstrip()
 
     @abstractmethod
     def open(self, read: Read) -> OpenedSource:

@@ -1,6 +1,7 @@
 """All sources of one flow: where they begin, what a range of them is, what they still have."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock._tables.checkpoint_files import Checkpoint
@@ -57,6 +58,8 @@ def resolve_range(
     streams = distinct(sources)
     if not streams:
         raise range_invalid("the flow reads no stream", "--full-refresh computes it anew")
+    if wanted.end is not None and wanted.end.kind is StartKind.LATEST:
+        wanted = replace(wanted, end=None)
     parts = [source.range(wanted, done) for source in streams]
     reports = tuple(report for _, report in parts)
     if not any(report.count for report in reports):

@@ -4,6 +4,7 @@ from typing import Any
 
 from made_events import flow_progress, stream_progress
 
+from penstock._engine.listener import backlog_records
 from penstock._observe.events import Event, EventOrigin, FlowStatus, LagProgress
 from penstock._observe.lag import lag_sources, lag_summary
 from penstock._observe.state import ObservedUpdate
@@ -150,3 +151,15 @@ def test_the_status_has_it():
     lag = found["flows"][0]["lag"]
     assert (lag["seconds_behind"], lag["loss"], lag["seconds_to_loss"]) == (30.0, "expected", 600.0)
     assert lag["measured_at"] == "2026-03-04T10:00:00.000Z"
+
+
+def test_a_source_of_another_package_has_an_age_and_offsets_of_its_own():
+    end = {"url": 9, "files": {"a": "x", "b": {"line": 3}}}
+    entry = {"description": "tape", "endOffset": end, "latestOffset": {"files": {"a": "y"}}}
+    body = {"source": "tape", "kind": "tape", "seconds_behind": 7.5, "ids": 3}
+    at = LagProgress(measured_at="2026-03-04T10:00:00.000Z", sources=(body,))
+    (view,) = lag_sources({"sources": [entry]}, at)
+    assert (view["kind"], view["seconds_behind"], view["partitions"]) == ("tape", 7.5, [])
+    assert lag_summary([view])["seconds_behind"] == 7.5
+    assert lag_summary([body | {"seconds_behind": None}])["seconds_behind"] is None
+    assert backlog_records({"sources": [entry]}) is None

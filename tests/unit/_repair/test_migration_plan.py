@@ -3,7 +3,6 @@
 import pytest
 
 from penstock._engine.flow_state import FlowState
-from penstock._engine.rereading.history import SourceHistory
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.migration_facts import changed_columns, changed_operators
 from penstock._repair.migration_plan import (
@@ -15,6 +14,7 @@ from penstock._repair.migration_plan import (
     why_refused,
 )
 from penstock.errors import PlanError
+from penstock.sources.base import SourceHistory
 
 SETTINGS = PipelineSettings(name="p", storage="/s", root="/r")
 TABLE = {"id": "t", "version": 7, "rows": 1200, "size": 34_567, "columns": {}}

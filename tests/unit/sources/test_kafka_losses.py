@@ -1,10 +1,16 @@
-from penstock.sources.kafka.reader import describe_loss, missing_ranges
+from penstock._engine.running import RunningQuery
+from penstock._model.flow import Flow
+from penstock._model.origin import source_location
+from penstock._observe.events import EventOrigin, SourceRowsLost
+from penstock.sources.base import OpenedSource
+from penstock.sources.kafka.source import lost_ranges
 
 
 def lost(start, end, rows, earliest):
-    source = {"startOffset": start, "endOffset": end}
-    found = missing_ranges(source, rows, lambda topic, _: earliest.get(topic, {}))
-    return [(r.topic, r.partition, r.first, r.end) for r in found]
+    progress = {"startOffset": start, "endOffset": end}
+    losses = lost_ranges(progress, rows, lambda topic, _: earliest.get(topic, {}))
+    bodies = [loss.body for loss in losses]
+    return [(b["topic"], b["partition"], b["first"], b["end"]) for b in bodies]
 
 
 def test_range_is_lost_when_rows_are_missing_and_the_partition_begins_later():
@@ -24,8 +30,29 @@ def test_partition_is_lost_when_it_is_gone():
     assert lost({"t": {"0": 5}}, {"t": {}}, 0, {}) == [("t", 0, 5, None)]
 
 
-def test_loss_is_described_in_one_line():
-    source = {"startOffset": {"t": {str(n): 1 for n in range(7)}}, "endOffset": {}}
-    text = describe_loss(missing_ranges(source, 0, lambda *_: {}))
+class LosingSource(OpenedSource):
+    """Lost all that a batch was to read."""
+
+    def __init__(self):
+        super().__init__(None, name="kafka t")
+
+    def lost(self, progress):
+        return lost_ranges(progress, 0, lambda *_: {})
+
+
+def test_losses_of_a_batch_are_one_event_with_one_line():
+    events = []
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    query = RunningQuery(
+        flow, EventOrigin(flow_name="f"), events.append, lambda _: None, [LosingSource()]
+    )
+    start = {"t": {str(n): 1 for n in range(7)}}
+    query.progressed({"batchId": 3, "sources": [{"startOffset": start, "endOffset": {}}]})
+    (event,) = events
+    assert event.origin.batch_id == 3
+    assert isinstance(event.body, SourceRowsLost)
+    assert len(event.body.ranges) == 7
+    text = event.message
     assert text.startswith("rows were lost: t-0 from 1 to its end, t-1 from 1 to its end")
     assert "and 2 more" in text
+    assert text.endswith("had been removed from kafka t before they were read")

@@ -1,44 +1,52 @@
+from typing import Any
+
 import pytest
 
 from penstock._engine.listener import backlog_records
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._observe.lag import source_view
-from penstock._spark.failures import flow_error
 from penstock.errors import CheckpointError, FlowError
+from penstock.sources.base import Loss, Read, explained
 from penstock.sources.kinesis.offsets import Offset, Position
-from penstock.sources.kinesis.source import describe_lost_records, lost_records
+from penstock.sources.kinesis.source import KinesisStream
+
+NOTHING: Any = None
+STREAM = KinesisStream(
+    NOTHING, Read(spark=NOTHING, format="kinesis", options={}, load=NOTHING), name="kinesis a"
+)
 
 
-def progress(start: Offset | None, end: Offset, rows: int, tolerant: bool = True):
+def losses(start: Offset | None, end: Offset, rows: int, tolerant: bool = True) -> list[Loss]:
+    """What is lost of the batch of a flow that reads Kafka besides."""
     after = Offset(end.streams, tolerant=tolerant)
-    source = {
+    entry = {
         "startOffset": None if start is None else start.to_json(),
         "endOffset": after.to_json(),
         "numInputRows": rows,
     }
-    return {"sources": [source, {"endOffset": {"topic": {"0": 3}}, "startOffset": None}]}
+    entries = [entry, {"endOffset": {"topic": {"0": 3}}, "startOffset": None}]
+    return [loss for one in entries for loss in STREAM.lost(one)]
 
 
 READ = Offset({"a": {"s0": Position(after="9", first="5", rows=4), "s1": Position()}})
 
 
 def test_rows_are_lost_when_a_planned_batch_gives_fewer():
-    (lost,) = lost_records(progress(None, READ, 3))
-    assert (lost.stream, lost.shard, lost.rows) == ("a", "s0", 1)
-    assert "1 row(s) of a/s0" in describe_lost_records([lost])
-    assert lost_records(progress(None, READ, 4)) == []
-    assert lost_records(progress(None, READ, 3, tolerant=False)) == []
-    assert lost_records(progress(READ, READ, 0)) == []
+    (lost,) = losses(None, READ, 3)
+    assert lost.body == {"stream": "a", "shard": "s0", "after": None, "rows": 1}
+    assert lost.text == "1 row(s) of a/s0"
+    assert losses(None, READ, 4) == []
+    assert losses(None, READ, 3, tolerant=False) == []
+    assert losses(READ, READ, 0) == []
 
 
 def test_rows_are_lost_when_a_batch_could_not_go_on_where_the_last_one_ended():
     after = Offset({"a": {"s0": Position(after="20", first="15", rows=2, lost="9")}})
-    (lost,) = lost_records(progress(READ, after, 2))
-    assert (lost.after, lost.rows) == ("9", None)
-    assert "a/s0 after 9" in describe_lost_records([lost] * 7)
-    assert "and 2 more" in describe_lost_records([lost] * 7)
-    assert lost_records(progress(after, after, 0)) == []
+    (lost,) = losses(READ, after, 2)
+    assert lost.body == {"stream": "a", "shard": "s0", "after": "9", "rows": None}
+    assert lost.text == "a/s0 after 9"
+    assert losses(after, after, 0) == []
 
 
 def test_time_behind_is_no_count_of_records():
@@ -69,7 +77,7 @@ def test_an_error_of_a_python_worker_keeps_its_condition(condition, retryable, h
         "org.apache.spark.SparkException: [PYTHON_DATA_SOURCE_ERROR] Traceback ...\n"
         f"penstock.errors.ConnectorError: [{condition}] Kinesis said so\n  hint: read slower\n\tat"
     )
-    error = flow_error(text, flow)
+    error = explained(text, [STREAM], flow)
     assert isinstance(error, FlowError)
     assert (error.condition, error.retryable) == (condition, retryable)
     assert hint in (error.hint or "")

@@ -1,7 +1,7 @@
 """Streams of Delta tables, the pipeline's own and others."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -78,16 +78,11 @@ class DeltaStream(OpenedSource):
     def _rows(self, read: Read) -> DataFrame:
         position = read.position
         version = position.get("versions", {}).get(self.path)
-        options = read.options
-        if version is not None or position.get("from_the_start"):
-            options = {k: v for k, v in options.items() if k.lower() not in _STARTS}
-        if version is None:
-            if options is read.options:
-                return read.load(options)
-        else:
-            options = {**options, "startingVersion": str(version)}
-            if version > int(self._delta.snapshot(self._location).version()):
-                return self._waiting(options)
+        if version is None and not position.get("from_the_start"):
+            return read.load(read.options)
+        options = options_at(read.options, position, self.path)
+        if version is not None and version > int(self._delta.snapshot(self._location).version()):
+            return self._waiting(options)
         rows = self._spark.readStream.format("delta").options(**options).load(self._location)
         last = position.get("end_versions", {}).get(self.path)
         return rows if last is None else self._within(rows, int(version or 0), int(last))
@@ -118,7 +113,9 @@ class DeltaStream(OpenedSource):
 
     # -- a running flow ------------------------------------------------------------------------
 
-    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+    def lag(
+        self, progress: Mapping[str, Any], java_source: Callable[[], Any]
+    ) -> dict[str, Any] | None:
         """See `OpenedSource.lag`."""
         name, end = str(progress.get("description", "")), progress.get("endOffset")
         if not name.startswith(_DESCRIPTION) or not isinstance(end, dict):
@@ -236,19 +233,15 @@ class DeltaStream(OpenedSource):
         Raises:
             PlanError: `START_NOT_AVAILABLE`: the table does not have it any more, or not yet.
         """
-        rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._location}`")
-        known = {
-            int(row["version"]): int(row["at"])
-            for row in rows.selectExpr("version", "unix_millis(timestamp) AS at").collect()
-        }
-        first, newest = min(known), max(known)
+        times = self._times()
+        first, newest = min(times), max(times)
         match at.kind:
             case StartKind.EARLIEST:
                 return first
             case StartKind.LATEST:
                 return newest + 1
             case StartKind.TIMESTAMP:
-                later = [version for version, time in known.items() if time >= at.timestamp_ms]
+                later = [version for version, time in times.items() if time >= at.timestamp_ms]
                 return min(later, default=newest + 1)
             case StartKind.VERSION:
                 if not first <= at.version <= newest + 1:
@@ -261,8 +254,16 @@ class DeltaStream(OpenedSource):
                 return at.version
             case _:
                 raise start_not_available(
-                    at, f"a Delta table has no {at.kind.value}", "use a version or a timestamp"
+                    at, f"a Delta table has no {at.kind.value}s", "use a version or a timestamp"
                 )
+
+    def _times(self) -> dict[int, int]:
+        """When the versions that the log still has were made, in milliseconds since 1970."""
+        rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._location}`")
+        return {
+            int(row["version"]): int(row["at"])
+            for row in rows.selectExpr("version", "unix_millis(timestamp) AS at").collect()
+        }
 
     def _read_by(self, done: Sequence[Checkpoint]) -> int:
         """The version before which the checkpoints have read; a version read in part counts."""
@@ -288,6 +289,15 @@ class DeltaStream(OpenedSource):
             for offset in checkpoints.last_offsets(checkpoint)
             if "reservoirVersion" in offset and str(offset.get("reservoirId")) == table_id
         ]
+
+
+def options_at(options: Mapping[str, str], position: Position, path: str) -> dict[str, str]:
+    """The options of a stream of the table at a path, with the version where it begins."""
+    version = position.get("versions", {}).get(path)
+    if version is None and not position.get("from_the_start"):
+        return dict(options)
+    kept = {name: value for name, value in options.items() if name.lower() not in _STARTS}
+    return kept if version is None else {**kept, "startingVersion": str(version)}
 
 
 def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[str]:

@@ -1,10 +1,8 @@
 """The door: files as a DataFrame, with a schema that is inferred once and then kept."""
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -79,69 +77,17 @@ class OpenedFiles:
         return self.options.format in COLUMNAR and wanted
 
 
-_opened: ContextVar[list[OpenedFiles] | None] = ContextVar("penstock_opened_files", default=None)
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[list[OpenedFiles]]:
-    """Collect the sources that are opened inside."""
-    found: list[OpenedFiles] = []
-    token = _opened.set(found)
-    try:
-        yield found
-    finally:
-        _opened.reset(token)
-
-
 def source_key(path: str | Sequence[str], options: Mapping[str, str]) -> str:
     """A name for a source that stays the same as long as it reads the same folder.
 
     Args:
-        path: As for `open_files`.
-        options: As for `open_files`; only the format counts.
+        path: One or more folders, files or patterns; absolute.
+        options: As the user set them; only the format counts.
     """
     paths = [path] if isinstance(path, str) else sorted(path)
     formats = [v for k, v in options.items() if k.lower().removeprefix("cloudfiles.") == "format"]
     text = json.dumps([paths, [name.lower() for name in formats]])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def open_files(
-    spark: SparkSession,
-    *,
-    path: str | list[str],
-    options: Mapping[str, str],
-    schema: StructType | str | None,
-    streaming: bool,
-    state: SourceMemory,
-    analysis: bool,
-) -> DataFrame:
-    """Files as Auto Loader reads them.
-
-    Args:
-        spark: The session.
-        path: One or more folders, files or patterns; absolute.
-        options: As the user gave them, with or without `cloudFiles.`.
-        schema: The user's own, if any.
-        streaming: Whether new files are waited for.
-        state: What this source remembers. A schema is inferred only if it has none.
-        analysis: Whether the query is only looked at, not started.
-
-    Raises:
-        ConnectorError: Options or hints are wrong.
-        DefinitionError: `SCHEMA_NOT_INFERRED`: there is nothing to infer a schema from.
-        SetupError: Avro without its jar.
-    """
-    source = open_source(
-        spark,
-        path=path,
-        options=options,
-        schema=schema,
-        streaming=streaming,
-        state=state,
-        analysis=analysis,
-    )
-    return read_source(source, streaming=streaming)
 
 
 def open_source(
@@ -154,7 +100,22 @@ def open_source(
     state: SourceMemory,
     analysis: bool,
 ) -> OpenedFiles:
-    """The first half of `open_files`: what the options, the files and the memory say."""
+    """Files as Auto Loader reads them: what options, files and memory say; for `read_source`.
+
+    Args:
+        spark: The session.
+        path: One or more folders, files or patterns; absolute.
+        options: As the user set them, with or without `cloudFiles.`.
+        schema: The user's own, if any.
+        streaming: Whether new files are waited for.
+        state: What this source remembers. A schema is inferred only if it has none.
+        analysis: Whether the query is only looked at, not started.
+
+    Raises:
+        ConnectorError: Options or hints are wrong.
+        DefinitionError: `SCHEMA_NOT_INFERRED`: there is nothing to infer a schema from.
+        SetupError: Avro without its jar.
+    """
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
     found = _Found(spark, roots, chosen)
@@ -181,9 +142,6 @@ def open_source(
         state,
         {},
     )
-    collector = _opened.get()
-    if collector is not None:
-        collector.append(opened)
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in found.files])
     if not streaming and opened.shows_columns_by_file:
@@ -192,7 +150,7 @@ def open_source(
 
 
 def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
-    """The second half of `open_files`: the rows, as they are now or as a stream."""
+    """The rows, as they are now or as a stream."""
     df = _rows(source, streaming=streaming)
     if not source.columns:
         return df

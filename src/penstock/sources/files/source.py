@@ -35,8 +35,8 @@ from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.overwritten import forget_overwritten
 from penstock.sources.files.recovery import check_files, recover
+from penstock.sources.options import FILE_FORMATS
 
-FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
 _DESCRIPTION = "FileStreamSource["
 _FOLDER_OPTIONS = ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
 _RANGE_OPTIONS = {
@@ -49,7 +49,7 @@ _RANGE_OPTIONS = {
 class FileSource(Source):
     """Spark's own streams of files, and batches of them."""
 
-    formats: ClassVar[Sequence[str]] = FORMATS
+    formats: ClassVar[Sequence[str]] = FILE_FORMATS
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
         """See `Source.check_options`."""
@@ -73,7 +73,7 @@ class FileSource(Source):
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=name)
         # Spark's own streams refuse the times as options.
-        rows = _within(read.load(_options_at(read.options, read.position, times=False)), read)
+        rows = _within(read.load(options_at(read.options, read.position, times=False)), read)
         return FileStream(rows, read.spark, name=name)
 
 
@@ -89,13 +89,13 @@ class AutoLoaderSource(FileSource):
     def describe(self, read: Read) -> str:
         """See `Source.describe`."""
         kinds = [v for k, v in read.options.items() if k.lower() in _FORMAT_OPTIONS]
-        return f"{kinds[0] if kinds else 'files'} {', '.join(read.paths)}"
+        return f"{kinds[0].lower() if kinds else 'files'} {','.join(read.paths)}"
 
     def open(self, read: Read) -> OpenedSource:
         """See `Source.open`."""
         options = read.options
         if read.is_stream:
-            options = _options_at(options, read.position, times=True)
+            options = options_at(options, read.position, times=True)
         place = read.paths[0] if len(read.paths) == 1 else list(read.paths)
         opened = open_source(
             read.spark,
@@ -153,11 +153,14 @@ class FileStream(OpenedSource):
         """See `OpenedSource.explain`: new fields, files that cannot be read."""
         return None if self.opened is None else recover(text, [self.opened], flow)
 
-    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+    def lag(
+        self, progress: Mapping[str, Any], java_source: Callable[[], Any]
+    ) -> dict[str, Any] | None:
         """See `OpenedSource.lag`."""
         if not str(progress.get("description", "")).startswith(_DESCRIPTION):
             return None
-        return dict(UNKNOWN_FILES) if java_source is None else self._lag.measure(java_source)
+        java = java_source()
+        return dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
 
     # -- other start positions -----------------------------------------------------------------
 
@@ -246,7 +249,7 @@ class FileStream(OpenedSource):
         return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
-def _options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
+def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
     """The options with the times and names of a range."""
     result = dict(options)
     for name, key in _RANGE_OPTIONS.items():

@@ -74,7 +74,7 @@ class KafkaSource(Source):
         """See `Source.describe`."""
         options = KafkaOptions(read.options)
         topics = (options.get(name) for name in ("subscribe", "subscribePattern", "assign"))
-        return f"kafka {next((text for text in topics if text), '')}".rstrip()
+        return f"{read.format} {next((text for text in topics if text), '')}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
         """See `Source.open`."""
@@ -118,7 +118,7 @@ class KafkaStream(OpenedSource):
         self._options = KafkaOptions(read.options)
         self._topics = TopicOffsets(read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
-        options = _options_at(read.options, read.position, self._topics)
+        options = options_at(read.options, read.position, self._topics)
         rows = read.spark.readStream.format("kafka").options(**options).load()
         super().__init__(_before_end(rows, read.position), name=name, unit="offsets")
 
@@ -162,7 +162,9 @@ class KafkaStream(OpenedSource):
             return {number: offset for (_, number), offset in offsets.items()}
         return {}
 
-    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+    def lag(
+        self, progress: Mapping[str, Any], java_source: Callable[[], Any]
+    ) -> dict[str, Any] | None:
         """See `OpenedSource.lag`."""
         end = progress.get("endOffset")
         if not self._is_mine(progress) or not isinstance(end, dict):
@@ -300,7 +302,7 @@ def is_offset(offset: Mapping[str, Any]) -> bool:
     )
 
 
-def _options_at(
+def options_at(
     options: Mapping[str, str], position: Position, topics: TopicOffsets
 ) -> dict[str, str]:
     """The options with the offsets where the stream begins; Spark wants one for each partition."""

@@ -1,7 +1,7 @@
 """Kinesis as a source: streams of shards, read by a data source in Python."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,9 @@ class KinesisStream(OpenedSource):
     def __init__(self, rows: Any, read: Read, *, name: str) -> None:
         super().__init__(_within(rows, read.position), name=name, unit="milliseconds")
 
-    def lag(self, progress: Mapping[str, Any], java_source: Any) -> dict[str, Any] | None:
+    def lag(
+        self, progress: Mapping[str, Any], java_source: Callable[[], Any]
+    ) -> dict[str, Any] | None:
         """See `OpenedSource.lag`."""
         latest = progress.get("latestOffset")
         if not isinstance(latest, dict) or BEHIND not in latest:

@@ -1,0 +1,105 @@
+"""Streams of flows without their systems: what Kafka, Delta and folders would answer is literal."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from penstock._tables.checkpoint_files import Checkpoint, LoggedBatch
+from penstock.sources.base import OpenedSource
+from penstock.sources.delta.source import DeltaStream
+from penstock.sources.files.source import FileStream
+from penstock.sources.kafka.source import KafkaStream
+
+Offsets = Mapping[str, Mapping[str, int]]
+
+TABLE_ID = "id"
+_NO_ROWS: Any = None
+
+
+def checkpoint(
+    folder: Path,
+    *planned: Any,
+    first: Any = None,
+    files: Mapping[str, int] | None = None,
+) -> Checkpoint:
+    """A checkpoint with one planned batch of these offsets.
+
+    Args:
+        folder: Its path.
+        planned: Offsets of the batch, one per source; none without a batch.
+        first: What its source noted before the first batch.
+        files: Time of the last change by file that was taken into a batch.
+    """
+    sources = folder / "sources" / "0"
+    sources.mkdir(parents=True, exist_ok=True)
+    (folder / "metadata").write_text('{"id": "x"}')
+    if first is not None:
+        # A zero byte stands before the version: Spark writes it so.
+        (sources / "0").write_text(f"\0v1\n{json.dumps(first)}")
+    if files:
+        lines = [json.dumps({"path": path, "timestamp": at}) for path, at in files.items()]
+        (sources / "0").write_text("\n".join(["v1", *lines]))
+    batch = LoggedBatch(batch_id=0, offsets=planned, watermark_ms=None, timestamp_ms=None)
+    return Checkpoint(
+        flow="flow",
+        epoch="e",
+        path=folder,
+        is_current=True,
+        exists=True,
+        query_id="x",
+        planned=(batch,) if planned else (),
+        finished=(0,) if planned else (),
+        damaged={},
+        state=(),
+        size=0,
+    )
+
+
+class Topics:
+    """What a broker has."""
+
+    def __init__(self, first: Offsets, next_: Offsets, by_time: Offsets) -> None:
+        self._first, self._next, self._by_time = first, next_, by_time
+
+    def earliest(self) -> Offsets:
+        return self._first
+
+    def latest(self) -> Offsets:
+        return self._next
+
+    def since(self, timestamp_ms: int) -> Offsets:
+        return self._by_time
+
+
+class PaperTopics(KafkaStream):
+    """Topics of which the broker has these offsets."""
+
+    def __init__(self, first: Offsets, next_: Offsets, by_time: Offsets | None = None) -> None:
+        OpenedSource.__init__(self, _NO_ROWS, name="kafka", unit="offsets")
+        topics: Any = Topics(first, next_, by_time or {})
+        self._topics = topics
+
+
+class PaperTable(DeltaStream):
+    """The table `/t`, whose versions are ten seconds apart."""
+
+    def __init__(self) -> None:
+        OpenedSource.__init__(self, _NO_ROWS, name="table /t", unit="versions")
+        self.path = self._location = "/t"
+        delta: Any = SimpleNamespace(
+            begin=lambda path: path, metadata=lambda path: SimpleNamespace(id=TABLE_ID)
+        )
+        self._delta = delta
+
+    def _times(self) -> dict[int, int]:
+        return {version: version * 10_000 for version in range(10)}
+
+
+class PaperFolder(FileStream):
+    """The folder `/in`; files are looked for on the local disk."""
+
+    def __init__(self) -> None:
+        OpenedSource.__init__(self, _NO_ROWS, name="files /in", unit="files")
+        self.opened = None

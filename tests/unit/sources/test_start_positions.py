@@ -1,0 +1,76 @@
+"""Start positions as users name them, and what a start means."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper_sources import PaperTopics, Topics, checkpoint
+
+from penstock._repair.reset import why_refused
+from penstock.errors import SpecError
+from penstock.sources.base import StartKind, StartPosition, StartReport, parse_start, path_key
+from penstock.sources.delta import source as delta
+from penstock.sources.files import source as files
+from penstock.sources.kafka import source as kafka
+
+
+def test_start_positions_are_read_as_they_are_written():
+    assert parse_start("Earliest").kind is StartKind.EARLIEST
+    assert parse_start("version=12") == StartPosition(kind=StartKind.VERSION, version=12)
+    assert parse_start("Key=a=b") == StartPosition(kind=StartKind.KEY, key="a=b")
+    at = parse_start("2026-03-01T10:00:00Z")
+    assert at == parse_start("2026-03-01T12:00:00+02:00") == parse_start("2026-03-01 10:00")
+    assert str(at) == "2026-03-01T10:00:00.000Z"
+    assert parse_start("timestamp=2026-03-01").timestamp_ms == 1_772_323_200_000
+    # One spelling of a partition: no other would be found.
+    assert parse_start('{"t": {"01": 5}}').offsets == {"t": {"1": 5}}
+    wrong = ("", "soon", "version=", "version=-1", "version=x", "offset=3", "key=")
+    for text in (*wrong, '{"t": {"x": 1}}', '{"t": {"0": -1}}', '{"t": 3}', "{"):
+        with pytest.raises(SpecError) as error:
+            parse_start(text)
+        assert error.value.condition == "START_INVALID"
+
+
+def test_a_start_counts_what_is_read_again_and_what_is_never_read(tmp_path: Path):
+    done = checkpoint(tmp_path, {"t": {"0": 10, "1": 5}})
+    topics = PaperTopics({"t": {"0": 0, "1": 0}, "new": {"0": 0}}, {})
+    at = parse_start('{"t": {"0": 4, "1": 9}, "new": {"0": 7}}')
+    position, report = topics.start(at, [done], 90_000)
+    assert (report.again, report.skipped) == (6, 4)
+    assert position == {"offsets": {"t": {"0": 4, "1": 9}, "new": {"0": 7}}}
+
+
+def test_only_what_can_take_rows_again_gets_them():
+    some = (StartReport(source="t", unit="offsets", again=6, skipped=0),)
+    none = (StartReport(source="t", unit="offsets", again=0, skipped=4),)
+    unknown = (StartReport(source="t", unit="rows", again=None, skipped=None),)
+    assert "6 offsets" in (why_refused("added", some, is_whole=True) or "")
+    assert why_refused("added", none, is_whole=False) is None
+    assert "nobody knows" in (why_refused("added", unknown, is_whole=True) or "")
+    assert why_refused("keyed", unknown, is_whole=False) is None
+    assert why_refused("recomputed", some, is_whole=True) is None
+    assert "wrong" in (why_refused("recomputed", none, is_whole=False) or "")
+
+
+def test_a_position_wins_over_the_options_of_the_query():
+    options = {"startingTimestamp": "5", "subscribe": "t"}
+
+    def of_topics(position: dict[str, Any]) -> dict[str, str]:
+        topics: Any = Topics({"t": {"0": 0, "1": 0}}, {}, {})
+        return kafka.options_at(options, position, topics)
+
+    assert of_topics({}) == options
+    # As versions before this one have kept it with a flow, too.
+    position = {"offsets": {"t": {"0": 3}}, "versions": {"/a": 7}, "modified_after": "x"}
+    # A partition that came later is read from its first record.
+    text = '{"t": {"0": 3, "1": -2}}'
+    assert of_topics(position) == {"subscribe": "t", "startingOffsets": text}
+    own = {"startingversion": "1"}
+    assert delta.options_at(own, position, path_key("file:///a/")) == {"startingVersion": "7"}
+    assert delta.options_at(own, position, "/b") == own
+    named = files.options_at({"MODIFIEDAFTER": "y", "a": "b"}, position, times=True)
+    assert named == {"a": "b", "modifiedAfter": "x"}
+    start = {"from_the_start": True}
+    assert of_topics(start) == {"subscribe": "t", "startingOffsets": "earliest"}
+    latest = {"startingVersion": "latest", "x": "y"}
+    assert delta.options_at(latest, start, "/b") == {"x": "y"}
