@@ -190,12 +190,7 @@ class EventFilter:
 
 
 def read_events(
-    directory: Path,
-    *,
-    update: str | None = None,
-    event_type: str | None = None,
-    dataset: str | None = None,
-    level: str | None = None,
+    directory: Path, *, update: str | None = None, **wanted: str | None
 ) -> Iterator[dict[str, Any]]:
     """The JSON form of recorded events, in their order; may be read while an update runs.
 
@@ -204,16 +199,14 @@ def read_events(
     Args:
         directory: The folder of the event log.
         update: Id of an update or its beginning, or `latest`; all updates when `None`.
-        event_type: See `EventFilter`.
-        dataset: See `EventFilter`.
-        level: See `EventFilter`.
+        wanted: See `EventFilter`.
     """
-    wanted = EventFilter(event_type=event_type, dataset=dataset, level=level)
+    events = EventFilter(**wanted)
     for recorded in select_updates(directory, update):
         with contextlib.suppress(FileNotFoundError):
             for line in recorded.lines():
                 event = _decode(line)
-                if event is not None and wanted.accepts(event):
+                if event is not None and events.accepts(event):
                     yield event
 
 
@@ -228,10 +221,8 @@ def follow(
     directory: Path,
     *,
     update: str | None = None,
-    event_type: str | None = None,
-    dataset: str | None = None,
-    level: str | None = None,
     stop: threading.Event | None = None,
+    **wanted: str | None,
 ) -> Iterator[dict[str, Any]]:
     """The JSON form of recorded events, then of new ones as they are written.
 
@@ -241,12 +232,10 @@ def follow(
     Args:
         directory: The folder of the event log; it need not be there yet.
         update: Id of an update or its beginning; `latest` and `None` follow the newest ones.
-        event_type: See `EventFilter`.
-        dataset: See `EventFilter`.
-        level: See `EventFilter`.
         stop: Set it, on any thread, to end within a quarter of a second.
+        wanted: See `EventFilter`.
     """
-    wanted = EventFilter(event_type=event_type, dataset=dataset, level=level)
+    events = EventFilter(**wanted)
     stop = stop if stop is not None else threading.Event()
     endless = update is None or update == LATEST
     last: UpdateLog | None = None
@@ -259,7 +248,7 @@ def follow(
             continue
         last = recorded[0]
         for event in _tail(last, stop, endless=endless):
-            if wanted.accepts(event):
+            if events.accepts(event):
                 yield event
         if not endless:
             return
