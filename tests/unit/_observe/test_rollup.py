@@ -149,7 +149,7 @@ def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PENSTOCK_STORAGE", raising=False)
-    log = filled(tmp_path / ".penstock" / "events")
+    log = filled(tmp_path / ".penstock" / "events", 250)
 
     def printed() -> tuple[Counter[str], Any]:
         sums: Counter[str] = Counter()
