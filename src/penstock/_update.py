@@ -166,7 +166,7 @@ def _observe(
     stack.callback(status.close)
     with contextlib.suppress(OSError):  # a full disk is reported by the first event
         end_unfinished(event_directory(settings))
-    log = EventLog(event_directory(settings))
+    log = EventLog(event_directory(settings), settings.events)
     stack.callback(log.close)
     stack.callback(Retention(log, settings.events, origin.update_id).close)
     exports = Exports(

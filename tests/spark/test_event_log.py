@@ -1,6 +1,7 @@
 """The event log over crashes and clean-ups, and as a table in SQL."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from penstock._engine.sql_names import FunctionCall
 from penstock._engine.table_functions import FunctionReaders, call_function
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import EventOrigin, FlowMetrics, FlowStatus, UpdateState
-from penstock._observe.log import EventLog, commit_of_line, read_events, updates
-from penstock._observe.retention import clean, compact_running
+from penstock._observe.log import EventLog, commit_of_line, read_events
+from penstock._observe.retention import clean, roll_up
+from penstock._observe.segments import updates
 
 pytestmark = pytest.mark.spark
 
@@ -79,10 +81,11 @@ def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
     # The machine lost its power: of the log there is what came before the second batch, and half
     # a line; the tables have everything.
     (update,) = updates(folder)
-    text = update.path.read_bytes()
+    (segment,) = update.files
+    text = segment.path.read_bytes()
     lines = text.splitlines(keepends=True)
     first = next(at for at, line in enumerate(lines) if commit_of_line(line) is not None)
-    update.path.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:40])
+    segment.path.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:40])
     assert len(commits(folder)) == 1
     assert project.run().state is UpdateState.COMPLETED
     assert commits(folder) == whole
@@ -100,10 +103,10 @@ def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
     assert [event.message for event in project.events if REPORTED in event.message] == []
 
 
-def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rewritten_meanwhile(
+def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rolled_up_meanwhile(
     tmp_path: Path, spark: Any
 ):
-    log = EventLog(tmp_path)
+    log = EventLog(tmp_path, EventLogSettings(keep_progress_days=None, max_progress_mb=40))
     origin = EventOrigin(update_id="long", flow_name="silver", dataset_name="silver")
     log(flow_progress(origin, FlowStatus.RUNNING, "runs"))
     # Larger than what Spark reads in one part.
@@ -128,10 +131,17 @@ def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rewritten_meanwhi
         )
 
     planned = query()
-    settings = EventLogSettings(keep_progress_days=1e-6)
-    assert compact_running(log, settings, now=4e9, stop=threading.Event())
+    settings, now = EventLogSettings(keep_progress_days=1e-6), time.time() + 60
+    (update,) = updates(tmp_path)
+    assert len(update.files) == 3
+    assert roll_up(update, settings, now=now, is_over=False, stop=threading.Event())
     total = sum(range(2500))
+    # The files that it reads stay for an hour; a new query leaves them out.
+    assert len(update.listed().files) == 4
     assert tuple(planned.collect()[0]) == (5001, 5001, total)
     (count, places, rows) = query().collect()[0]
-    assert (count == places < 500, rows) == (True, total)
+    assert (count == places < 2500, rows) == (True, total)
+    roll_up(update.listed(), settings, now=now + 3600, is_over=False, stop=threading.Event())
+    assert len(update.listed().files) == 2
+    assert tuple(query().collect()[0]) == (count, places, total)
     log.close()

@@ -129,7 +129,8 @@ def _log_of(
 ) -> "WatchedLog":
     """The event log at a path: of a project, or a folder of recorded events of any origin."""
     from penstock._cli.controls import ProcessControl
-    from penstock._observe.log import event_directory, updates
+    from penstock._observe.log import event_directory
+    from penstock._observe.segments import updates
     from penstock._ui.serving import WatchedLog
 
     if path is not None and path.is_dir():

@@ -83,16 +83,15 @@ def graph(
 
 def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
     from penstock._cli.inspection import one_update
-    from penstock._observe import log
-    from penstock._observe.codec import event_of_json
+    from penstock._observe import log, segments
     from penstock._observe.events import EventOrigin
     from penstock._observe.masking import without_secrets
 
     if update is not None:
         directory = log.event_directory(settings)
-        chosen = update if update == log.LATEST else one_update(directory, update)
-        for event in log.read_events(directory, update=chosen):
-            yield without_secrets(event_of_json(event))
+        chosen = update if update == segments.LATEST else one_update(directory, update)
+        for event in log.recorded_events(directory, chosen):
+            yield without_secrets(event)
         return
     from penstock._runtime.definitions import definitions
     from penstock._update import UpdateOptions, plan_update
@@ -248,29 +247,23 @@ def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
 
 
 def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | None:
-    from penstock._observe.codec import event_of
+    from penstock._observe.codec import time_text
     from penstock._observe.events import PlanningInformation
-    from penstock._observe.log import event_directory, read_events, updates
+    from penstock._observe.log import event_directory, recorded_events
+    from penstock._observe.segments import updates
 
     directory = event_directory(settings)
-    for file in reversed(updates(directory)[-50:]):
-        events = read_events(
-            directory,
-            update=file.update_id,
-            event_type=PlanningInformation.event_type,
-            dataset=key,
-        )
+    kind = PlanningInformation.event_type
+    for update in reversed(updates(directory)[-50:]):
+        events = recorded_events(directory, update.update_id, event_type=kind, dataset=key)
         for event in reversed(list(events)):
-            known = event_of(event)
-            body = known.body if known is not None else None
-            if not isinstance(body, PlanningInformation):
-                continue
-            return {
-                "technique": body.technique,
-                "reason": body.reason,
-                "timestamp": event["timestamp"],
-                "update_id": file.update_id,
-            }
+            if isinstance(event.body, PlanningInformation):
+                return {
+                    "technique": event.body.technique,
+                    "reason": event.body.reason,
+                    "timestamp": time_text(event.timestamp),
+                    "update_id": update.update_id,
+                }
     return None
 
 

@@ -4,12 +4,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock._cli import options
 from penstock._cli.options import OutputFormat
+
+if TYPE_CHECKING:
+    from penstock._observe.events import Event
 
 _UNBOUNDED = 1_000_000
 
@@ -208,7 +211,8 @@ def events(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the event log."""
-    from penstock._observe import log
+    from penstock._observe import log, segments
+    from penstock._observe.codec import event_of
     from penstock._observe.events import Level
 
     if level is not None and level.upper() not in set(Level):
@@ -217,20 +221,20 @@ def events(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     )
     chosen = None if update == "all" else update
-    if update not in (log.LATEST, "all"):
+    if update not in (segments.LATEST, "all"):
         chosen = one_update(directory, update)
     read = log.follow if follow else log.read_events
     found = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
-    is_empty = True
-    for event in found:
+    is_empty, shows_metrics = True, level is not None or event_type is not None
+    for body in found:
+        is_empty = False
         if output is OutputFormat.JSON:
-            options.print_json(event, indent=None)
-        elif event["level"] != Level.METRICS or level is not None or event_type is not None:
+            options.print_json(body, indent=None)
+        elif (event := event_of(body)) and (event.level is not Level.METRICS or shows_metrics):
             for line in _event_lines(event):
                 print(line, flush=follow)
-        is_empty = False
     if is_empty and not follow:
-        what = "no events match" if log.updates(directory) else "there are no events yet"
+        what = "no events match" if segments.updates(directory) else "there are no events yet"
         print(f"{what} in {directory}", file=sys.stderr)
 
 
@@ -248,16 +252,16 @@ def quality(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print how many rows passed and broke each rule, per batch. JSON has an object per line."""
-    from penstock._observe import log
+    from penstock._observe import log, segments
 
     directory = log.event_directory(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     )
     chosen = None if update == "all" else update
-    if update not in (log.LATEST, "all"):
+    if update not in (segments.LATEST, "all"):
         chosen = one_update(directory, update)
-    found = log.read_events(directory, update=chosen, event_type="flow_progress", dataset=dataset)
-    counts = [one for event in found for one in _counts(event) if rule in (None, one["rule"])]
+    events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
+    counts = [one for event in events for one in _counts(event) if rule in (None, one["rule"])]
     if output is OutputFormat.JSON:
         for one in counts:
             options.print_json(one, indent=None)
@@ -273,17 +277,16 @@ def quality(
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
 
 
-def _counts(recorded: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    from penstock._observe.codec import event_of
+def _counts(event: "Event") -> Iterable[dict[str, Any]]:
+    from penstock._observe.codec import time_text
     from penstock._observe.events import FlowProgress
 
-    event = event_of(recorded)
-    if event is None or not isinstance(event.body, FlowProgress):
+    if not isinstance(event.body, FlowProgress):
         return
     origin, body = event.origin, event.body
     for counts in body.expectations:
         yield {
-            "timestamp": recorded["timestamp"],
+            "timestamp": time_text(event.timestamp),
             "update_id": origin.update_id or None,
             "flow": origin.flow_name or None,
             "batch_id": origin.batch_id,
@@ -297,13 +300,13 @@ def _counts(recorded: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 def one_update(directory: Path, wanted: str) -> str:
     """The whole id of the one update that the beginning of an id means."""
-    from penstock._observe import log
+    from penstock._observe import segments
     from penstock.errors import SpecError
 
-    found = log.select_updates(directory, wanted)
+    found = segments.select_updates(directory, wanted)
     if len(found) == 1:
         return found[0].update_id
-    recorded = [file.update_id for file in log.updates(directory)[-5:]]
+    recorded = [each.update_id for each in segments.updates(directory)[-5:]]
     raise SpecError(
         "UNKNOWN_UPDATE",
         f"{len(found)} updates in {directory} begin with {wanted!r}",
@@ -311,30 +314,30 @@ def one_update(directory: Path, wanted: str) -> str:
     )
 
 
-def _event_lines(event: dict[str, Any]) -> list[str]:
-    origin = event.get("origin", {})
-    about = origin.get("flow_name") or origin.get("dataset_name") or origin.get("sink_name") or ""
-    message = event.get("message") or ""
+def _event_lines(event: "Event") -> list[str]:
+    from penstock._observe.codec import time_text
+
+    about = event.origin.flow_name or event.origin.dataset_name or event.origin.sink_name
+    message = event.message
     if about and about.lower() not in message.lower():
         message = f"{about}: {message}" if message else about
     figures = _figures(event)
     if figures:
         message = f"{message}: {figures}" if message == about else f"{message} ({figures})"
-    lines = [f"{event['timestamp']} {event['level']:<5} {event['event_type']} {message}".rstrip()]
-    for exception in (event.get("error") or {}).get("exceptions", ()):
-        first, *rest = exception["message"].strip().splitlines() or [""]
-        lines += [f"    {exception['class_name']}: {first}", *(f"    {text}" for text in rest)]
+    timestamp = time_text(event.timestamp)
+    lines = [f"{timestamp} {event.level:<5} {event.event_type} {message}".rstrip()]
+    if event.error is not None:
+        first, *rest = event.error.message.strip().splitlines() or [""]
+        lines += [f"    {event.error.class_name}: {first}", *(f"    {text}" for text in rest)]
     return lines
 
 
-def _figures(recorded: dict[str, Any]) -> str:
+def _figures(event: "Event") -> str:
     """What a micro-batch did, as far as this event knows."""
     from penstock._cli.text import plural, seconds
-    from penstock._observe.codec import event_of
     from penstock._observe.events import FlowMetrics, FlowProgress
 
-    event = event_of(recorded)
-    if event is None or not isinstance(event.body, FlowProgress):
+    if not isinstance(event.body, FlowProgress):
         return ""
     body, batch, parts = event.body, event.origin.batch_id, []
     metrics = body.metrics or FlowMetrics()

@@ -34,8 +34,7 @@ def metrics(
 
     The same figures as the endpoint of `run --metrics-port`, also when the update has ended.
     """
-    from penstock._observe import log
-    from penstock._observe.codec import event_of_json
+    from penstock._observe import log, segments
     from penstock._observe.metrics_endpoint import exposition, require_metrics_extra
     from penstock._observe.state import ObservedUpdate
 
@@ -44,15 +43,15 @@ def metrics(
     directory = log.event_directory(
         options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     )
-    chosen = update if update == log.LATEST else one_update(directory, update)
+    chosen = update if update == segments.LATEST else one_update(directory, update)
     state = ObservedUpdate()
-    for event in log.read_events(directory, update=chosen):
-        state(event_of_json(event))
+    for event in log.recorded_events(directory, chosen):
+        state(event)
     if output is OutputFormat.JSON:
         options.print_json(_as_json(state))
         return
     print(exposition(state)[0].decode(), end="")
-    if not log.updates(directory):
+    if not segments.updates(directory):
         print(f"there are no events yet in {directory}", file=sys.stderr)
 
 

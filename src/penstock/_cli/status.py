@@ -92,7 +92,8 @@ def history(
 ) -> None:
     """Print the recorded updates, newest first: when each began, how it ended, and its error."""
     from penstock._observe.events import UpdateProgress
-    from penstock._observe.log import event_directory, last_progress, updates
+    from penstock._observe.log import event_directory, last_progress
+    from penstock._observe.segments import updates
     from penstock._observe.unfinished import PROCESS_GONE, has_ended
     from penstock._runtime.lease import living_holder
     from penstock._runtime.lease_paths import pipeline_lease_path

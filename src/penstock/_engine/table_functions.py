@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from penstock._engine.sql_names import FunctionCall
-from penstock._observe.held import held_files
+from penstock._observe.segments import plan_query
 from penstock.errors import DefinitionError
 
 _REFUSED = {
@@ -154,11 +155,15 @@ def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
         return spark.createDataFrame([], _EVENT_COLUMNS)
     reader = spark.read.schema(_EVENT_COLUMNS).option("recursiveFileLookup", "true")
-    # Files may be rewritten, and old ones go away, between the plan of a query and its end.
-    held = held_files(folder)
-    if held is None:
-        reader = reader.option("ignoreMissingFiles", "true")
-    return reader.json((held or folder).as_uri())
+    # Between the plan of a query and its end, what it leaves out goes away, and removed updates.
+    reader = reader.option("ignoreMissingFiles", "true")
+    while True:
+        left_out = plan_query(folder)
+        events = reader.json(folder.as_uri())
+        # Spark has listed the folder: not while a roll-up was published.
+        if plan_query(folder) == left_out:
+            break
+    return events.where(~F.col("_metadata.file_name").isin(left_out)) if left_out else events
 
 
 def _arguments(spark: SparkSession, call: FunctionCall) -> tuple[list[Any], dict[str, Any]]:

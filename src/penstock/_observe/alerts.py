@@ -13,6 +13,7 @@ from datetime import datetime
 from penstock._model.alert import AlertKind, AlertRule
 from penstock._observe.codec import time_text
 from penstock._observe.events import (
+    FINAL_STATUSES,
     AlertProgress,
     DatasetDefinition,
     Event,
@@ -31,7 +32,6 @@ HEARD = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefin
 """Bodies of the events that an `AlertBook` takes anything from."""
 
 _EVOLVED = "SCHEMA_EVOLVED"
-_ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
 
 
 @dataclass
@@ -129,7 +129,7 @@ class AlertBook:
                 self._failed(f"flow {flow}", event)
             if status is FlowStatus.RUNNING:
                 self._running[flow] = event.timestamp
-            elif status in _ENDED:
+            elif status in FINAL_STATUSES:
                 self._running.pop(flow, None)
                 self._watermarks.pop(flow, None)
                 self._resolve(AlertKind.WATERMARK, f"flow {flow}", f"flow {flow} has ended")

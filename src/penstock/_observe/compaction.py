@@ -1,14 +1,15 @@
-"""Makes a file of the event log smaller: the details of old micro-batches go, their sums stay.
+"""Makes a roll-up of segments: the details of old micro-batches go, their sums stay.
 
-A file is read twice. The survey finds up to which place it is to be made smaller, and what of that
-stays whatever its age; `write` copies it to there. What comes after that place is nobody's business
-here. States, errors, definitions and all that is not known here stay as they are, in their order.
+The lines are read twice. The survey of all segments finds what stays whatever its age; `write`
+copies the lines of the oldest ones. States, errors, definitions and all that is not known here stay
+as they are, in their order.
 """
 
 import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import BinaryIO
@@ -39,7 +40,6 @@ _DEFINITION = b'"event_type":"dataset_definition"}'
 _ROLLED = b'"rolled_up":{'
 _COUNTS = b'"message":"","level":"INFO",'
 _METRICS = b'"metrics":{'
-_STEPS = 64
 _MOST_WAITING = 4 << 20
 _LINES = 16
 _WORK_SECONDS = 0.004
@@ -47,7 +47,7 @@ _REST = 3
 
 
 class Stopped(Exception):
-    """It was asked to end early."""
+    """The work was stopped early."""
 
 
 class Pace:
@@ -89,106 +89,63 @@ class _Kind(Enum):
 
 @dataclass
 class Survey:
-    """What a file has, and what is to become of it.
+    """What is not rolled up.
 
     Attributes:
-        cut: Offset; what is before it is made smaller.
-        size: Bytes of the details of single batches, before and after the cut.
-        gain: Those of them that are before the cut; some of them stay.
-        staying: Numbers of lines that stay: the newest measurement and commit of each flow.
+        staying: Numbers of lines: the newest measurement and commit of each flow.
         counted: Events with counts of each flow.
         newest: So many of those stay, the last ones.
     """
 
-    cut: int = 0
-    size: int = 0
-    gain: int = 0
     staying: set[int] = field(default_factory=set)
     counted: Counter[bytes] = field(default_factory=Counter)
     newest: int = NEWEST
 
 
-def survey(
-    file: BinaryIO,
-    *,
-    end: int,
-    before: bytes | None,
-    most: int | None,
-    rest: int,
-    pace: Pace,
-) -> Survey:
-    """Read a file and decide.
+def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
+    """Look through an update.
 
     Args:
-        file: At its beginning.
-        end: What is behind it is not read.
-        before: Time of an event, as in the file: details older than it go.
-        most: So many bytes of details are too many.
-        rest: So many of them stay then.
+        lines: All of them.
         pace: Called for each line.
     """
-    found = Survey()
+    result = Survey()
     last: dict[tuple[bytes, bytes], int] = {}
-    aged: tuple[int, int] | None = None
-    steps: list[tuple[int, int]] = [(0, 0)]
-    offset = 0
-    for number, line in enumerate(file):
-        # A line without an end is being written, or its writer was killed.
-        if offset >= end or not line.endswith(b"\n"):
-            break
+    for number, line in enumerate(lines):
         pace()
         kind, flow = _kind_of(line)
-        if kind in (_Kind.MEASURED, _Kind.COUNTED):
-            is_rolled_up = _ROLLED in line
-            if kind is _Kind.COUNTED:
-                found.counted[flow] += 1
-                if b'"table_version"' in line:
-                    last[_PROGRESS, flow] = number
-            elif not is_rolled_up:
-                last[_STREAM if _STREAM in line[-_ENDING:] else _LAG, flow] = number
-            if before is not None and aged is None and _time_of(line) >= before:
-                aged = offset, found.size
-            if not is_rolled_up:
-                found.size += len(line)
-                if most is not None and found.size - steps[-1][1] > most // _STEPS:
-                    steps.append((offset + len(line), found.size))
-        offset += len(line)
-    if before is not None:
-        found.cut, found.gain = aged or (offset, found.size)
-    if most is not None and found.size > most:
-        too_much = found.size - rest
-        cut = next((step for step in steps if step[1] >= too_much), (offset, found.size))
-        found.cut, found.gain = max((found.cut, found.gain), cut)
-    found.staying = set(last.values())
-    return found
+        if kind is _Kind.COUNTED:
+            result.counted[flow] += 1
+            if b'"table_version"' in line:
+                last[_PROGRESS, flow] = number
+        elif kind is _Kind.MEASURED and _ROLLED not in line:
+            last[_STREAM if _STREAM in line[-_ENDING:] else _LAG, flow] = number
+    result.staying = set(last.values())
+    return result
 
 
-def write(file: BinaryIO, out: BinaryIO, found: Survey, *, pace: Pace) -> None:
-    """Copy a file up to the cut, without the details of single batches.
+def write(lines: Iterable[bytes], out: BinaryIO, surveyed: Survey, *, pace: Pace) -> None:
+    """Write a roll-up.
 
     Args:
-        file: At its beginning.
-        out: Gets the lines.
-        found: Of the same file.
+        lines: That it stands for: the first ones of those that were surveyed.
+        out: Gets the roll-up.
+        surveyed: What stays.
         pace: Called for each line.
     """
-    writer = _Writer(out, found)
-    offset = 0
-    for number, line in enumerate(file):
-        if offset >= found.cut:
-            break
+    writer = _Writer(out, surveyed)
+    for number, line in enumerate(lines):
         pace()
         writer.take(number, line)
-        offset += len(line)
     writer.close_groups()
 
 
 class _Writer:
     """Writes lines in their order; groups of them, per flow and hour, as one."""
 
-    def __init__(self, out: BinaryIO, found: Survey) -> None:
+    def __init__(self, out: BinaryIO, surveyed: Survey) -> None:
         self._out = out
-        self._found = found
+        self._surveyed = surveyed
         self._hour = b""
         self._waiting: list[tuple[int, bytes]] = []
         self._bytes = 0
@@ -224,7 +181,7 @@ class _Writer:
         self._waiting += [(number, group.line()) for number, group in self._measured.values()]
         self._counts.clear()
         self._measured.clear()
-        for _, line in sorted(self._waiting, key=lambda one: one[0]):
+        for _, line in sorted(self._waiting, key=lambda line: line[0]):
             self._out.write(line)
         self._waiting.clear()
         self._bytes = 0
@@ -243,7 +200,7 @@ class _Writer:
             self._replaced.add(event.origin.dataset_name)
 
     def _measure(self, number: int, line: bytes, flow: bytes) -> None:
-        recorded = None if number in self._found.staying else recorded_of(line)
+        recorded = None if number in self._surveyed.staying else recorded_of(line)
         found = measured_of(recorded) if recorded is not None else None
         if recorded is None or found is None:
             self._keep(number, line)
@@ -257,8 +214,8 @@ class _Writer:
         body = counts_of(recorded) if kind is _Kind.COUNTED else None
         is_new, has_started = self._know(recorded, flow)
         self._counted[flow] += kind is _Kind.COUNTED
-        newest = self._found.counted[flow] - self._counted[flow] < self._found.newest
-        stays = newest or not has_started or number in self._found.staying
+        newest = self._surveyed.counted[flow] - self._counted[flow] < self._surveyed.newest
+        stays = newest or not has_started or number in self._surveyed.staying
         if (
             recorded is None
             or body is None

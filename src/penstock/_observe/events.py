@@ -56,6 +56,11 @@ class FlowStatus(StrEnum):
     EXCLUDED = "EXCLUDED"
 
 
+FINAL_STATUSES = frozenset(
+    {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.SKIPPED, FlowStatus.STOPPED}
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EventOrigin:
     """What an event is about. Empty fields are left out of the JSON form."""

@@ -1,57 +1,50 @@
 """Keeps the event log from growing without end: old events get smaller, and then go away.
 
-That is done by the holder of the pipeline's lease, on a thread of its own, to files of updates that
-are over and to that of the update that runs. Each change is one rename or one removal, so a kill at
-any moment leaves a log that is whole.
+That is done by the holder of the pipeline's lease, on a thread of its own, for updates that are
+over and for the one that runs. Each change is one rename or one removal, so a kill at any time
+leaves a log that is whole.
 """
 
 import contextlib
 import json
 import logging
 import os
+import shutil
 import threading
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.compaction import Pace, Stopped, survey, write
-from penstock._observe.held import release_held
 from penstock._observe.log import (
     LAST_BATCHES,
+    MEGABYTE,
+    SEGMENTS,
     EventLog,
     RecordedBatch,
-    UpdateFile,
     commit_of_line,
-    copy_bytes,
     kept_batches,
-    updates,
 )
+from penstock._observe.segments import QUERIED, Segment, UpdateLog, updates
 
-_COMPACTED = ".compacted"
-_SIZES = ".sizes"
 _DAY = 86400.0
 _NICENESS = 19
 _LOOK_SECONDS = 10.0
-_QUIET_SECONDS = 3600.0
-_MEGABYTE = 1 << 20
-_SHARE = 16
-_SHORT = 64 << 10
-_ROUNDS = 20
-_ALL = b"~"
+_QUERY_SECONDS = 3600.0
 
 _logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """Cleans an event log up on a thread of its own while an update goes on.
+    """Cleans an event log up on a thread of its own while an update runs.
 
     Args:
         log: Of the update that runs.
         settings: What to keep.
         own: Id of that update.
-        look_seconds: Pause between two looks at the size of its file.
+        look_seconds: Pause between two looks at the size of its log.
     """
 
     def __init__(
@@ -84,55 +77,17 @@ class Retention:
             clean(directory, settings, own=self._own, now=time.time(), stop=self._stop)
         except OSError as error:
             _logger.warning("the event log in %s could not be cleaned up: %s", directory, error)
-        growth = Growth(settings, now=time.time())
         has_failed = False
         while not self._stop.wait(self._look_seconds):
+            update = self._log.update
             try:
-                self._look(growth)
+                if update is not None:
+                    now = time.time()
+                    roll_up(update.listed(), settings, now=now, is_over=False, stop=self._stop)
             except OSError as error:
                 if not has_failed:
                     _logger.warning("the event log %s stays large: %s", self._log.path, error)
                 has_failed = True
-
-    def _look(self, growth: "Growth") -> None:
-        path, now = self._log.path, time.time()
-        release_held(self._log.directory, now=now)
-        if path is None or not growth.is_due(path.stat().st_size, now):
-            return
-        try:
-            compact_running(self._log, self._settings, now=now, stop=self._stop)
-        except Stopped:
-            return
-        finally:
-            # Also after a failure: another try is worth it when there is more to gain.
-            growth.looked(path.stat().st_size, now)
-
-
-class Growth:
-    """When the file of the running update is worth another look.
-
-    Only when it has grown by a quarter, so that all looks together cost no more than some times
-    what was written; and then when that may be too much, or when days have passed.
-    """
-
-    def __init__(self, settings: EventLogSettings, *, now: float) -> None:
-        self._settings = settings
-        self._size = 0
-        self._moment = now
-
-    def is_due(self, size: int, now: float) -> bool:
-        """Whether to look at it now."""
-        added = size - self._size
-        if added <= self._size / 4:
-            return False
-        most, days = self._settings.max_progress_mb, self._settings.keep_progress_days
-        if most is not None and added >= most * _MEGABYTE / 4:
-            return True
-        return days is not None and now - self._moment >= min(1.0, days / 4) * _DAY
-
-    def looked(self, size: int, now: float) -> None:
-        """It was looked at."""
-        self._size, self._moment = size, now
 
 
 def clean(
@@ -143,197 +98,185 @@ def clean(
     now: float,
     stop: threading.Event | None = None,
 ) -> None:
-    """Remove what is older than it is kept, and make smaller what is old or too large.
+    """Remove what is older than it is kept, and roll up what is old or too large.
 
     Args:
         directory: Of the event log.
         settings: What to keep.
-        own: Update id whose file is left alone.
+        own: Id of the update that runs, which is left alone.
         now: Unix time.
-        stop: Set it, on any thread, to end early.
-    """
-    stop = stop if stop is not None else threading.Event()
-    for leftover in directory.glob(".*.draft"):
-        leftover.unlink(missing_ok=True)
-    release_held(directory, now=now)
-    files = [file for file in updates(directory) if file.update_id != own]
-    if settings.keep_days is not None:
-        for file in _older(files, now - settings.keep_days * _DAY):
-            if stop.is_set():
-                return
-            with contextlib.suppress(Stopped):
-                _remove(directory, file, Pace(stop))
-    with contextlib.suppress(Stopped):
-        if settings.keep_progress_days is not None:
-            done = _read(directory / _COMPACTED)
-            for file in _older(files, now - settings.keep_progress_days * _DAY):
-                if file.path.name > done and file.path.exists():
-                    compact(file.path, stop=stop)
-                    _write(directory / _COMPACTED, file.path.name)
-        if settings.max_progress_mb is not None:
-            _compact_large(directory, files, int(settings.max_progress_mb * _MEGABYTE), now, stop)
-
-
-def _compact_large(
-    directory: Path, files: list[UpdateFile], most: int, now: float, stop: threading.Event
-) -> None:
-    """Make files of updates that are over smaller; one that stays large is not read again."""
-    try:
-        known = json.loads(_read(directory / _SIZES) or "{}")
-    except ValueError:
-        known = {}
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            status = file.path.stat()
-            # A command beside the pipeline has a file, too, that is not this update's.
-            if status.st_size <= most or now - status.st_mtime < _QUIET_SECONDS:
-                continue
-            if known.get(file.path.name) == [status.st_size, most]:
-                continue
-            compact(file.path, most=most, stop=stop)
-            names = {other.path.name for other in files}
-            known = {name: known[name] for name in known if name in names}
-            known[file.path.name] = [file.path.stat().st_size, most]
-            _write(directory / _SIZES, json.dumps(known))
-
-
-def _older(files: list[UpdateFile], moment: float) -> Iterator[UpdateFile]:
-    """The oldest updates, as long as their last event was before a moment."""
-    for file in files:
-        try:
-            if file.path.stat().st_mtime >= moment:
-                return
-        except FileNotFoundError:
-            continue
-        yield file
-
-
-def compact(path: Path, *, most: int | None = None, stop: threading.Event | None = None) -> None:
-    """Roll up the details of single batches in the file of an update that is over.
-
-    The newest ones of each flow stay, and all that tells what the update did: states, errors,
-    definitions. The time of the file stays that of its last event.
-
-    Args:
-        path: The file.
-        most: So many bytes of details stay, the newest ones; `None` for none.
         stop: Set it, on any thread, to end early.
 
     Raises:
-        Stopped: It ended early; the file is as it was.
+        OSError: No disk, no permission: the log is as it was, or partly cleaned up.
     """
-    pace = Pace(stop if stop is not None else threading.Event())
-    draft = path.with_name(f".{path.name}.draft")
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        before = _ALL if most is None else None
-        size = status.st_size
-        found = survey(file, end=size, before=before, most=most, rest=most or 0, pace=pace)
-        if not found.gain:
+    stop = stop if stop is not None else threading.Event()
+    shutil.rmtree(directory / ".held", ignore_errors=True)  # of earlier versions
+    for leftover in directory.glob(".*.draft"):
+        leftover.unlink(missing_ok=True)
+    is_old = settings.keep_days is not None
+    for update in updates(directory):
+        if stop.is_set():
             return
-        with _drafted(draft):
-            with draft.open("wb") as out:
-                file.seek(0)
-                write(file, out, found, pace=pace)
-                copy_bytes(path, out, found.cut)
-                out.flush()
-                os.fsync(out.fileno())
-            os.utime(draft, ns=(status.st_atime_ns, status.st_mtime_ns))
-            draft.chmod(status.st_mode)
-            draft.replace(path)
+        if update.update_id == own:
+            continue
+        # As long as the updates before it are old, too.
+        is_old = is_old and _modified(update) < now - (settings.keep_days or 0) * _DAY
+        if is_old:
+            with contextlib.suppress(Stopped):
+                _remove(update, Pace(stop))
+        else:
+            roll_up(update, settings, now=now, is_over=True, stop=stop)
 
 
-def compact_running(
-    log: EventLog, settings: EventLogSettings, *, now: float, stop: threading.Event
+def roll_up(
+    update: UpdateLog,
+    settings: EventLogSettings,
+    *,
+    now: float,
+    is_over: bool,
+    stop: threading.Event,
 ) -> bool:
-    """Roll up the details of old batches in the file that a log is writing.
-
-    Those go that are too old; and, where there are too many, the oldest ones until half of what
-    may be is left. Emitters of events wait only while the last of them are copied.
+    """Replace segments by a roll-up if that is due, and delete what a roll-up stands for.
 
     Args:
-        log: Of the running update.
+        update: As it is listed now.
         settings: What to keep.
         now: Unix time.
+        is_over: Whether nothing more is appended to its newest segment.
         stop: Set it, on any thread, to end early.
 
     Returns:
-        Whether the file was replaced; it is not where that would make it little smaller.
+        Whether segments were replaced.
 
     Raises:
-        OSError: No disk, no permission: the file is as it was.
-        Stopped: It ended early; the file is as it was.
+        OSError: No disk, no permission: the log is as it was.
     """
-    path, pace = log.path, Pace(stop)
-    if path is None:
-        return False
-    most = rest = None
-    if settings.max_progress_mb is not None:
-        # Looked at when a quarter was added: so there is never more than may be.
-        most = int(settings.max_progress_mb * _MEGABYTE * 3 / 4)
-        rest = int(settings.max_progress_mb * _MEGABYTE / 2)
-    before = None
-    if settings.keep_progress_days is not None:
-        oldest = datetime.fromtimestamp(now - settings.keep_progress_days * _DAY, UTC)
-        before = oldest.isoformat(timespec="milliseconds").encode()
-    draft = path.with_name(f".{path.name}.draft")
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        end = status.st_size
-        found = survey(file, end=end, before=before, most=most, rest=rest or 0, pace=pace)
-        if found.gain * _SHARE < end:
+    sizes = [_size_of(segment) for segment in update.segments()]
+    count = due(sizes, settings, now=now, is_over=is_over)
+    if count:
+        try:
+            _publish(update, count, Pace(stop))
+        except Stopped:
             return False
-        with _drafted(draft):
-            with draft.open("wb") as out:
-                file.seek(0)
-                write(file, out, found, pace=pace)
-                if (found.cut - out.tell()) * _SHARE < end:
-                    return False
-                copied = copy_bytes(path, out, found.cut)
-                out.flush()
-                os.fsync(out.fileno())
-                for _ in range(_ROUNDS):
-                    if stop.is_set():
-                        raise Stopped
-                    if path.stat().st_size - copied <= _SHORT:
-                        break
-                    copied = copy_bytes(path, out, copied)
-            draft.chmod(status.st_mode)
-            return log.replace(draft, copied)
+        update = update.listed()
+    _delete_replaced(update, now)
+    return bool(count)
 
 
-@contextlib.contextmanager
-def _drafted(draft: Path) -> Iterator[None]:
-    """Leaves no draft behind, whatever happens but a kill."""
+class SegmentSize(NamedTuple):
+    """What decides whether a segment is rolled up: its size, and the time of its last event."""
+
+    size: int
+    modified: float
+    is_roll_up: bool
+
+
+def due(
+    segments: Sequence[SegmentSize], settings: EventLogSettings, *, now: float, is_over: bool
+) -> int:
+    """How many of the oldest segments are to be replaced by a roll-up now.
+
+    Those are too old; and, where there are too many, the oldest ones until half of what may be is
+    left. A roll-up becomes part of the next one if that is worth reading it again.
+
+    Args:
+        segments: Of an update, the oldest one first.
+        settings: What to keep.
+        now: Unix time.
+        is_over: Whether the newest one is finished.
+    """
+    first = int(bool(segments) and segments[0].is_roll_up)
+    count, end = first, len(segments) - (not is_over)
+    if settings.keep_progress_days is not None:
+        oldest = now - settings.keep_progress_days * _DAY
+        while count < end and segments[count].modified < oldest:
+            count += 1
+    if settings.max_progress_mb is not None:
+        most = settings.max_progress_mb * MEGABYTE
+        size = sum(segment.size for segment in segments[count:])
+        if size > most * (1 - 1 / SEGMENTS):
+            # The newest one always stays; of an earlier version, it is the whole log.
+            while size > most / 2 and count < len(segments) - 1:
+                size -= segments[count].size
+                count += 1
+    gain = sum(segment.size for segment in segments[first:count])
+    # All of it is done once: a single file never is again.
+    is_worth = count == len(segments) or gain * 4 >= sum(each.size for each in segments[:first])
+    return count if count > first and is_worth else 0
+
+
+def _size_of(segment: Segment) -> SegmentSize:
+    status = segment.path.stat()
+    return SegmentSize(status.st_size, status.st_mtime, segment.is_roll_up)
+
+
+def _publish(update: UpdateLog, count: int, pace: Pace) -> None:
+    """Write the roll-up of the oldest segments; it has the time of their last event."""
+    segments = update.segments()
+    old = segments[:count]
+    path = update.path(old[0].first, old[-1].last)
+    draft = path.with_name(f".{path.name}.draft")
+    surveyed = survey(_lines(segments), pace=pace)
+    status = old[-1].path.stat()
     try:
-        yield
+        with draft.open("wb") as out:
+            write(_lines(old), out, surveyed, pace=pace)
+            out.flush()
+            os.fsync(out.fileno())
+        os.utime(draft, ns=(status.st_atime_ns, status.st_mtime_ns))
+        draft.chmod(status.st_mode)
+        draft.replace(path)
     finally:
+        # Nothing of it stays, whatever happens but a kill.
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-
-
-def _remove(directory: Path, file: UpdateFile, pace: Pace) -> None:
-    """Remove an update, but not what the next one must know of it: its last batches."""
-    found: dict[str, RecordedBatch] = {}
-    with file.path.open("rb") as lines:
-        for line in lines:
-            pace()
-            if (commit := commit_of_line(line)) is not None:
-                found[commit[0]] = commit[1]
-    if found:
-        known = {**kept_batches(directory), **found}
-        _write(directory / LAST_BATCHES, json.dumps(known))
-    file.path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> str:
+    # The name is on the disk before what it stands for is deleted.
+    folder = os.open(update.directory, os.O_RDONLY)
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, UnicodeDecodeError):
-        return ""
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+def _lines(segments: list[Segment]) -> Iterator[bytes]:
+    for segment in segments:
+        with segment.path.open("rb") as file:
+            for line in file:
+                # The last line of a segment is torn if its writer was killed.
+                yield line if line.endswith(b"\n") else line + b"\n"
+
+
+def _delete_replaced(update: UpdateLog, now: float) -> None:
+    """Delete the segments that a roll-up stands for, but not what a query may still read."""
+    segments = update.segments()
+    for replaced in update.replaced():
+        with contextlib.suppress(FileNotFoundError):
+            queried = (update.directory / QUERIED).stat().st_mtime
+            # Queries that were planned since then read the roll-up.
+            published = segments[0].path.stat().st_ctime
+            if min(queried, published) > now - _QUERY_SECONDS:
+                continue
+        replaced.path.unlink(missing_ok=True)
+
+
+def _modified(update: UpdateLog) -> float:
+    """Time of the last event."""
+    return max((_size_of(segment).modified for segment in update.segments()), default=0.0)
+
+
+def _remove(update: UpdateLog, pace: Pace) -> None:
+    """Remove an update, but not what the next one must know of it: its last batches."""
+    batches: dict[str, RecordedBatch] = {}
+    for line in update.lines():
+        pace()
+        if (commit := commit_of_line(line)) is not None:
+            batches[commit[0]] = commit[1]
+    if batches:
+        path = update.directory / LAST_BATCHES
+        draft = path.with_name(f"{path.name}.draft")
+        draft.write_text(json.dumps({**kept_batches(update.directory), **batches}), "utf-8")
+        draft.replace(path)
+    # The newest one last: the age of what a kill leaves is that of the update.
+    for segment in update.files:
+        segment.path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from penstock._observe.events import (
     RolledUp,
     StreamProgress,
 )
-from penstock._observe.spark_progress import durations_of, operators_of
+from penstock._observe.spark_progress import dropped_by_watermark, durations_of
 from penstock._observe.state import BATCH_BUCKETS, bucket_of
 
 ROLLED_UP = "rolled_up"
@@ -172,10 +172,7 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
     if not isinstance(body, StreamProgress) or body.rolled_up is not None:
         return body.rolled_up if isinstance(body, StreamProgress) else None
     try:
-        dropped = {
-            name: operator.get("numRowsDroppedByWatermark", 0)
-            for name, operator in operators_of(body.progress_json or {}).items()
-        }
+        dropped = dropped_by_watermark(body.progress_json or {})
         durations = dict(durations_of(body.progress_json or {}))
     except (TypeError, AttributeError, ValueError):
         return None

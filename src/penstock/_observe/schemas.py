@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock._observe.codec import event_of_line
 from penstock._observe.events import DatasetDefinition
-from penstock._observe.log import updates
+from penstock._observe.segments import updates
 
 _DEFINITION = b'"event_type":"dataset_definition"'
 _FLOWS = b'"event_type":"flow_progress"'
@@ -21,15 +21,14 @@ def recorded_schemas(directory: Path) -> dict[str, str]:
 
     Reads the beginnings of event logs only; an unreadable one has none.
     """
-    for file in reversed(updates(directory)[-_LOOKED_AT:]):
+    for update in reversed(updates(directory)[-_LOOKED_AT:]):
         found: dict[str, str] = {}
         try:
-            with file.path.open("rb") as lines:
-                for line in lines:
-                    if _FLOWS in line:
-                        break
-                    if _DEFINITION in line:
-                        found.update(_schema_of(line))
+            for line in update.lines():
+                if _FLOWS in line:
+                    break
+                if _DEFINITION in line:
+                    found.update(_schema_of(line))
         except OSError:
             continue
         if found:

@@ -35,15 +35,11 @@ class RuleView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowView:
-    """One flow.
+class Figures:
+    """What is known of a flow, and of a dataset as the sums of its flows.
 
     Attributes:
-        name: Of the flow.
-        target: Name of the dataset or sink, as the events have it.
-        state: Its last status.
-        batches: Finished micro-batches and refreshes.
-        batch_id: The newest one, if it had an id.
+        state: The last status.
         rows: Written so far, inserted and merged; of a materialized view, by the last refresh.
         rows_per_second: Over the last batches; `None` before the first and when they are old.
         batch_seconds: Wall time of the last one.
@@ -57,27 +53,40 @@ class FlowView:
         duration_seconds: From its start to its end, or to now.
     """
 
-    name: str
-    target: str
     state: FlowStatus
-    batches: int
-    batch_id: int | None
     rows: int
     rows_per_second: float | None
     batch_seconds: float | None
     quarantined: int
     dropped: int
+    late: int
+    duplicates: int
+    deleted: int
     lag: int | None
     last_error: ErrorInfo | None
     duration_seconds: float | None
-    late: int = 0
-    duplicates: int = 0
-    deleted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetView:
-    """One table, view or sink with the sums of its flows; fields as in `FlowView`.
+class FlowView(Figures):
+    """One flow.
+
+    Attributes:
+        name: Of the flow.
+        target: Name of the dataset or sink, as the events have it.
+        batches: Finished micro-batches and refreshes.
+        batch_id: The newest one, if it had an id.
+    """
+
+    name: str
+    target: str
+    batches: int
+    batch_id: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetView(Figures):
+    """One table, view or sink.
 
     Attributes:
         name: As the events have it.
@@ -90,20 +99,8 @@ class DatasetView:
     name: str
     display: str
     kind: str
-    state: FlowStatus
-    rows: int
-    rows_per_second: float | None
-    batch_seconds: float | None
-    quarantined: int
-    dropped: int
-    lag: int | None
-    last_error: ErrorInfo | None
-    duration_seconds: float | None
     rules: tuple[RuleView, ...]
     flows: tuple[FlowView, ...]
-    late: int = 0
-    duplicates: int = 0
-    deleted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

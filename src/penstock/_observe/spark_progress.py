@@ -65,3 +65,9 @@ def operators_of(progress: Progress) -> dict[str, Mapping[str, Any]]:
         f"{at} {operator.get('operatorName', '')}".strip(): operator
         for at, operator in enumerate(progress.get("stateOperators") or ())
     }
+
+
+def dropped_by_watermark(progress: Progress) -> dict[str, Any]:
+    """Rows per stateful operator."""
+    operators = operators_of(progress).items()
+    return {name: each.get("numRowsDroppedByWatermark", 0) for name, each in operators}

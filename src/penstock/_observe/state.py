@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock._observe.events import (
+    FINAL_STATUSES,
     TERMINAL_STATES,
     AlertProgress,
     ColumnLineage,
@@ -35,17 +36,9 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._observe.lag import ages_of
-from penstock._observe.spark_progress import Progress, durations_of, operators_of
+from penstock._observe.spark_progress import Progress, dropped_by_watermark, durations_of
 
-ENDED = frozenset(
-    {
-        FlowStatus.COMPLETED,
-        FlowStatus.FAILED,
-        FlowStatus.SKIPPED,
-        FlowStatus.STOPPED,
-        FlowStatus.IDLE,
-    }
-)
+ENDED = FINAL_STATUSES | {FlowStatus.IDLE}
 """A flow with such a state does nothing at the moment."""
 
 RECENT = 20
@@ -235,11 +228,7 @@ class ObservedFlow:
         self.progress, self.lag_is_newer = body.progress_json or {}, False
         report = {key: self.progress[key] for key in _REPORTED if key in self.progress}
         self.reports.append((event.timestamp, report))
-        dropped = {
-            name: operator.get("numRowsDroppedByWatermark", 0)
-            for name, operator in operators_of(self.progress).items()
-        }
-        self._spend(durations_of(self.progress), dropped)
+        self._spend(durations_of(self.progress), dropped_by_watermark(self.progress))
 
     def _spend(self, durations_ms: Mapping[str, Any], dropped: Mapping[str, int]) -> None:
         for phase, milliseconds in durations_ms.items():

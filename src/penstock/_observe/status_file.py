@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.codec import encode, event_of_json
+from penstock._observe.codec import encode
 from penstock._observe.events import Event
-from penstock._observe.log import LATEST, event_directory, read_events, select_updates
+from penstock._observe.log import event_directory, recorded_events
+from penstock._observe.segments import LATEST, select_updates
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status import status_json
 
@@ -102,8 +103,8 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
         if isinstance(body, dict) and body.get("update_id") == update_id:
             return body
     state = ObservedUpdate()
-    for event in read_events(directory, update=update_id):
-        state(event_of_json(event))
+    for event in recorded_events(directory, update_id):
+        state(event)
     return {**status_json(state), "process_id": None, "host": None}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from penstock._observe.events import (
+    FINAL_STATUSES,
     TERMINAL_STATES,
     CreateUpdate,
     ErrorInfo,
@@ -37,7 +38,6 @@ SCOPE = "penstock"
 BATCHES_PER_MINUTE = 60
 """So many batches of a flow become spans."""
 
-_ENDED = {FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.STOPPED, FlowStatus.SKIPPED}
 _ROWS = {
     **{f"num_{key}_rows": key for key in ("input", "output", "upserted", "deleted")},
     **{f"{key}_records": key for key in ("dropped", "quarantined", "late", "duplicate")},
@@ -153,7 +153,7 @@ class TraceFold:
             self._figures(event, flow, metrics, body.table_version)
             return
         flow.span.set_attribute("penstock.status", status.value)
-        is_end = status in _ENDED
+        is_end = status in FINAL_STATUSES
         if event.error is not None:
             if is_end and event.error.fatal:
                 _fail(flow.span, event.error, event.timestamp)

@@ -13,7 +13,8 @@ from penstock._observe.events import (
     UpdateProgress,
     UpdateState,
 )
-from penstock._observe.log import UpdateFile, last_progress, updates
+from penstock._observe.log import last_progress
+from penstock._observe.segments import UpdateLog, updates
 
 PROCESS_GONE = "PROCESS_GONE"
 """Condition of such an update."""
@@ -41,26 +42,26 @@ def end_unfinished(directory: Path) -> list[str]:
         OSError: A file could not be read or written.
     """
     ended = []
-    for file in reversed(updates(directory)):
-        progress = last_progress(file)
+    for update in reversed(updates(directory)):
+        progress = last_progress(update)
         if has_ended(progress):
             break
-        _end(file, progress.origin.pipeline_name if progress is not None else "")
-        ended.append(file.update_id)
+        _end(update, progress.origin.pipeline_name if progress is not None else "")
+        ended.append(update.update_id)
     return ended
 
 
-def _end(file: UpdateFile, pipeline: str) -> None:
+def _end(update: UpdateLog, pipeline: str) -> None:
+    newest = update.segments()[-1]
     text = "the process of the update ended without a word: it was killed, or could not write"
     event = Event(
-        EventOrigin(pipeline_name=pipeline, update_id=file.update_id),
+        EventOrigin(pipeline_name=pipeline, update_id=update.update_id),
         UpdateProgress(UpdateState.FAILED),
         text,
         error=ErrorInfo(condition=PROCESS_GONE, class_name="SetupError", message=text),
         # When it was last seen alive, so that the update does not seem to have lasted until now.
-        timestamp=datetime.fromtimestamp(file.path.stat().st_mtime, UTC),
+        timestamp=datetime.fromtimestamp(newest.path.stat().st_mtime, UTC),
     )
     line = encode(event_json(event, instance=str(uuid.uuid4()), seq_no=0)) + b"\n"
-    with file.path.open("ab") as log:
-        # The last line may be cut: an empty line after a whole one does no harm.
-        log.write(b"\n" + line)
+    # A segment of its own: the last line of the newest one may be torn.
+    update.path(newest.last + 1).write_bytes(line)

@@ -60,7 +60,8 @@ def recording(
         told: Gets the events, too.
     """
     bus, state = EventBus(), ObservedUpdate()
-    log, status = EventLog(event_directory(settings)), StatusFile(status_path(settings), state)
+    log = EventLog(event_directory(settings), settings.events)
+    status = StatusFile(status_path(settings), state)
     for subscriber in (state, log, status, told):
         bus.subscribe(subscriber)
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock._observe.codec import encode
 from penstock._observe.masking import shown
+from penstock._observe.segments import LATEST
 from penstock._ui.ports import Control
-from penstock._ui.recording import LATEST, Recording
+from penstock._ui.recording import Recording
 from penstock.errors import SetupError
 
 _MOST_NAMES = 50

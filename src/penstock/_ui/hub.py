@@ -15,7 +15,8 @@ from typing import Any
 
 from penstock._observe.codec import encode
 from penstock._observe.events import FlowStatus
-from penstock._ui.recording import LATEST, Recording
+from penstock._observe.segments import LATEST
+from penstock._ui.recording import Recording
 
 _BEAT_SECONDS = 0.4
 _LONGEST_BEAT_SECONDS = 1.5
@@ -39,13 +40,13 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
     with recording.lock:
         model = recorded.model
         view = model.view(now)
-        head, newest = model.head(view), recording.newest() == recorded.file.update_id
+        head, newest = model.head(view), recording.newest() == recorded.log.update_id
         is_gone = recording.has_broken_off(recorded)
         return {
             "pipeline": recording.key,
             "newest": newest,
             "read_percent": recorded.read_percent,
-            "update": head | {"update_id": recorded.file.update_id, "is_gone": is_gone},
+            "update": head | {"update_id": recorded.log.update_id, "is_gone": is_gone},
             "cards": as_left(model.cards(view), is_gone=is_gone),
             "edges": model.edges(),
             "flows": as_left(model.flows(view), is_gone=is_gone),
@@ -122,11 +123,11 @@ class _Topic:
         recorded = self.recording.recorded(self.update)
         if recorded is None:
             return shown
-        seen = (recorded.file.update_id, recorded.version)
+        seen = (recorded.log.update_id, recorded.version)
         # Also without events now and then: rates grow old by themselves.
         if seen == shown.seen and self.beats % _IDLE_BEATS:
             return shown
-        body = whole_update(self.recording, recorded.file.update_id)
+        body = whole_update(self.recording, recorded.log.update_id)
         if body is None:
             return shown
         version, structure = shown.version + 1, recorded.model.structure

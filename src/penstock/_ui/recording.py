@@ -1,5 +1,6 @@
 """A pipeline's event log, read as it grows: its updates, and the models of those in view."""
 
+import contextlib
 import os
 import threading
 import time
@@ -11,15 +12,8 @@ from typing import Any, BinaryIO
 
 from penstock._observe.codec import event_of_line
 from penstock._observe.events import TERMINAL_STATES, CreateUpdate, Event, UpdateProgress
-from penstock._observe.log import (
-    LineAt,
-    Place,
-    UpdateFile,
-    last_seen_line,
-    place_of_line,
-    updates,
-)
 from penstock._observe.masking import masked
+from penstock._observe.segments import LATEST, Segment, UpdateLog, updates
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel, error_view
 from penstock._ui.ports import Control, Sources, Tables
@@ -30,107 +24,97 @@ _BLOCK = 1 << 20
 _MOST = 2 * _BLOCK
 _RECENT = 8 * _BLOCK
 _TAIL = 64 << 10
-_PLACE_BYTES = 1 << 10
 _METRICS_LINE = b'"event_type":"stream_progress"'
-LATEST = "latest"
 
 
 class Recorded:
-    """One file of an event log and the model of its update, brought up to date by `refresh`."""
+    """The events of an update and the model made of them, brought up to date by `refresh`."""
 
-    def __init__(self, file: UpdateFile) -> None:
-        self.file = file
+    def __init__(self, log: UpdateLog) -> None:
+        self.log = log
         self.model = UpdateModel()
         self.version = 0
-        self._offset = 0
-        self._size = 0
-        self._known: tuple[int, int, int] | None = None
-        self._seen: Place | None = None
-        self._mark: LineAt | None = None
+        # The segments that are not read yet, the first one from the offset on.
+        self._segments: list[Segment] = []
+        self._finished = self._offset = 0
+        self._read = self._left = 0
 
     @property
     def read_percent(self) -> int | None:
         """How much of a long log is read; `None` when nothing but its newest events may miss."""
-        if self._size - self._offset <= _BLOCK:
+        if self._left <= _BLOCK:
             return None
-        return 100 * self._offset // self._size
+        return 100 * self._read // (self._read + self._left)
 
     def refresh(self) -> bool:
         """Read what was added; whether there was anything. A last line without end waits.
 
         Of a long log only a part is read at a time, so that others are served in between.
         """
-        folded = self.model.folded
-        try:
-            lines = self.file.path.open("rb")
-        except OSError:
-            return False
-        with lines:
-            # Of the file that is open: another one may have its name by now.
-            status = os.fstat(lines.fileno())
-            size = status.st_size
-            known = (status.st_ino, size, status.st_mtime_ns)
-            if known != self._known and self._is_replaced(lines, status.st_ino):
-                folded = self._go_on_in(lines)
-            self._known = known
-            if size <= self._offset:
-                return False
-            self._size = size
-            until = min(size, self._offset + _MOST)
-            lines.seek(self._offset)
-            while self._offset < until:
-                block = lines.read(_BLOCK)
-                end = block.rfind(b"\n") + 1
-                if not block or (end == 0 and len(block) < _BLOCK):
+        model, folded = self.model, self.model.folded
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    self._read_on()
                     break
-                if end == 0:
-                    block += lines.readline()
-                    end = len(block)
-                    if not block.endswith(b"\n"):
+                except FileNotFoundError:
+                    log = self.log.listed()
+                    if log.files in ((), self.log.files):
                         break
-                # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
-                skips = size - self._offset > _RECENT
-                self._fold(block[:end], skips_metrics=skips)
-                self._offset += end
-                lines.seek(self._offset)
-        self.version += self.model.folded != folded
-        return self.model.folded != folded
+                    self._continue_in(log)
+        is_new = self.model is not model or self.model.folded != folded
+        self.version += is_new
+        return is_new
 
-    def _is_replaced(self, lines: BinaryIO, inode: int) -> bool:
-        """Whether the line before the first unread one is no longer where it was.
+    def _continue_in(self, log: UpdateLog) -> None:
+        """Read on in the files that are there now."""
+        current, self.log = self._segments[:1], log
+        self._segments = log.segments(self._finished)
+        if not self._segments:
+            return
+        first = self._segments[0]
+        if [first] != current if self._offset else first.first <= self._finished:
+            # A roll-up stands for events that the model knows and for some that it does not.
+            structure = self.model.structure
+            self.model = UpdateModel()
+            self.model.structure = structure + 1
+            self._segments = log.segments()
+            self._finished = self._offset = self._read = 0
 
-        The number of a file does not tell: it is given to another one when it is free.
-        """
-        if self._mark is None:
-            return self._known is not None and self._known[0] != inode
-        lines.seek(self._mark.start)
-        return place_of_line(lines.read(_PLACE_BYTES)) != self._mark.place
+    def _read_on(self) -> None:
+        if not self._segments:
+            self._continue_in(self.log.listed())
+        self._left = sum(each.path.stat().st_size for each in self._segments) - self._offset
+        until = self._read + _MOST
+        while self._segments and self._read < until:
+            segment = self._segments[0]
+            is_finished = self.log.is_finished(segment)
+            with segment.path.open("rb") as lines:
+                is_read = self._read_segment(lines, until, is_finished=is_finished)
+            if not (is_read and is_finished):
+                return
+            self._finished, self._offset = segment.last, 0
+            self._segments.pop(0)
+            if not self._segments:
+                self._continue_in(self.log.listed())
 
-    def _go_on_in(self, lines: BinaryIO) -> int:
-        """The log was cleaned up, its lines are in other places now: find the first unseen one.
-
-        Where that cannot be told it begins again. Returns how much the model has folded.
-        """
-        found = last_seen_line(lines, self._seen) if self._seen is not None else None
-        if found is not None:
-            self._mark, self._offset = found, found.end
-            return self.model.folded
-        structure = self.model.structure
-        self.model = UpdateModel()
-        self.model.structure = structure + 1
-        self._offset = 0
-        self._seen = self._mark = None
-        return 0
+    def _read_segment(self, lines: BinaryIO, until: int, *, is_finished: bool) -> bool:
+        """Read some blocks; whether that was all."""
+        while self._read < until:
+            lines.seek(self._offset)
+            block = lines.read(_BLOCK) + lines.readline()
+            end = len(block) if is_finished else block.rfind(b"\n") + 1
+            if not end:
+                return True
+            # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
+            self._fold(block[:end], skips_metrics=self._left > _RECENT)
+            self._offset += end
+            self._read += end
+            self._left -= end
+        return False
 
     def _fold(self, block: bytes, *, skips_metrics: bool) -> None:
-        whole = block.split(b"\n")
-        end = self._offset + len(block)
-        for line in reversed(whole):
-            if (place := place_of_line(line)) is not None:
-                self._seen, self._mark = place, LineAt(place, end - len(line), end + 1)
-                break
-            end -= len(line) + 1
-        for line in whole:
+        for line in block.split(b"\n"):
             if not line or (skips_metrics and _METRICS_LINE in line[-200:]):
                 continue
             event = event_of_line(masked(line))
@@ -198,17 +182,17 @@ class Recording:
         self.tables = tables
         self.control = control
         self._lock = threading.RLock()
-        self._files: list[UpdateFile] = []
-        self._by_id: dict[str, UpdateFile] = {}
+        self._logs: list[UpdateLog] = []
+        self._by_id: dict[str, UpdateLog] = {}
         self._listed: tuple[int, int] | None = None
-        self._models: OrderedDict[Path, Recorded] = OrderedDict()
-        self._summaries: dict[Path, tuple[int, UpdateSummary]] = {}
+        self._models: OrderedDict[str, Recorded] = OrderedDict()
+        self._summaries: dict[str, tuple[Segment, int, UpdateSummary]] = {}
 
     def newest(self) -> str | None:
         """Id of the newest update; `None` before the first one."""
         with self._lock:
             self._list()
-            return self._files[-1].update_id if self._files else None
+            return self._logs[-1].update_id if self._logs else None
 
     def has(self, update: str) -> bool:
         """Whether there is an update with this id, or `latest`, which may still come."""
@@ -220,7 +204,7 @@ class Recording:
         """How many updates are recorded."""
         with self._lock:
             self._list()
-            return len(self._files)
+            return len(self._logs)
 
     def recorded(self, update: str) -> Recorded | None:
         """The update with this id, or `latest`, brought up to date; `None` if there is none.
@@ -229,17 +213,17 @@ class Recording:
         """
         with self._lock:
             self._list()
-            file = self._files[-1] if update == LATEST and self._files else self._by_id.get(update)
-            if file is None:
+            log = self._logs[-1] if update == LATEST and self._logs else self._by_id.get(update)
+            if log is None:
                 return None
-            found = self._models.get(file.path)
-            if found is None:
-                found = self._models[file.path] = Recorded(file)
-            self._models.move_to_end(file.path)
+            recorded = self._models.get(log.name)
+            if recorded is None:
+                recorded = self._models[log.name] = Recorded(log)
+            self._models.move_to_end(log.name)
             while len(self._models) > _MAX_MODELS:
                 self._models.popitem(last=False)
-            found.refresh()
-            return found
+            recorded.refresh()
+            return recorded
 
     @property
     def lock(self) -> threading.RLock:
@@ -263,7 +247,7 @@ class Recording:
         """Whether an update ended without a word, as far as that is known."""
         if recorded.model.view().has_ended:
             return False
-        update = recorded.file.update_id
+        update = recorded.log.update_id
         return self.newest() != update or self.is_writer_gone(update)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
@@ -275,14 +259,14 @@ class Recording:
         """
         with self._lock:
             self._list()
-            end = len(self._files) if before is None else max(0, min(before, len(self._files)))
-            files = self._files[max(0, end - limit) : end]
-            return [self._with_life(self._summary(file)) for file in reversed(files)]
+            end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
+            logs = self._logs[max(0, end - limit) : end]
+            return [self._with_life(self._summary(log)) for log in reversed(logs)]
 
     def _with_life(self, summary: UpdateSummary) -> UpdateSummary:
         if summary.is_over:
             return summary
-        is_newest = summary.update_id == self._files[-1].update_id
+        is_newest = summary.update_id == self._logs[-1].update_id
         is_gone = not is_newest or self.is_writer_gone(summary.update_id)
         return replace(summary, is_gone=is_gone)
 
@@ -291,33 +275,34 @@ class Recording:
         try:
             status = self.directory.stat()
         except OSError:
-            self._files, self._by_id, self._listed = [], {}, None
+            self._logs, self._by_id, self._listed = [], {}, None
             return
         # The clock of a file system is coarse: what came a moment ago may not be all.
         is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
         seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._listed:
             return
-        self._files = updates(self.directory)
-        self._by_id = {file.update_id: file for file in self._files}
+        self._logs = updates(self.directory)
+        self._by_id = {log.update_id: log for log in self._logs}
         self._listed = seen if is_settled else None
 
-    def _summary(self, file: UpdateFile) -> UpdateSummary:
+    def _summary(self, log: UpdateLog) -> UpdateSummary:
+        newest = log.segments()[-1]
         try:
-            size = file.path.stat().st_size
+            size = newest.path.stat().st_size
         except OSError:
             size = 0
-        known = self._summaries.get(file.path)
-        if known is not None and known[0] == size:
-            return known[1]
-        summary = _summary_of(file)
-        self._summaries[file.path] = (size, summary)
+        known = self._summaries.get(log.name)
+        if known is not None and known[:2] == (newest, size):
+            return known[2]
+        summary = _summary_of(log)
+        self._summaries[log.name] = newest, size, summary
         return summary
 
 
-def _summary_of(file: UpdateFile) -> UpdateSummary:
-    """From the first events of a file and its last ones, however long it is."""
-    first, last = _ends_of(file.path)
+def _summary_of(log: UpdateLog) -> UpdateSummary:
+    """From the first events of a log and its last ones, however long it is."""
+    first, last = _ends_of(log)
     events = [*first, *last]
     pipeline = next(
         (event.origin.pipeline_name for event in first if event.origin.pipeline_name), ""
@@ -338,9 +323,9 @@ def _summary_of(file: UpdateFile) -> UpdateSummary:
     is_over = state in TERMINAL_STATES
     ending = change if is_over else next(reversed(events), None)
     return UpdateSummary(
-        update_id=file.update_id,
+        update_id=log.update_id,
         pipeline_name=pipeline,
-        started=_millis(file.started),
+        started=_millis(log.started),
         ended=_millis(ending.timestamp) if ending is not None else None,
         state=state.value if state is not None else "",
         is_over=is_over,
@@ -351,14 +336,15 @@ def _summary_of(file: UpdateFile) -> UpdateSummary:
     )
 
 
-def _ends_of(path: Path) -> tuple[list[Event], list[Event]]:
+def _ends_of(log: UpdateLog) -> tuple[list[Event], list[Event]]:
     try:
-        with path.open("rb") as file:
-            head = file.read(_TAIL)
-            size = os.fstat(file.fileno()).st_size  # it may be another file by now
-            file.seek(max(len(head), size - _TAIL))
-            tail = file.read(_TAIL)
-    except OSError:
+        with log.opened() as files:
+            first, last = files[0][1], files[-1][1]
+            head = first.read(_TAIL)
+            begin = len(head) if last is first else 0
+            last.seek(max(begin, os.fstat(last.fileno()).st_size - _TAIL))
+            tail = last.read(_TAIL)
+    except (OSError, IndexError):
         return [], []
     return _events(head.split(b"\n")), _events(tail.split(b"\n"))
 

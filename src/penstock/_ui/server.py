@@ -7,12 +7,13 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock._observe.codec import encode
+from penstock._observe.segments import LATEST
 from penstock._ui.acting import add_acting
 from penstock._ui.assets import Asset, load_assets
 from penstock._ui.difference import differences
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
-from penstock._ui.recording import LATEST, Recording
+from penstock._ui.recording import Recording
 from penstock._ui.stored import add_stored
 
 _DOTS = 20

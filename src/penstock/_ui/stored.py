@@ -8,8 +8,9 @@ from fastapi.responses import Response
 
 from penstock._observe.codec import encode
 from penstock._observe.masking import shown
+from penstock._observe.segments import LATEST
 from penstock._ui.ports import Tables
-from penstock._ui.recording import LATEST, Recording
+from penstock._ui.recording import Recording
 from penstock.errors import SpecError
 
 _PREVIEW_ROWS = 50

@@ -1,6 +1,7 @@
 """An update with many micro-batches, and what all readers of its log make of it."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from made_events import (
 )
 
 from penstock._model.pipeline import EventLogSettings
-from penstock._observe.codec import event_of_json
+from penstock._observe.codec import event_of, event_of_json
 from penstock._observe.events import (
     ErrorInfo,
     Event,
@@ -30,7 +31,8 @@ from penstock._observe.events import (
 )
 from penstock._observe.log import EventLog, last_batch, read_events
 from penstock._observe.metrics import metric_series
-from penstock._observe.retention import compact_running
+from penstock._observe.retention import roll_up
+from penstock._observe.segments import UpdateLog, updates
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status import status_json
 from penstock._ui.model import UpdateModel
@@ -41,9 +43,10 @@ SILVER = replace(UPDATE, dataset_name="c.s.silver", flow_name='sil"ver')
 GOLD = replace(UPDATE, dataset_name="c.s.silver", flow_name="gold")
 OUT = replace(UPDATE, sink_name="out", flow_name="out")
 VIEW = replace(UPDATE, dataset_name="c.s.view", flow_name="view")
-NOW = (START + timedelta(hours=7)).timestamp()
+SMALL = EventLogSettings(keep_progress_days=None, max_progress_mb=0.25)
 ALL = EventLogSettings(keep_progress_days=1e-6, max_progress_mb=None)
 FLOWS = (SILVER, GOLD, OUT)
+NEVER = threading.Event()
 
 
 def committed(flow: EventOrigin, batch: int, message: str = "") -> Event:
@@ -150,22 +153,56 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
         yield minute, lag_progress(SILVER, {"loss": "none", "sources": []})
 
 
-def filled(folder: Path, batches: int = 250) -> EventLog:
-    """A log with all of them that is still open."""
-    log = EventLog(folder)
+def filled(folder: Path, batches: int = 150, keep: EventLogSettings = SMALL) -> EventLog:
+    """A log with all of them, in many segments, that is still open."""
+    log = EventLog(folder, keep)
     for event in events(batches):
         log(event)
     return log
 
 
-def compacted(log: EventLog, settings: EventLogSettings = ALL, now: float = NOW) -> bool:
-    """Roll it up; whether that was worth it."""
-    return compact_running(log, settings, now=now, stop=threading.Event())
+def rolled_up(log: EventLog, settings: EventLogSettings = ALL) -> bool:
+    """Roll its finished segments up; whether that was due."""
+    if log.update is None:
+        return False
+    update, now = log.update.listed(), time.time() + 60
+    return roll_up(update, settings, now=now, is_over=False, stop=NEVER)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """The events of the log, parsed."""
     return list(read_events(folder))
+
+
+def update_of(folder: Path) -> UpdateLog:
+    """The only update of a log."""
+    (update,) = updates(folder)
+    return update
+
+
+def numbers(folder: Path) -> list[tuple[int, int]]:
+    """Of the segments that are read."""
+    return [(segment.first, segment.last) for segment in update_of(folder).segments()]
+
+
+def places(events: list[dict[str, Any]]) -> list[int]:
+    """Positions of events among those of their writer."""
+    return [event["sequence"]["data_plane_id"]["seq_no"] for event in events]
+
+
+def rolled(events: list[dict[str, Any]], kind: str = "flow_progress") -> list[dict[str, Any]]:
+    """Those that stand for several."""
+    return [event for event in events if "rolled_up" in event["details"].get(kind, {})]
+
+
+def total(folder: Path) -> float:
+    """How many events a log stands for."""
+    state = ObservedUpdate()
+    for body in lines_of(folder):
+        if (event := event_of(body)) is not None:
+            state(event)
+    (events,) = [one for one in metric_series(state) if one.metric.name == "penstock_events_total"]
+    return sum(events.values.values())
 
 
 def facts(folder: Path) -> dict[str, Any]:

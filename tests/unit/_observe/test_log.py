@@ -25,9 +25,9 @@ from penstock._observe.log import (
     follow,
     last_batch,
     read_events,
-    select_updates,
-    updates,
+    recorded_events,
 )
+from penstock._observe.segments import select_updates, updates
 
 START = datetime(2026, 3, 4, 14, 47, 39, 123_456, tzinfo=UTC)
 
@@ -128,9 +128,19 @@ def test_a_torn_line_is_left_out_when_the_writer_was_killed(tmp_path: Path) -> N
     batches = [event["origin"]["batch_id"] for event in read_events(tmp_path)]
     assert batches == [0, 1, 3]
     assert last_batch(tmp_path, "silver") == (3, 4)
-    for file in updates(tmp_path)[1:]:
-        file.path.unlink()
+    for update in updates(tmp_path)[1:]:
+        for segment in update.files:
+            segment.path.unlink()
     assert last_batch(tmp_path, "silver") == (1, 2)
+
+
+def test_foreign_lines_are_no_events_with_types(tmp_path: Path) -> None:
+    log = write(tmp_path, at(batch_event("silver", 0, 1), 0))
+    assert log.path is not None
+    with log.path.open("ab") as file:
+        file.write(b'{}\n{"timestamp":3,"event_type":"flow_progress"}\n[]\n')
+    (event,) = recorded_events(tmp_path, "latest", dataset="silver")
+    assert (event.origin.batch_id, len(list(recorded_events(tmp_path, None)))) == (0, 1)
 
 
 def test_the_log_survives_when_the_process_is_killed(tmp_path: Path) -> None:

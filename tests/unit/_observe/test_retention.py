@@ -1,4 +1,4 @@
-"""What the event log keeps of updates that are over; `test_compaction` has the one that runs."""
+"""What the event log keeps of updates that are over; `test_segments` has the one that runs."""
 
 import os
 import threading
@@ -12,8 +12,9 @@ from made_events import flow_progress, lag_progress, stream_progress, update_pro
 
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowStatus, UpdateState
-from penstock._observe.log import EventLog, RecordedBatch, last_batch, read_events, updates
+from penstock._observe.log import EventLog, RecordedBatch, last_batch, read_events
 from penstock._observe.retention import Retention, clean
+from penstock._observe.segments import updates
 from penstock._project.spec import load_settings
 from penstock.errors import SpecError
 
@@ -65,6 +66,7 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
     old = write(tmp_path, "old", 40, *several, torn=b'{"torn')
     fresh = write(tmp_path, "fresh", 2, *several)
     before, whole = old.stat(), fresh.read_bytes()
+    is_rolled_up = [update.path(1, 1) for update in updates(tmp_path)]
     assert cleaned(tmp_path) == ["old", "fresh"]
     assert kinds(tmp_path, "old") == [
         ("flow_progress", 0),
@@ -79,7 +81,9 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
         ("lag_progress", 2),
         ("update_progress", None),
     ]
-    assert old.read_bytes().endswith(b'{"torn')
+    assert not old.exists() and fresh.exists()
+    old, small = is_rolled_up
+    assert old.read_bytes().endswith(b'\n{"torn\n')
     assert fresh.read_bytes() == whole
     after = old.stat()
     assert (after.st_mtime_ns, after.st_mode) == (before.st_mtime_ns, before.st_mode)
@@ -87,7 +91,7 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
     cleaned(tmp_path)
     assert old.stat().st_ino == after.st_ino
     assert cleaned(tmp_path, keep_progress_days=1) == ["old", "fresh"]
-    assert len(fresh.read_bytes()) < len(whole)
+    assert not fresh.exists() and small.stat().st_size < len(whole)
     assert old.stat().st_ino == after.st_ino
 
 

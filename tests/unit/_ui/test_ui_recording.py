@@ -4,10 +4,12 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 from made_events import definition, flow_progress, update_progress
 
+from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import (
     ErrorInfo,
     Event,
@@ -18,7 +20,7 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._observe.log import EventLog
-from penstock._observe.retention import compact
+from penstock._observe.retention import clean
 from penstock._ui.hub import whole_update
 from penstock._ui.model import UpdateModel
 from penstock._ui.recording import Recording
@@ -118,7 +120,7 @@ def test_new_events_are_seen_when_the_log_grows(tmp_path):
     assert recorded.model.cards()[0]["state"] == "RUNNING"
     later = EventLog(tmp_path / "events")
     later(update_progress(EventOrigin(update_id="u2"), UpdateState.CREATED, ""))
-    assert recording.recorded("latest").file.update_id == "u2"
+    assert recording.recorded("latest").log.update_id == "u2"
     assert recording.newest() == "u2"
     log.close()
     later.close()
@@ -288,12 +290,15 @@ def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
     path.write_bytes(b"".join(numbered))
     assert demo.recorded("latest").read_percent is not None
     structure = demo.recorded("latest").model.structure
-    compact(path)
+    settings = EventLogSettings(keep_progress_days=1e-6)
+    clean(path.parent, settings, own="", now=time.time() + 60)
+    (rolled_up,) = path.parent.iterdir()
+    assert rolled_up != path
     recorded = demo.recorded("latest")
     assert recorded.model.structure > structure
     assert recorded.read_percent is None
     assert recorded.model.head()["state"] == "COMPLETED"
-    assert recorded.model.folded == path.read_bytes().count(b"\n") < len(lines) + 10
+    assert recorded.model.folded == rolled_up.read_bytes().count(b"\n") < len(lines) + 10
 
 
 def test_a_page_keeps_what_it_has_when_its_log_is_taken_away(logs, demo):

@@ -1,0 +1,206 @@
+"""The files of an event log: an update is in one of them or, when it is long, in several.
+
+`<UTC start time>-<update_id>.jsonl` is the first segment of an update, `....0002.jsonl` the second.
+Only the newest one is appended to. `....0001-0007.jsonl` is a roll-up: it stands for the segments
+in its name, which are deleted when it is there. No file is rewritten.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+LATEST = "latest"
+
+QUERIED = ".queried"
+"""In the folder of the log: its time is when a query was planned that reads the files later."""
+
+STARTED = "%Y%m%dT%H%M%S%fZ"
+"""The time in the name of a file."""
+
+_FILE = re.compile(r"([^-]+-.+?)(?:\.(\d{4,})(?:-(\d{4,}))?)?\.jsonl")
+_SEQUENCE = re.compile(rb'"data_plane_id":\{"instance":"([^"]*)","seq_no":(\d+)\}')
+_SEQUENCE_WITHIN = 400
+
+
+class Segment(NamedTuple):
+    """A file with events of one update.
+
+    Attributes:
+        path: Of the file.
+        first, last: Numbers of the segments that a roll-up stands for; else of the segment itself.
+        is_roll_up: Whether it stands for segments.
+    """
+
+    path: Path
+    first: int
+    last: int
+    is_roll_up: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateLog:
+    """The recorded events of one update.
+
+    Attributes:
+        update_id: Of the update.
+        started: When it began.
+        directory: The folder of the event log.
+        name: Beginning of the names of its files.
+        files: What was there when the folder was listed, by number.
+    """
+
+    update_id: str
+    started: datetime
+    directory: Path
+    name: str
+    files: tuple[Segment, ...] = ()
+
+    def path(self, first: int, last: int | None = None) -> Path:
+        """Of a segment, or of the roll-up of several."""
+        numbers = f".{first:04}" if first > 1 or last is not None else ""
+        if last is not None:
+            numbers += f"-{last:04}"
+        return self.directory / f"{self.name}{numbers}.jsonl"
+
+    def listed(self) -> "UpdateLog":
+        """The same with the files that are there now."""
+        return replace(self, files=_files(self.directory).get(self.name, ()))
+
+    def segments(self, after: int = 0) -> list[Segment]:
+        """Files that together have every event once, in their order.
+
+        Args:
+            after: Number of a segment that is read already. If the next one was deleted, the
+                first file is a roll-up, which may stand for events that are read already.
+        """
+        chosen, rest = list[Segment](), list(self.files)
+        while rest := [segment for segment in rest if segment.last > after]:
+            chosen.append(
+                min(rest, key=lambda s: (s.first != after + 1, s.first, -s.last, not s.is_roll_up))
+            )
+            after = chosen[-1].last
+        return chosen
+
+    def replaced(self) -> list[Segment]:
+        """Files that are still there although a roll-up stands for them."""
+        chosen = self.segments()
+        return [segment for segment in self.files if segment not in chosen]
+
+    def is_finished(self, segment: Segment) -> bool:
+        """Whether nothing more is appended to a segment; asked before its end is read."""
+        return self.path(segment.last + 1).exists() or not segment.path.exists()
+
+    @contextlib.contextmanager
+    def opened(self, after: int = 0) -> Iterator[list[tuple[Segment, BinaryIO]]]:
+        """The segments and their files, all open: one that is deleted can be read to its end.
+
+        Args:
+            after: As for `segments`.
+
+        Raises:
+            FileNotFoundError: There is a file that cannot be opened, such as a broken link.
+        """
+        update = self
+        with contextlib.ExitStack() as files:
+            while True:
+                opened: list[tuple[Segment, BinaryIO]] = []
+                try:
+                    for segment in update.segments(after):
+                        opened.append((segment, files.enter_context(segment.path.open("rb"))))
+                    break
+                except FileNotFoundError:
+                    before, update = update, update.listed()
+                    if update.files == before.files:
+                        raise
+            yield opened
+
+    def lines(self, wait: Callable[[], bool] | None = None) -> Iterator[bytes]:
+        """The lines of all events, in their order.
+
+        Args:
+            wait: Called at the end; whether to look for more lines then, or to end. Without it
+                those are returned that are there now, a last one without a line break included.
+        """
+        done, seen, update = 0, dict[bytes, int](), self
+        while True:
+            with update.opened(done) as files:
+                for segment, file in files:
+                    is_finished = wait is None or segment is not files[-1][0]
+                    while True:
+                        is_finished = is_finished or self.is_finished(segment)
+                        for line in file:
+                            if not is_finished and not line.endswith(b"\n"):
+                                file.seek(-len(line), os.SEEK_CUR)
+                                break
+                            if match := _SEQUENCE.search(line, 0, _SEQUENCE_WITHIN):
+                                writer, number = match[1], int(match[2])
+                                if segment.first <= done and number <= seen.get(writer, -1):
+                                    continue
+                                seen[writer] = number
+                            yield line
+                        if is_finished or wait is None:
+                            break
+                        if not wait():
+                            return
+                    done = segment.last
+                    file.close()
+            if wait is None or not (files or wait()):
+                return
+            update = self.listed()
+
+
+def updates(directory: Path) -> list[UpdateLog]:
+    """All recorded updates, oldest first. A missing folder has none."""
+    recorded = []
+    for name, files in sorted(_files(directory).items()):
+        timestamp, _, update_id = name.partition("-")
+        try:
+            started = datetime.strptime(timestamp, STARTED).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+        recorded.append(
+            UpdateLog(
+                update_id=update_id, started=started, directory=directory, name=name, files=files
+            )
+        )
+    return recorded
+
+
+def select_updates(directory: Path, update: str | None) -> list[UpdateLog]:
+    """The recorded updates that an id, the beginning of one, `latest` or `None` (all) means."""
+    recorded = updates(directory)
+    if update is None:
+        return recorded
+    if update == LATEST:
+        return recorded[-1:]
+    exact = [each for each in recorded if each.update_id == update]
+    return exact or [each for each in recorded if each.update_id.startswith(update)]
+
+
+def plan_query(directory: Path) -> set[str]:
+    """Names of files in the folder that a query leaves out: a roll-up stands for them.
+
+    For readers that open files long after they listed them. The others stay for an hour, except
+    those of updates that are removed, and where the folder cannot be written to.
+    """
+    with contextlib.suppress(OSError):
+        (directory / QUERIED).touch()
+    return {segment.path.name for update in updates(directory) for segment in update.replaced()}
+
+
+def _files(directory: Path) -> dict[str, tuple[Segment, ...]]:
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):
+        paths = list(directory.iterdir())
+    files: dict[str, list[Segment]] = {}
+    for path in paths:
+        if match := _FILE.fullmatch(path.name):
+            first = int(match[2] or 1)
+            segment = Segment(path, first, int(match[3] or first), match[3] is not None)
+            files.setdefault(match[1], []).append(segment)
+    return {name: tuple(sorted(of, key=lambda segment: segment[1:])) for name, of in files.items()}

@@ -1,0 +1,335 @@
+"""What a roll-up says: the details of single batches go, and the sums of all readers stay."""
+
+import io
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from long_update import (
+    FLOWS,
+    GOLD,
+    NEVER,
+    SMALL,
+    START,
+    UPDATE,
+    VIEW,
+    committed,
+    facts,
+    filled,
+    lines_of,
+    measured,
+    numbers,
+    places,
+    rolled,
+    rolled_up,
+    total,
+    update_of,
+)
+from made_events import definition, details, flow_progress, update_progress
+
+from penstock._cli.main import main
+from penstock._model.pipeline import EventLogSettings
+from penstock._observe.codec import encode, event_json, event_of_json
+from penstock._observe.compaction import Pace, survey, write
+from penstock._observe.events import Event, FlowStatus, UpdateState
+from penstock._observe.log import SEGMENTS, EventLog, last_batch
+from penstock._observe.metrics import metric_series
+from penstock._observe.retention import SegmentSize, due
+from penstock._observe.snapshot import update_view
+from penstock._observe.state import ObservedUpdate
+
+
+def test_all_readers_find_the_same_when_the_log_of_a_running_update_is_rolled_up(tmp_path: Path):
+    log = filled(tmp_path, 250)
+    before, whole, count = facts(tmp_path), lines_of(tmp_path), len(update_of(tmp_path).files)
+    assert count > 20
+    newest = update_of(tmp_path).files[-1].path.read_bytes()
+    assert rolled_up(log)
+    assert numbers(tmp_path) == [(1, count - 1), (count, count)]
+    assert update_of(tmp_path).files[-1].path.read_bytes() == newest
+    assert facts(tmp_path) == before
+    left = lines_of(tmp_path)
+    assert len(left) < len(whole) / 3
+    # Whatever is not of a single batch is still there, in its place.
+    known = {event["id"]: event for event in whole}
+    new = {event["id"] for event in (*rolled(left), *rolled(left, "stream_progress"))}
+    assert {event["id"] for event in left} - set(known) == new
+    assert all(event == known[event["id"]] for event in left if event["id"] in known)
+    assert places(left) == sorted(places(left))
+    for event in whole:
+        body = event["details"].get(event["event_type"], {})
+        if not {"metrics", "progress_json", "loss"} & set(body) or event["message"]:
+            assert event in left
+    # One event per flow and hour, and its sums.
+    (first, *_) = [event for event in rolled(left) if event["origin"]["flow_name"] == "out"]
+    assert first["timestamp"] == "2026-03-01T00:59:00.000Z"
+    body, more = first["details"]["flow_progress"], first["details"]["flow_progress"]["rolled_up"]
+    assert (more["first_batch_id"], more["batches"], first["origin"]["batch_id"]) == (1, 59, 59)
+    assert body["metrics"]["num_input_rows"] == sum(range(1, 60))
+    assert more["since"] == "2026-03-01T00:01:00.000Z"
+    assert sum(more["batch_durations"].values()) == 59
+    # Again, later: hours that were begun become one event as well.
+    for number in range(400, 550):
+        for event in (committed(GOLD, number), *measured(GOLD, number)):
+            log(replace(event, timestamp=START + timedelta(minutes=number)))
+    assert places(lines_of(tmp_path))[-1] == len(whole) + 150 * 4 - 1
+    later = facts(tmp_path)
+    assert rolled_up(log)
+    assert len(numbers(tmp_path)) == 2
+    assert facts(tmp_path) == later
+    left = lines_of(tmp_path)
+    hours = [(event["origin"]["flow_name"], event["timestamp"][:13]) for event in rolled(left)]
+    broken = [event for event in whole if event["message"] == "failed"]
+    # A failure and the newest commit stay where they are, between two.
+    assert len(hours) <= len(set(hours)) + len(broken) + 1
+    sums = rolled(left, "stream_progress")
+    hours = [(event["origin"]["flow_name"], event["timestamp"][:13]) for event in sums]
+    assert len(hours) == len(set(hours))
+
+
+def test_the_oldest_details_go_when_there_are_too_many(tmp_path: Path):
+    log = filled(tmp_path)
+    before, whole = facts(tmp_path), lines_of(tmp_path)
+    assert rolled_up(log, SMALL)
+    assert facts(tmp_path) == before
+    first, *others = update_of(tmp_path).segments()
+    assert first.is_roll_up and not any(segment.is_roll_up for segment in others)
+    assert 0.09 * 2**20 < sum(segment.path.stat().st_size for segment in others) < 0.125 * 2**20
+    newest = [event for event in whole if event["event_type"] == "stream_progress"][-6:]
+    assert newest == [e for e in lines_of(tmp_path) if e["event_type"] == "stream_progress"][-6:]
+    # There is nothing to gain now, nor below the limit.
+    assert not rolled_up(log, SMALL)
+    assert not rolled_up(log, EventLogSettings())
+    assert not rolled_up(log, EventLogSettings(keep_progress_days=None, max_progress_mb=None))
+    assert not rolled_up(EventLog(tmp_path / "empty"))
+
+
+def test_only_what_is_old_enough_goes(tmp_path: Path):
+    log = filled(tmp_path)
+    before, whole, now = facts(tmp_path), lines_of(tmp_path), time.time()
+    files = update_of(tmp_path).files
+    for segment in files[:10]:
+        os.utime(segment.path, (now - 86400, now - 86400))
+    assert rolled_up(log, EventLogSettings(keep_progress_days=0.5))
+    assert numbers(tmp_path)[:2] == [(1, 10), (11, 11)]
+    assert update_of(tmp_path).files[0].path.stat().st_mtime == pytest.approx(now - 86400, abs=1)
+    young = sum(segment.path.read_bytes().count(b"\n") for segment in files[10:])
+    assert lines_of(tmp_path)[-young:] == whole[-young:]
+    assert facts(tmp_path) == before
+    assert len(lines_of(tmp_path)) < len(whole)
+
+
+def text_of(events: list[Event]) -> bytes:
+    return b"".join(
+        encode(event_json(event, instance="i", seq_no=number)) + b"\n"
+        for number, event in enumerate(events)
+    )
+
+
+def test_refreshes_that_replace_each_other_are_not_added_up():
+    about = replace(UPDATE, dataset_name=VIEW.dataset_name)
+    events = [definition("dataset_definition", about, "", {"dataset_type": "MATERIALIZED_VIEW"})]
+    events += [committed(VIEW, batch) for batch in range(10)]
+    text = text_of(events)
+    assert smaller(text, 11, 0) == text
+    table = text.replace(b"MATERIALIZED_VIEW", b"STREAMING_TABLE")
+    assert len(smaller(table, 11, 0)) < len(table) / 2
+
+
+def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_STORAGE", raising=False)
+    log = filled(tmp_path / ".penstock" / "events", 250)
+
+    def printed() -> tuple[Counter[str], Any]:
+        sums: Counter[str] = Counter()
+        assert main(["quality", "--output", "json"]) == 0
+        for line in capsys.readouterr().out.splitlines():
+            counts = json.loads(line)
+            for key in ("passed", "failed", "batches"):
+                sums[f"{counts['rule']} {key}"] += counts[key]
+        assert main(["metrics", "--output", "json"]) == 0
+        metrics = json.loads(capsys.readouterr().out)
+        rounded = [
+            (metric["name"], sample["labels"], round(sample.get("value", 0), 6))
+            for metric in metrics
+            for sample in metric["samples"]
+        ]
+        return sums, sorted(rounded, key=str)
+
+    before = printed()
+    assert rolled_up(log)
+    assert printed() == before
+    assert main(["events", "--type", "flow_progress", "--dataset", "out"]) == 0
+    text = capsys.readouterr().out
+    assert "out: batches 1 to 59 in one event, 1,770 rows in, 174 rows written" in text
+
+
+def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
+    log = filled(tmp_path, 80)
+    files = update_of(tmp_path).files
+    lines = files[1].path.read_bytes().splitlines(keepends=True)
+    count = next(line for line in lines if b'"num_input_rows"' in line)
+    odd = [
+        b'{"half":"event_type":"stream_progress"}\n',
+        b'{"x":1,"event_type":"flow_progress"}\n',
+        b"\xff\x00\n",
+        count.replace(b'"num_input_rows":', b'"num_new_rows":1,"num_input_rows":'),
+        count.replace(b'"num_input_rows":', b'"num_input_rows":1.5,"x":'),
+        count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","new":1'),
+        count.replace(b'"message":""', b'"message":"told"'),
+        count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"events":"x"}'),
+        count.replace(
+            b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"batches":{"a":0.5}}'
+        ),
+        b'{"details":{"stream_progress":{"rolled_up":[]}},"event_type":"stream_progress"}\n',
+        lines[6][:-40] + b"\n",
+    ]
+    files[1].path.write_bytes(b"".join([*lines[:10], *odd, *lines[10:]]) + b'{"torn')
+    before, whole = total(tmp_path), lines_of(tmp_path)
+    with files[-1].path.open("ab") as file:
+        file.write(b'{"also torn')
+    assert rolled_up(log)
+    text = update_of(tmp_path).files[0].path.read_bytes()
+    assert all(line in text for line in odd)
+    # The next segment begins on a line of its own.
+    assert b'\n{"torn\n' in text
+    assert files[-1].path.read_bytes().endswith(b'{"also torn')
+    assert total(tmp_path) == before
+    assert len(lines_of(tmp_path)) < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("most", "days"), [(256.0, 30.0), (1.0, 30.0), (None, 4.0), (None, 0.5), (64.0, None)]
+)
+def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
+    most: float | None, days: float | None
+):
+    keep = EventLogSettings(keep_progress_days=days, max_progress_mb=most)
+    full = most * 2**20 / SEGMENTS if most is not None else float("inf")
+    longest = days * 86400 / SEGMENTS if days is not None else float("inf")
+    segments, began, written, read, looks = [SegmentSize(0, 0, False)], 0, 0, 0, 0
+    for second in range(0, 40 * 86400, 200):
+        if segments[-1].size >= full or second - began >= longest:
+            began = second
+            segments.append(SegmentSize(0, second, False))
+        segments[-1] = SegmentSize(segments[-1].size + 700_000, second, False)
+        written += 700_000
+        if count := due(segments, keep, now=second, is_over=False):
+            looks, read = looks + 1, read + sum(segment.size for segment in segments)
+            sums = sum(
+                each.size if each.is_roll_up else each.size // 50 for each in segments[:count]
+            )
+            segments[:count] = [SegmentSize(sums, segments[count - 1].modified, True)]
+        kept = sum(segment.size for segment in segments if not segment.is_roll_up)
+        # Sums that are large are not read again for less than a quarter of them.
+        more = segments[0].size / 4 if segments[0].is_roll_up else 0
+        assert most is None or kept - more < (most + 1) * 2**20
+        assert len(segments) < 3 * SEGMENTS + more / full
+    assert looks > 5
+    assert read < 12 * written
+    nothing = EventLogSettings(keep_progress_days=None, max_progress_mb=None)
+    assert due(segments, nothing, now=1e12, is_over=True) == 0
+    assert due([], keep, now=0, is_over=True) == 0
+
+
+KINDS = (*["commit"] * 3, *["measured"] * 2, "state", "told", "refresh", "other")
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Event]:
+    """Events of some flows in any order that may be, and in orders that may not."""
+    about = replace(UPDATE, dataset_name=VIEW.dataset_name)
+    view = {"dataset_type": "MATERIALIZED_VIEW"}
+    found = [replace(definition("dataset_definition", about, "", view), timestamp=START)]
+    batch = dict.fromkeys(range(3), 0)
+    minute = 0
+    for _ in range(draw(st.integers(10, 40))):
+        at = draw(st.integers(0, 2))
+        flow = FLOWS[at]
+        batch[at] = max(0, batch[at] + draw(st.integers(-1, 2)))
+        one = draw(st.sampled_from(KINDS))
+        new = {
+            "commit": [committed(flow, batch[at])],
+            "measured": measured(flow, batch[at]),
+            "state": [flow_progress(flow, draw(st.sampled_from(FlowStatus)), "now")],
+            "told": [committed(flow, batch[at], "told")],
+            "refresh": [committed(VIEW, batch[at])],
+            "other": [update_progress(UPDATE, UpdateState.RUNNING, "")],
+        }[one]
+        minute += draw(st.sampled_from([0, 0, 1, 50]))
+        found += [replace(event, timestamp=START + timedelta(minutes=minute)) for event in new]
+    return found
+
+
+def counters(text: bytes) -> dict[Any, Any]:
+    """What metrics and terminal say: what is a sum, and the newest value of what is not."""
+    fold, snapshot = ObservedUpdate(), ObservedUpdate()
+    states: dict[str, Any] = {}
+    for line in text.splitlines():
+        event = event_of_json(json.loads(line))
+        fold(event)
+        snapshot(event)
+        body = details(event)
+        if event.event_type == "flow_progress" and ("metrics" not in body or event.message):
+            # What came before a change of a flow's state stays before it.
+            views = [flow for one in update_view(snapshot).datasets for flow in one.flows]
+            states[event.id] = [
+                (flow.batches, flow.rows, flow.dropped, flow.lag, flow.state)
+                for flow in views
+                if flow.name == event.origin.flow_name
+            ]
+    flows = {
+        flow.name: replace(flow, rows_per_second=None, batch_seconds=None)
+        for one in update_view(snapshot, START + timedelta(days=9)).datasets
+        for flow in one.flows
+    }
+    values = {
+        (series.metric.name, labels): round(value, 6)
+        for series in metric_series(fold)
+        for labels, value in series.values.items()
+    }
+    counts = {
+        labels: (one.counts, round(one.total, 6))
+        for series in metric_series(fold)
+        for labels, one in series.histograms.items()
+    }
+    return {**values, **counts, **states, **flows}
+
+
+def smaller(text: bytes, cut: int, newest: int) -> bytes:
+    """The log with the first lines rolled up."""
+    lines, out, pace = text.splitlines(keepends=True), io.BytesIO(), Pace(NEVER)
+    surveyed = survey(lines, pace=pace)
+    surveyed.newest = newest
+    write(lines[:cut], out, surveyed, pace=pace)
+    return out.getvalue() + b"".join(lines[cut:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.data())
+def test_sums_are_the_same_however_often_a_log_is_rolled_up(
+    tmp_path_factory: pytest.TempPathFactory, history: list[Event], data: st.DataObject
+):
+    text = text_of(history)
+    before = counters(text)
+    path = tmp_path_factory.mktemp("log", numbered=True) / "20260301T000000000000Z-u.jsonl"
+    path.write_bytes(text)
+    last = {flow.flow_name: last_batch(path.parent, flow.flow_name) for flow in FLOWS}
+    for _ in range(data.draw(st.integers(1, 3))):
+        cut = data.draw(st.integers(0, text.count(b"\n")))
+        text = smaller(text, cut, data.draw(st.integers(0, 3)))
+        assert counters(text) == before
+    path.write_bytes(text)
+    assert {flow.flow_name: last_batch(path.parent, flow.flow_name) for flow in FLOWS} == last
+    assert places(lines_of(path.parent)) == sorted(places(lines_of(path.parent)))
