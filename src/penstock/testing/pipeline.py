@@ -169,7 +169,7 @@ class PipelineTest:
     def _frame(self, rows: Sequence[Mapping[str, Any]], schema: str | StructType | None) -> Any:
         if schema is None:
             return self.spark.createDataFrame([Row(**row) for row in rows])
-        wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        wanted: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
         values = [tuple(row.get(name) for name in wanted.names) for row in rows]
         return self.spark.createDataFrame(values, wanted)
 
@@ -212,7 +212,8 @@ class PipelineTest:
         def read() -> DataFrame:
             is_batch = kind is DatasetKind.MATERIALIZED_VIEW
             reader: Any = self.spark.read if is_batch else self.spark.readStream
-            return reader.format("delta").load(str(folder))
+            df: DataFrame = reader.format("delta").load(str(folder))
+            return df
 
         return read
 
