@@ -17,6 +17,7 @@ def test_the_project_is_sound_when_it_is_written(tmp_path: Path) -> None:
         ".gitignore",
         "README.md",
         "pipeline.yaml",
+        "tests/test_orders.py",
         "transformations/orders.py",
         "data/orders/2026-01-05.json",
         "data/orders/2026-01-06.json",
