@@ -208,11 +208,11 @@ class KafkaLag:
             return
         with contextlib.suppress(Py4JError), self._consumer() as consumer:
             wanted = self._jvm.java.util.ArrayList()
-            for partition in chosen.values():
-                wanted.add(partition)
+            for java_partition in chosen.values():
+                wanted.add(java_partition)
             consumer.assign(wanted)
-            for partition, partition in chosen.items():
-                consumer.seek(partition, unread[partition])
+            for partition, java_partition in chosen.items():
+                consumer.seek(java_partition, unread[partition])
             waiting = dict(chosen)
             deadline = time.monotonic() + _READ_SECONDS
             while waiting and time.monotonic() < deadline:
@@ -220,13 +220,13 @@ class KafkaLag:
                 while records.hasNext():
                     record = records.next()
                     partition = (str(record.topic()), int(record.partition()))
-                    partition = waiting.pop(partition, None)
-                    if partition is None:
+                    java_partition = waiting.pop(partition, None)
+                    if java_partition is None:
                         continue
                     stamp = int(record.timestamp())
                     self._oldest[partition] = (unread[partition], stamp if stamp >= 0 else None)
                     done = self._jvm.java.util.ArrayList()
-                    done.add(partition)
+                    done.add(java_partition)
                     consumer.pause(done)
 
     @contextlib.contextmanager
