@@ -186,10 +186,13 @@ class FileStream(OpenedSource):
         """See `OpenedSource.range`."""
         begin, end = wanted.begin, wanted.end
         after = None if begin.kind is StartKind.EARLIEST else _time_of(begin, wanted.now_ms)
-        before = wanted.now_ms if end is None else _time_of(end, wanted.now_ms) + 1
+        read = _taken_by([done])
+        # Files that came after those that were read are the next update's.
+        newest = max(read.values(), default=wanted.now_ms)
+        before = (newest if end is None else _time_of(end, wanted.now_ms)) + 1
         taken = [
             path
-            for path, changed in _taken_by([done]).items()
+            for path, changed in read.items()
             if (after is None or changed > after)
             and changed < before
             and (wanted.files is None or fnmatchcase(path.rpartition("/")[2], wanted.files))
