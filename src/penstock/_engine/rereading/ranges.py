@@ -90,7 +90,9 @@ def resolve_range(
             )
         else:
             after = None if begin.kind is StartKind.EARLIEST else begin.moment_ms - 1
-            before = now_ms if end is None else end.moment_ms
+            # Files that came later are the next update's.
+            newest = max(streams.done.files.values(), default=now_ms)
+            before = newest + 1 if end is None else end.moment_ms
             taken = _taken(streams.done, after, before, files)
             shown = "the beginning" if after is None else str(begin)
             text = f"changed from {shown} to {iso(before)}" + (f", {files}" if files else "")
