@@ -139,8 +139,11 @@ def spark(
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
             # Hundreds of tests use the session, so the optimizing compiler that `.ci/test` switches
-            # off for short processes pays.
-            java_options=("-XX:TieredStopAtLevel=4", "-XX:+UseSerialGC", *archive_options()),
+            # off for short processes pays, and so does room for what the queries of a test leave.
+            java_options=(
+                *("-XX:TieredStopAtLevel=4", "-XX:+UseSerialGC", "-Xms2g", "-Xmn1g"),
+                *archive_options(),
+            ),
         )
     )
     yield session

@@ -75,7 +75,7 @@ class Ended(NamedTuple):
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     root = tmp_path_factory.mktemp("demo")
     directory = root / "demo"
-    process = DemoProcess(directory, root / "demo.log", "--rate", "100", "--ui")
+    process = DemoProcess(directory, root / "demo.log", "--rate", "50", "--ui")
     try:
         started = process.wait_until(lambda: "RUNNING" in process.output, PATIENCE_SECONDS)
         assert started, process.output

@@ -166,16 +166,16 @@ class Topics:
             consumer.close()
 
 
-def _rows(dice: random.Random) -> dict[str, list[dict[str, Any]]]:
+def _rows(dice: random.Random, runs: int) -> dict[str, list[dict[str, Any]]]:
     """Enough for each run to have some, all within the hour that the watermarks wait."""
     impressions = [
-        {"ad": dice.randint(1, 12), "seen": at(dice.uniform(0, 3000))} for _ in range(30 * KILLS)
+        {"ad": dice.randint(1, 12), "seen": at(dice.uniform(0, 3000))} for _ in range(30 * runs)
     ]
     clicks: list[dict[str, Any]] = [
         {"click": number, "clicked_ad": dice.randint(1, 12), "clicked": at(dice.uniform(0, 3000))}
-        for number in range(1, 40 * KILLS + 1)
+        for number in range(1, 40 * runs + 1)
     ]
-    clicks += [dict(dice.choice(clicks)) for _ in range(8 * KILLS)]
+    clicks += [dict(dice.choice(clicks)) for _ in range(8 * runs)]
     clicks += [{"click": None, "clicked_ad": 99, "clicked": at(10)}]
     dice.shuffle(clicks)
     return {"impressions": impressions, "clicks": clicks}
@@ -239,7 +239,7 @@ def test_joins_sessions_and_unique_rows_equal_an_oracle_when_every_flow_has_cras
     dice = _dice()
     monkeypatch.chdir(tmp_path)
     topics, project = _start(kafka_broker, tmp_path, spark)
-    rows = _rows(dice)
+    rows = _rows(dice, len(points))
     for turn, point in enumerate(points):
         for name, every in rows.items():
             topics.add(name, every[turn :: len(points)])
@@ -256,7 +256,7 @@ def test_joins_sessions_and_unique_rows_equal_an_oracle_over_the_log_after_kills
     dice = _dice()
     monkeypatch.chdir(tmp_path)
     topics, project = _start(kafka_broker, tmp_path, spark)
-    rows = _rows(dice)
+    rows = _rows(dice, KILLS)
     for turn in range(KILLS):
         for name, every in rows.items():
             topics.add(name, every[turn::KILLS])

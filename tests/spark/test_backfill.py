@@ -208,9 +208,11 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     store.save_flow("bronze", known)
     capsys.readouterr()
 
-    # A file that the flow would still read by itself.
+    # A file that the flow would still read by itself: behind the end of a range without `--to`.
     project.add("new.json", [_row(8, 8)])
-    assert _refused(project, "bronze", by=("id",)) == "BACKFILL_NOT_READ_YET"
+    assert _backfill(project, "bronze", by=("id",)).counts["added"] == 1  # the row 1
+    later = parse_start("2100-01-01")
+    assert _refused(project, "bronze", by=("id",), end=later) == "BACKFILL_NOT_READ_YET"
     assert 8 not in _ids(project, "bronze")
     assert _backfill(project, "bronze", abandon=True).state == "abandoned"
     project.run(refresh=("bronze",))

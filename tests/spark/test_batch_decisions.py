@@ -115,12 +115,12 @@ def applies_changes(scd_type: ScdType) -> Write:
 
 
 WRITERS: dict[str, tuple[Write, int]] = {
-    "one job": (appends(Strategy.ONE_JOB), 30),
-    "two jobs": (appends(Strategy.TWO_JOBS), 10),
-    "deduplicate_by": (unique, 4),
+    "one job": (appends(Strategy.ONE_JOB), 38),
+    "two jobs": (appends(Strategy.TWO_JOBS), 5),
+    "deduplicate_by": (unique, 2),
     "update rewrites": (upserts(rewrite=True), 2),
     "update merges": (upserts(rewrite=False), 1),
-    "auto CDC 1": (applies_changes(ScdType.ONE), 2),
+    "auto CDC 1": (applies_changes(ScdType.ONE), 1),
     "auto CDC 2": (applies_changes(ScdType.TWO), 1),
 }
 """Each with how many of 50 cases it gets."""

@@ -117,7 +117,7 @@ def test_samples_vary_the_order_inside_of_batches_and_use_all_batches() -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "count", [1000, pytest.param(ORDERS, marks=pytest.mark.long)], ids=["sample", "all"]
+    "count", [300, pytest.param(ORDERS, marks=pytest.mark.long)], ids=["sample", "all"]
 )
 @pytest.mark.parametrize(
     ("parameters", "wanted"),
