@@ -95,7 +95,7 @@ def test_files_are_taken_by_time_and_name(tmp_path: Path):
     assert position["modified_after"] == "1970-01-01T00:00:19.999Z"
     assert (position["modified_before"], position["files"]) == ("1970-01-01T00:00:30.000Z", "a*")
     position, (report,) = resolve(folder, None, None)
-    assert (report.count, position["modified_before"]) == (3, "1970-01-01T00:01:30.000Z")
+    assert (report.count, position["modified_before"]) == (3, "1970-01-01T00:00:30.001Z")
     assert refused(folder, None, None, "x*") == "BACKFILL_RANGE_INVALID"
 
 
