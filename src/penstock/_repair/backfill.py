@@ -210,7 +210,7 @@ def _decide(
     way, by = choose_way(node, dataset, asked, df.columns)
     now_ms = round(time.time() * 1000)
     streams = FlowStreams(pipeline.spark, df, kafka, progress_of(one), now_ms)
-    position, reports = resolve_range(streams, name, asked.begin, asked.end, asked.files, now_ms)
+    position, reports = resolve_range(streams, name, asked.begin, asked.end, asked.files)
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
     if table is None:
         raise not_read_yet(name, f"{dataset.display} does not exist")

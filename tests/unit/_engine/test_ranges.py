@@ -58,7 +58,7 @@ class Streams:
 def resolve(streams: Streams, begin: str | None, end: str | None, files: str | None = None) -> Any:
     places = [None if text is None else parse_place(text) for text in (begin, end)]
     found: Any = streams
-    return resolve_range(found, "flow", places[0], places[1], files, 90_000)
+    return resolve_range(found, "flow", places[0], places[1], files)
 
 
 def refused(streams: Streams, *asked: str | None) -> str:

@@ -41,7 +41,6 @@ def resolve_range(
     begin: Place | None,
     end: Place | None,
     files: str | None,
-    now_ms: int,
 ) -> tuple[Position, tuple[RangeReport, ...]]:
     """Fix the two ends of a range.
 
@@ -51,7 +50,6 @@ def resolve_range(
         begin: The first rows; the earliest by default.
         end: The rows behind the last, of versions the last one; where the flow is by default.
         files: Pattern of file names.
-        now_ms: The time.
 
     Raises:
         PlanError: `BACKFILL_RANGE_INVALID`, `BACKFILL_NOT_READ_YET`, `START_NOT_AVAILABLE`.
@@ -90,8 +88,8 @@ def resolve_range(
             )
         else:
             after = None if begin.kind is StartKind.EARLIEST else begin.moment_ms - 1
-            # Files that came later are the next update's.
-            newest = max(streams.done.files.values(), default=now_ms)
+            # The next update reads newer files.
+            newest = max(streams.done.files.values(), default=0)
             before = newest + 1 if end is None else end.moment_ms
             taken = _taken(streams.done, after, before, files)
             shown = "the beginning" if after is None else str(begin)
