@@ -101,7 +101,7 @@ def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_secrets() -> Iterator[None]:
-    """A module does not hide what another one took for a secret: a password `x`, for example."""
+    """Forget the secrets of a module: its password `x` would be masked in all later modules."""
     from penstock._model.redaction import forget_secrets
 
     yield
@@ -139,7 +139,7 @@ def spark(
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
             # Hundreds of tests use the session, so the optimizing compiler that `.ci/test` switches
-            # off for short processes pays, and so does room for what the queries of a test leave.
+            # off for short processes pays, and so does a large young generation.
             java_options=(
                 *("-XX:TieredStopAtLevel=4", "-XX:+UseSerialGC", "-Xms2g", "-Xmn1g"),
                 *archive_options(),

@@ -88,6 +88,7 @@ class Golden:
 
 
 BATCHES = 4
+SAMPLE = 300
 ORDERS = 40_320
 
 
@@ -104,11 +105,11 @@ def arrivals(count: int) -> list[tuple[int, list[tuple[int, int]]]]:
 
 
 def test_samples_vary_the_order_inside_of_batches_and_use_all_batches() -> None:
-    runs = [arrived for _, arrived in arrivals(1000)]
+    runs = [arrived for _, arrived in arrivals(SAMPLE)]
     assert all(batch <= after for run in runs for (_, batch), (_, after) in itertools.pairwise(run))
     used = [len({batch for _, batch in run}) for run in runs]
     assert {1, 2, 3, 4} == set(used)
-    assert sum(number > 2 for number in used) > 500
+    assert sum(number > 2 for number in used) > SAMPLE / 2
     # Two events of one key that are in one batch come in either order.
     pairs = [[(event, batch) for event, batch in run if event in (5, 6)] for run in runs]
     together = {(a, b) for (a, first), (b, second) in pairs if first == second}
@@ -117,7 +118,7 @@ def test_samples_vary_the_order_inside_of_batches_and_use_all_batches() -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "count", [300, pytest.param(ORDERS, marks=pytest.mark.long)], ids=["sample", "all"]
+    "count", [SAMPLE, pytest.param(ORDERS, marks=pytest.mark.long)], ids=["sample", "all"]
 )
 @pytest.mark.parametrize(
     ("parameters", "wanted"),

@@ -26,8 +26,8 @@ _INNER = (
     re.compile(r"(?:^|[?&;])sig=([^&;\s]+)"),
     re.compile(r"://[^/\s:@]*:([^@/\s]+)@"),
 )
-# These name a file that holds the secret.
-_FILE_NAMES = frozenset({"GOOGLE_APPLICATION_CREDENTIALS"})
+# These name a file that holds the secret, and the working directory of the shell.
+_PATH_NAMES = frozenset({"GOOGLE_APPLICATION_CREDENTIALS", "PWD"})
 
 _lock = threading.Lock()
 _spellings: tuple[str, ...] = ()  # the longest first
@@ -56,7 +56,7 @@ def remember_named(values: Mapping[str, str]) -> None:
     """
     for name, value in values.items():
         found = [match for pattern in _INNER for match in pattern.findall(value)]
-        if _SECRET_NAME.search(name) and name not in _FILE_NAMES:
+        if _SECRET_NAME.search(name) and name not in _PATH_NAMES:
             found.append(value)
         for one in found:
             if len(one) >= _SHORTEST_NAMED:

@@ -1,6 +1,12 @@
 import pytest
 
-from penstock._model.redaction import REDACTED, forget_secrets, redact, remember_secret
+from penstock._model.redaction import (
+    REDACTED,
+    forget_secrets,
+    redact,
+    remember_named,
+    remember_secret,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +50,8 @@ def test_a_short_secret_is_taken_out_only_when_it_stands_alone():
 def test_a_blank_secret_is_none_when_it_is_remembered():
     remember_secret("  ")
     assert redact("a  b") == "a  b"
+
+
+def test_the_working_directory_is_no_password_when_the_environment_names_it_pwd():
+    remember_named({"PWD": "/home/ada/shop", "pwd": "hunter2hunter2"})
+    assert redact("/home/ada/shop/data hunter2hunter2") == f"/home/ada/shop/data {REDACTED}"
