@@ -1,7 +1,7 @@
 """Looks at a project on a machine that may have none of its data, secrets and packages.
 
 Nothing runs and nothing is written. What is missing is assumed where that is possible, so that
-everything else can be told; see `_engine.assumptions` and `_project.stand_ins`.
+everything else can be told; see `_analysis.assumptions` and `_project.stand_ins`.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._engine.analysis import Survey, survey
-from penstock._engine.assumptions import Assumptions
-from penstock._engine.evaluation import Evaluator, OutsideReads
+from penstock._analysis.analysis import Survey, survey
+from penstock._analysis.assumptions import Assumptions
+from penstock._analysis.evaluation import Evaluator, OutsideReads
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import execute, project_session, surroundings
 from penstock._model.dataset import Dataset

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock._api.modules import installed_modules
-from penstock._engine.analysis import analyse
-from penstock._engine.assumptions import Assumptions
-from penstock._engine.evaluation import Evaluator, OutsideReads
-from penstock._engine.file_states import FileStates
-from penstock._engine.flow_state import StateStore, check_migration
-from penstock._engine.outside import OutsideTables
-from penstock._engine.redirection import redirected
-from penstock._engine.surroundings import Surroundings
-from penstock._engine.table_sources import DeltaSource
-from penstock._engine.tables import PipelineTables
+from penstock._analysis.analysis import analyse
+from penstock._analysis.assumptions import Assumptions
+from penstock._analysis.evaluation import Evaluator, OutsideReads
+from penstock._execution.file_states import FileStates
+from penstock._execution.flow_state import StateStore, check_migration
+from penstock._analysis.external_tables import OutsideTables
+from penstock._analysis.reader_hooks import redirected
+from penstock._analysis.context import Surroundings
+from penstock._analysis.table_sources import DeltaSource
+from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._graph.windows import with_windows

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock._engine.plan_texts import keeping
-from penstock._engine.queries import EngineContext, SparkEngine
+from penstock._analysis.plan_texts import keeping
+from penstock._execution.queries import EngineContext, SparkEngine
 from penstock._launch import OpenPipeline, Selection, open_pipeline
 from penstock._model.alert import AlertKind
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings

@@ -140,7 +140,7 @@ class _SparkWithoutJvm:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypatch):
-    from penstock._engine.analysis import analyse
+    from penstock._analysis.analysis import analyse
     from penstock._graph.index import build_index
     from penstock._launch import surroundings
     from penstock._plan.explain import explain_text

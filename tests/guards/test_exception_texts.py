@@ -11,7 +11,7 @@ from penstock._model.exception_text import first_line
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "penstock"
 # Rooms that call the JVM, and those that show what it raised.
 ROOMS = (
-    *("_engine", "_spark", "_tables", "_repair", "_lint", "_check.py"),
+    *("_analysis", "_execution", "_spark", "_tables", "_repair", "_lint", "_check.py"),
     *("sources", "sinks", "parsing", "quality"),
 )
 JVM_ERRORS = {"Exception", "BaseException", "Py4JError", "Py4JJavaError", "_SPARK_ERRORS"}

@@ -14,7 +14,7 @@ from update_project import Project
 
 from penstock import monitoring
 from penstock._cli.main import main
-from penstock._engine.flow_state import StateStore
+from penstock._execution.flow_state import StateStore
 from penstock._project.spec import load_settings
 from penstock._repair.backfill import (
     COMMITTED,

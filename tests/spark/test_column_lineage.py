@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._engine.column_lineage import column_lineage
-from penstock._engine.table_sources import SchemaSource
+from penstock._analysis.column_lineage import column_lineage
+from penstock._analysis.table_sources import SchemaSource
 from penstock._model.lineage import FlowLineage, LineageSource
 from penstock.sources.base import NOWHERE
 
@@ -117,5 +117,5 @@ def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spar
 
 
 def test_a_plan_that_cannot_be_read_has_no_lineage(spark, monkeypatch):
-    monkeypatch.setattr("penstock._engine.column_lineage.analyzed", lambda df: None)
+    monkeypatch.setattr("penstock._analysis.column_lineage.analyzed", lambda df: None)
     assert column_lineage(spark.range(1), lambda path: None) is None

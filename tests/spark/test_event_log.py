@@ -10,8 +10,8 @@ import pytest
 from made_events import flow_progress, stream_progress
 from update_project import Project
 
-from penstock._engine.sql_names import FunctionCall
-from penstock._engine.table_functions import FunctionReaders, call_function
+from penstock._analysis.sql_names import FunctionCall
+from penstock._analysis.table_functions import FunctionReaders, call_function
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import EventOrigin, FlowMetrics, FlowStatus, UpdateState
 from penstock._observe.log import EventLog, commit_of_line, read_events

@@ -6,7 +6,7 @@ import pytest
 from update_project import Project
 
 from penstock._api.registry import Registry, registration
-from penstock._engine.analysis import analyse
+from penstock._analysis.analysis import analyse
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import build_index
 from penstock._launch import surroundings

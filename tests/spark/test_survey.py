@@ -10,11 +10,11 @@ from pyspark.sql import functions as F
 
 import penstock as dp
 from penstock._api.registry import Registry, registration
-from penstock._engine.analysis import Survey, survey
-from penstock._engine.assumptions import Assumptions
-from penstock._engine.file_states import MemoryStates
-from penstock._engine.outside import OutsideTables
-from penstock._engine.surroundings import Surroundings
+from penstock._analysis.analysis import Survey, survey
+from penstock._analysis.assumptions import Assumptions
+from penstock._execution.file_states import MemoryStates
+from penstock._analysis.external_tables import OutsideTables
+from penstock._analysis.context import Surroundings
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout

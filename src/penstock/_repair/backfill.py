@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock._engine.rereading.backfill import BackfillRun, Counts, Decision
-from penstock._engine.tables import Commit
+from penstock._repair.backfill_run import BackfillRun, Counts, Decision
+from penstock._execution.tables import Commit
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from penstock._engine.flow_state import FlowState, state_of
-from penstock._engine.rereading.shadow import Shadow
-from penstock._engine.tables import Commit
+from penstock._execution.flow_state import FlowState, state_of
+from penstock._repair.shadow import Shadow
+from penstock._execution.tables import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
@@ -43,7 +43,7 @@ from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.swapping import restore_rows
+from penstock._tables.swap_rows import restore_rows
 from penstock.errors import PenstockError, PlanError
 from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
 from penstock.sources.checkpoints import that_count

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock._engine.flow_state import FlowState
+from penstock._execution.flow_state import FlowState
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._repair.migration_plan import Reader

@@ -2,7 +2,7 @@
 
 import uuid
 
-from penstock._engine.state_reader import StateSection, read_flow
+from penstock._execution.state_reader import StateSection, read_flow
 from penstock._launch import state_store
 from penstock._model.pipeline import PipelineSettings
 from penstock._runtime.leases import PipelineLeases
@@ -13,7 +13,7 @@ from penstock._tables.layout import StorageLayout
 def read_flow_state(
     settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
 ) -> tuple[StateSection, ...]:
-    """What a flow remembers; see `penstock._engine.state_reader.read_flow`.
+    """What a flow remembers; see `penstock._execution.state_reader.read_flow`.
 
     Raises:
         SetupError: The pipeline is running.

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._engine.listener import written_records
-from penstock._engine.sink_writers import column_types, stream_writer
+from penstock._analysis.sinks import column_types
+from penstock._execution.listener import written_records
+from penstock._execution.sink_writers import stream_writer
 from penstock._model.flow import OutputMode
 from penstock.errors import ConnectorError, PenstockError
 from penstock.sinks.base import BatchSink, Sink, SinkCommit, Write

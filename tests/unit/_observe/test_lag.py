@@ -4,7 +4,7 @@ from typing import Any
 
 from made_events import flow_progress, stream_progress
 
-from penstock._engine.listener import backlog_records
+from penstock._execution.listener import backlog_records
 from penstock._observe.events import Event, EventOrigin, FlowStatus, LagProgress
 from penstock._observe.lag import lag_sources, lag_summary
 from penstock._observe.state import ObservedUpdate

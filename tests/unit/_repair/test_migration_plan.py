@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock._engine.flow_state import FlowState
+from penstock._execution.flow_state import FlowState
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.migration_facts import changed_columns, changed_operators
 from penstock._repair.migration_plan import (

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._engine.boundary import first_line
+from penstock._analysis.boundary import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._spark.failures import flow_error

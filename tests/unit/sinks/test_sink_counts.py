@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock._engine.listener import WRITTEN, written_records
+from penstock._execution.listener import WRITTEN, written_records
 
 
 @pytest.mark.parametrize(

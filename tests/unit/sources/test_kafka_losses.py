@@ -1,4 +1,4 @@
-from penstock._engine.running import RunningQuery
+from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._observe.events import EventOrigin, SourceRowsLost

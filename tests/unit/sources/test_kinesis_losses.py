@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from penstock._engine.listener import backlog_records
+from penstock._execution.listener import backlog_records
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._observe.lag import source_view

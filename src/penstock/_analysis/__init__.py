@@ -1,0 +1,1 @@
+"""What queries mean, before any runs: schemas, reads, output modes, lineage."""

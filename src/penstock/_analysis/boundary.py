@@ -1,0 +1,178 @@
+"""The boundary to user code: whatever it raises becomes an error that names their line."""
+
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock._analysis.missing_sources import MAP_PATH, lacks_file_system
+from penstock._model.exception_text import first_line
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._observe.masking import shown
+from penstock.errors import DefinitionError, PenstockError, UserCodeError
+
+_PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
+_OURS = str(Path(__file__).resolve().parents[1])
+
+
+class DatasetNotReadyError(BaseException):
+    """A query function read a dataset that is not analysed yet.
+
+    Not an `Exception`, so that `except Exception` in user code lets it through.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(key)
+
+
+class DatasetCycleError(BaseException):
+    """Query functions of views call each other in a circle."""
+
+    def __init__(self, path: list[str]) -> None:
+        self.path = path
+        super().__init__(" -> ".join(path))
+
+
+def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> SourceLocation:
+    """The innermost frame that is neither ours, nor Spark's, nor Python's own."""
+    found = fallback
+    for frame, line in traceback.walk_tb(trace):
+        file = frame.f_code.co_filename
+        if file.startswith("<") or "site-packages" in file or "/lib/python" in file:
+            continue
+        if file.startswith(_OURS) and "/_local/demo/" not in file:
+            continue
+        path = Path(file)
+        try:
+            found = SourceLocation(str(path.relative_to(Path.cwd())), line)
+        except ValueError:
+            found = SourceLocation(str(path), line)
+    return found
+
+
+@contextmanager
+def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None]:
+    """Translate what a query function raises.
+
+    Args:
+        flow: Whose function runs; its origin is the fallback.
+        nearest: Finds the declared name most like an unknown one.
+
+    Raises:
+        DefinitionError: Spark could not analyse the query.
+        UserCodeError: Anything else that the function raised.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        origin = user_origin(error.__traceback__, flow.origin)
+        raise query_error(error, flow.name, origin, nearest) from error
+
+
+def query_error(
+    error: Exception,
+    flow: str,
+    origin: SourceLocation,
+    nearest: Callable[[str], str | None],
+) -> PenstockError:
+    """The error to show for an exception out of a query function."""
+    condition = _spark_condition(error)
+    parameters = _parameters(error)
+    function = parameters.get("routineName") or parameters.get("identifier")
+    if condition == "UNRESOLVED_ROUTINE" and _PLATFORM_FUNCTION.search(function or ""):
+        return DefinitionError(
+            "FEATURE_NOT_AVAILABLE",
+            f"{flow!r} calls {str(function).replace('`', '')!r}, which calls a service "
+            "of Databricks",
+            origin=origin,
+            hint="call a model from a pandas UDF instead",
+        )
+    if condition in ("UNRESOLVED_ROUTINE", "REQUIRES_SINGLE_PART_NAMESPACE") and function:
+        return DefinitionError(
+            "FUNCTION_NOT_FOUND",
+            f"{flow!r} calls the function {function.replace('`', '')!r}, which Spark does not have",
+            origin=origin,
+            hint="functions of a workspace are not here: compute it in the query, or register a "
+            "function of one part with spark.udf.register in a source file",
+        )
+    if condition in (
+        "TABLE_OR_VIEW_NOT_FOUND",
+        "REQUIRES_SINGLE_PART_NAMESPACE",
+        "SCHEMA_NOT_FOUND",
+    ):
+        name = _missing_name(error)
+        near = nearest(name)
+        return DefinitionError(
+            "DATASET_NOT_FOUND",
+            f"{flow!r} reads {name!r}, which is neither in the pipeline nor in the catalog",
+            origin=origin,
+            hint=f"did you mean {near!r}?"
+            if near
+            else "declare it, or say below `tables` in the settings where it lies",
+        )
+    if condition == "PATH_NOT_FOUND":
+        return DefinitionError(
+            "PATH_NOT_FOUND",
+            f"{flow!r} reads a path that does not exist: {_parameters(error).get('path', '')}",
+            origin=origin,
+            hint="relative paths start at the pipeline's root folder; of paths of another platform "
+            + MAP_PATH,
+        )
+    if lacks_file_system(error):
+        return DefinitionError(
+            "PATH_NOT_FOUND",
+            f"{flow!r} reads a path that cannot be opened here: {shown(first_line(error))}",
+            origin=origin,
+            hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
+        )
+    if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no text for this condition
+        return DefinitionError(
+            "QUERY_INVALID",
+            f"{flow!r}: `column:path` is read from a column that is neither VARIANT nor text",
+            origin=origin,
+            hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
+        )
+    if condition is not None:
+        return DefinitionError(
+            "QUERY_INVALID", f"{flow!r}: {shown(first_line(error))}", origin=origin
+        )
+    return UserCodeError(
+        "QUERY_FUNCTION_RAISED",
+        f"the query function of {flow!r} raised {type(error).__name__}: {shown(first_line(error))}",
+        origin=origin,
+    )
+
+
+def _spark_condition(error: Exception) -> str | None:
+    getter = getattr(error, "getCondition", None)
+    if getter is None:
+        return None
+    try:
+        found = getter()
+    except Exception:
+        return None
+    if found is None and type(error).__name__ in ("AnalysisException", "ParseException"):
+        return "UNKNOWN"
+    return str(found) if found is not None else None
+
+
+def _parameters(error: Any) -> dict[str, str]:
+    try:
+        return dict(error.getMessageParameters() or {})
+    except Exception:
+        return {}
+
+
+def _missing_name(error: Exception) -> str:
+    parameters = _parameters(error)
+    for key in ("relationName", "schemaName", "namespace", "tableName"):
+        if key in parameters:
+            return parameters[key].replace("`", "")
+    return shown(first_line(error))

@@ -1,0 +1,548 @@
+"""Calls query functions, with every way of reading a dataset led to the pipeline's own."""
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from penstock._api.reading import DatasetReader, reading
+from penstock._analysis import ansi_fallback, file_metadata, sql_names
+from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError, user_code
+from penstock._analysis.missing_sources import format_option, require_files_beside_hints
+from penstock._analysis.reader_hooks import (
+    Reader,
+    install_redirection,
+    own_read,
+    reader_format,
+    reader_options,
+    reader_paths,
+    reader_schema,
+    redirected,
+)
+from penstock._analysis.sql_names import Found, FunctionCall, RelationReference, rewrite_names
+from penstock._analysis.context import Evaluation, Surroundings
+from penstock._analysis.table_functions import FunctionReaders, call_function
+from penstock._analysis.table_sources import SchemaSource, TableSource
+from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._model.dataset import DatasetKind
+from penstock._model.flow import Flow
+from penstock._model.origin import capture_origin
+from penstock._model.paths import real_path
+from penstock.errors import DefinitionError, PenstockError
+from penstock.quality.split import filter_view
+from penstock.sources.base import NOWHERE, OpenedSource, Position, Read, Source
+from penstock.sources.files.source import FORMATS
+from penstock.sources.registry import source_of
+
+_PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
+# Statements of a workspace that a pipeline's code may hold: its settings decide these here.
+_WITHOUT_EFFECT = re.compile(
+    r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
+    r"|CREATE\s+(?:CATALOG|SCHEMA|DATABASE|(?:EXTERNAL\s+)?VOLUME)\b)",
+    re.IGNORECASE,
+)
+
+
+class OutsideReads:
+    """Reads of code that runs while source files are loaded: nothing is declared yet.
+
+    Args:
+        spark: Classic session of the pipeline.
+        around: See `Surroundings`.
+
+    Attributes:
+        guessing: Names of the sources that were stood in for, by the file that reads them.
+    """
+
+    def __init__(self, spark: SparkSession, around: Surroundings) -> None:
+        self.guessing: dict[str, list[str]] = {}
+        self._spark = spark
+        self._around = around
+        self._functions = FunctionReaders(
+            files=self._read_files,
+            changes=lambda name, options: self._spark.read.options(**options).table(name),
+            stream=lambda name, options: self._spark.readStream.options(**options).table(name),
+            events=around.events,
+        )
+
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """See `Redirect.table`."""
+        self.record(f"table {name.replace('`', '')}")
+        found = self._around.outside.find(name)
+        try:
+            if found is not None:
+                return self._around.outside.read(found, reader, name)
+            if self._around.assumptions is None:
+                return None
+            with own_read():
+                return reader.table(name)
+        except (DefinitionError, AnalysisException, Py4JJavaError) as error:
+            return self._assume(reader, f"table {name.replace('`', '')}", error)
+
+    def sql(self, text: str) -> str | None:
+        """See `Redirect.sql`."""
+        if _WITHOUT_EFFECT.match(text):
+            return None
+        if not file_metadata.named_in(text):
+            return rewrite_names(self._spark, text, self._replacement)
+        rewritten = rewrite_names(self._spark, text, self._replacement_with_metadata)
+        return file_metadata.using_shown(rewritten)
+
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
+        """See `Redirect.load`."""
+        source = source_of(reader_format(reader))
+        is_stream = isinstance(reader, DataStreamReader)
+        options = source.map_options(self._around.resolved(reader_options(reader)), self.map_path)
+        if self._around.assumptions is not None:
+            self._around.assumptions.servers |= dict.fromkeys(source.endpoints(options))
+        options = source.check_options(options, is_stream=is_stream)
+
+        def loaded(wanted: Mapping[str, str]) -> DataFrame:
+            known = reader_options(reader)
+            for key, value in wanted.items():
+                if known.get(key) != value:
+                    reader._jreader = reader._jreader.option(key, value)
+            return spark_load()
+
+        read = self._described(
+            Read(
+                spark=self._spark,
+                format=reader_format(reader).lower(),
+                options=options,
+                load=loaded,
+                schema=reader_schema(reader),
+                paths=tuple(reader_paths(reader)),
+                is_stream=is_stream,
+            )
+        )
+        return self._opened(source, read)
+
+    def _described(self, read: Read) -> Read:
+        """With whose read it is, and what its source remembers."""
+        return replace(
+            read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True)
+        )
+
+    def _opened(self, source: Source, read: Read) -> DataFrame:
+        try:
+            if self._around.assumptions is not None and read.schema is None:
+                require_files_beside_hints(read.options, read.paths)
+            with own_read():
+                opened = source.open(read)
+        except (PenstockError, AnalysisException, Py4JJavaError) as error:
+            if isinstance(error, PenstockError):
+                error.origin = error.origin or capture_origin()
+            if self._around.assumptions is None:
+                raise
+            return self._stand_in(
+                source.describe(read),
+                error,
+                paths=read.paths,
+                streaming=read.is_stream,
+                source_format=format_option(read.options) or read.format,
+                schema=read.schema,
+                options=read.options,
+            )
+        self.note(opened)
+        return opened.df
+
+    def note(self, opened: OpenedSource) -> None:
+        """Remember a source that was opened; outside of flows it is forgotten."""
+
+    def _assume(self, reader: Reader, what: str, error: Exception) -> DataFrame:
+        if self._around.assumptions is None:
+            raise error
+        return self._stand_in(
+            what,
+            error,
+            paths=reader_paths(reader),
+            streaming=isinstance(reader, DataStreamReader),
+            source_format=reader_format(reader),
+            schema=reader_schema(reader),
+        )
+
+    def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
+        assert self._around.assumptions is not None
+        self.assumed(what)
+        with own_read():
+            return self._around.assumptions.frame(what, error, **reader)
+
+    def assumed(self, what: str) -> None:
+        """Remember that a source was stood in for."""
+        self.guessing.setdefault(capture_origin().file, []).append(what)
+
+    def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
+        """A function in which tables and paths are found as in source files."""
+        outside = OutsideReads(self._spark, self._around)
+
+        def call(*arguments: Any) -> None:
+            with redirected(outside):
+                function(*arguments)
+
+        return call
+
+    def setting(self, key: str) -> str:
+        """See `Redirect.setting`.
+
+        Raises:
+            DefinitionError: `CONFIGURATION_MISSING`.
+        """
+        if self._around.assumptions is not None:
+            return self._around.assumptions.setting(key)
+        near = difflib.get_close_matches(key, self._around.configuration, n=1)
+        raise DefinitionError(
+            "CONFIGURATION_MISSING",
+            f"the setting {key!r} is read, but nobody has set it",
+            origin=capture_origin(),
+            hint=(f"did you mean {near[0]!r}? Else " if near else "")
+            + f"add it below `configuration` in the settings, or give `--conf {key}=...`",
+        )
+
+    def map_path(self, path: str) -> str:
+        """See `Redirect.map_path`."""
+        return self._around.map_path(path)
+
+    def record(self, what: str) -> None:
+        """See `Redirect.record`; nothing asks for it while source files are loaded."""
+
+    def table_exists(self, name: str) -> bool | None:
+        """See `Redirect.table_exists`."""
+        return True if self._around.outside.find(name) is not None else None
+
+    def delta_path(self, name: str) -> str | None:
+        """See `Redirect.delta_path`."""
+        found = self._around.outside.find(name)
+        return found.path if found is not None and found.format == "delta" else None
+
+    def new_table(self, name: str) -> str:
+        """See `Redirect.new_table`."""
+        return self._around.outside.place_of(name)
+
+    # -- SQL -----------------------------------------------------------------------------------
+
+    def _replacement(self, found: Found) -> str | None:
+        df = self._files_of(found)
+        if df is not None:
+            return sql_names.as_view(df)
+        return None if isinstance(found, FunctionCall) else self._relation(found)
+
+    def _replacement_with_metadata(self, found: Found) -> str | None:
+        df = self._files_of(found)
+        return (
+            self._replacement(found) if df is None else sql_names.as_view(file_metadata.showing(df))
+        )
+
+    def _files_of(self, found: Found) -> DataFrame | None:
+        """What a table function or ``json.`/path` `` reads; `None` for a name."""
+        if isinstance(found, FunctionCall):
+            return call_function(self._spark, found, self._functions)
+        if len(found.parts) == 2 and found.parts[0].lower() in _PATH_FORMATS:
+            return self._path_relation(found)
+        return None
+
+    def _relation(self, found: RelationReference) -> str | None:
+        return None if self._is_temporary(found) else self._through_view(found)
+
+    def _through_view(self, found: RelationReference) -> str | None:
+        reader: Any = self._spark.readStream if found.is_streaming else self._spark.read
+        if found.options:
+            reader = reader.options(**found.options)
+        df = self.table(found.name, reader)
+        return None if df is None else sql_names.as_view(df)
+
+    def _is_temporary(self, found: RelationReference) -> bool:
+        """Whether the user's code has made a temporary view of that name."""
+        if len(found.parts) > 1:
+            return False
+        catalog: Any = self._spark._jsparkSession.sessionState().catalog()
+        return bool(catalog.getTempView(found.parts[0]).isDefined())
+
+    def _path_relation(self, found: RelationReference) -> DataFrame:
+        """``json.`/path` ``: the files of the mapped path; below STREAM a real stream."""
+        source, path = found.parts
+        if not found.is_streaming:
+            return self._spark.read.format(source).load(path)
+        reader: Any = self._spark.readStream.format(source)
+        if source.lower() not in ("delta", "text", "binaryfile"):
+            reader = reader.schema(self._spark.read.format(source).load(path).schema)
+        df: DataFrame = reader.load(path)
+        return df
+
+    def _read_files(
+        self, path: str, options: Mapping[str, str], schema: str | None, streaming: bool
+    ) -> DataFrame:
+        self.record(f"files {path}")
+        paths = [real_path(part.strip(), self.map_path) for part in path.split(",")]
+        return self._files(paths, options, schema, streaming)
+
+    def _files(
+        self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
+    ) -> DataFrame:
+        source = source_of("cloudfiles")
+        options = source.map_options(self._around.resolved(options), self.map_path)
+        read = Read(
+            spark=self._spark,
+            format="cloudfiles",
+            options=options,
+            load=lambda _: self._spark.createDataFrame([], ""),
+            schema=schema,
+            paths=tuple(paths),
+            is_stream=streaming,
+        )
+        return self._opened(source, self._described(read))
+
+
+class Evaluator(OutsideReads, DatasetReader):
+    """Evaluates query functions against a source of tables.
+
+    Used on several threads at once; each evaluation belongs to one thread.
+
+    Args:
+        spark: Classic session of the pipeline.
+        index: Declarations by name.
+        source: Stand-ins or real tables.
+        around: See `Surroundings`.
+
+    Attributes:
+        index: As given.
+        evaluations: What the last call of each flow's function has read, complete or not.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        index: DefinitionIndex,
+        source: TableSource,
+        around: Surroundings,
+    ) -> None:
+        super().__init__(spark, around)
+        self.index = index
+        self.evaluations: dict[str, Evaluation] = {}
+        self._source = source
+        self._lenient: set[str] = set()
+        self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
+            "penstock_evaluation", default=()
+        )
+        self._defaults: ContextVar[tuple[str, str] | None] = ContextVar(
+            "penstock_sql_defaults", default=None
+        )
+        install_redirection()
+
+    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
+        """Call a flow's query function.
+
+        Args:
+            flow: The flow.
+            position: Where its streams begin, and end; empty = where their options say.
+
+        Raises:
+            DatasetNotReadyError: It reads a dataset whose schema is not known yet.
+            DefinitionError: The query is wrong, or the function returns no DataFrame.
+            UserCodeError: The function raised.
+        """
+        if flow.name in self._lenient:
+            return self._call_leniently(flow, position)
+        stack = self._stack.get()
+        reader = stack[0][1] if stack else Evaluation()
+        try:
+            # A view and the flow that reads it have the mode that each of them needs.
+            with ansi_fallback.with_ansi(self._spark) as move, reader.without_failed_reads():
+                df, evaluation = self._call(flow, position)
+                return move(df), evaluation
+        except PenstockError as error:
+            # Assumed types may be the reason: the analysis learns better ones first.
+            if self._around.assumptions is not None or not self._may_relax(flow, error):
+                raise
+            try:
+                found = self._call_leniently(flow, position)
+            except PenstockError:
+                raise error from error.__cause__
+            self._lenient.add(flow.name)
+            return found
+
+    def relax(self, flow: Flow, error: PenstockError) -> bool:
+        """Whether calling the function again without ANSI mode may help; it is called so then."""
+        has_guessed = self._around.assumptions and self._around.assumptions.sources
+        if has_guessed or flow.name in self._lenient or not self._may_relax(flow, error):
+            return False
+        self._lenient.add(flow.name)
+        return True
+
+    def _may_relax(self, flow: Flow, error: PenstockError) -> bool:
+        readers = [self.index.flows.get(name, flow) for name, _ in self._stack.get()]
+        settings = [self._around.configuration, *(one.spark_conf for one in (*readers, flow))]
+        has_chosen = any(ansi_fallback.ANSI in each for each in settings)
+        return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
+
+    def _call_leniently(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
+        with ansi_fallback.without_ansi(self._spark) as move:
+            df, evaluation = self._call(flow, position)
+            evaluation.is_lenient = True
+            return move(df), evaluation
+
+    def _call(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
+        evaluation = self.evaluations[flow.name] = Evaluation(position=position)
+        stack = self._stack.get()
+        if any(name == flow.name for name, _ in stack):
+            names = [name for name, _ in stack]
+            raise DatasetCycleError([*names[names.index(flow.name) :], flow.name])
+        token = self._stack.set((*stack, (flow.name, evaluation)))
+        try:
+            with (
+                redirected(self),
+                reading(self),
+                user_code(flow, self.index.nearest),
+            ):
+                result = flow.function()
+        finally:
+            self._stack.reset(token)
+        if not isinstance(result, DataFrame):
+            raise DefinitionError(
+                "QUERY_RETURNS_NO_DATAFRAME",
+                f"the query function of {flow.name!r} returned {type(result).__name__}, "
+                "not a DataFrame",
+                origin=flow.origin,
+                hint="return the DataFrame at its end" if result is None else None,
+            )
+        return result, evaluation
+
+    # -- the declarative API's own readers -----------------------------------------------------
+
+    def read(self, name: str) -> DataFrame:
+        """`dp.read(name)`: all rows of a dataset."""
+        return self._spark.read.table(name)
+
+    def read_stream(self, name: str) -> DataFrame:
+        """`dp.read_stream(name)`: the rows of a dataset as a stream."""
+        return self._spark.readStream.table(name)
+
+    def query(self, text: str, *, catalog: str | None, schema: str | None) -> DataFrame:
+        """The query of a SQL definition, with the defaults that `USE` set before it."""
+        token = self._defaults.set((catalog or self.index.catalog, schema or self.index.schema))
+        try:
+            return self._spark.sql(text)
+        finally:
+            self._defaults.reset(token)
+
+    # -- redirection ---------------------------------------------------------------------------
+
+    def _find(self, name: str) -> DeclaredDataset | None:
+        defaults = self._defaults.get()
+        plain = self.index.find(name)
+        if defaults is None:
+            return plain
+        found = self.index.find(name, catalog=defaults[0], schema=defaults[1])
+        if found is None and plain is not None:
+            # A temporary view has no schema: `USE` does not hide it.
+            is_view = plain.declared.kind is DatasetKind.TEMPORARY_VIEW
+            own = (plain.name.catalog, plain.name.schema) == (self.index.catalog, self.index.schema)
+            return plain if is_view and own else None
+        return found
+
+    def _find_by_end(self, name: str) -> DeclaredDataset | None:
+        """The dataset that an incomplete name means, if there is no table of that name."""
+        dataset = self.index.find_by_end(name)
+        if dataset is None or self._around.outside.find(name) is not None:
+            return None
+        # What a table is made of is another table, whatever its name.
+        if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
+            return None
+        # A catalog that is not here is an error to Spark.
+        with contextlib.suppress(PySparkException, Py4JJavaError):
+            if self._spark._jsparkSession.catalog().tableExists(name):
+                return None
+        self._current.taken_for[name.replace("`", "")] = str(dataset.name)
+        return dataset
+
+    @property
+    def _current(self) -> Evaluation:
+        return self._stack.get()[-1][1]
+
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """The rows of a declared dataset or of a table from outside; `None` for the catalog's."""
+        dataset = self._find(name) or self._find_by_end(name)
+        if dataset is None:
+            return super().table(name, reader)
+        key = dataset.name.key
+        self._current.inputs.add(key)
+        streaming = isinstance(reader, DataStreamReader)
+        if dataset.declared.kind is DatasetKind.TEMPORARY_VIEW:
+            return self._view(dataset, streaming=streaming)
+        with own_read():
+            if not isinstance(reader, DataStreamReader):
+                return self._source.batch(key, reader)
+            opened = self._source.stream(key, reader, self._stack.get()[0][1].position)
+        self.note(opened)
+        return opened.df
+
+    def _view(self, dataset: DeclaredDataset, *, streaming: bool) -> DataFrame:
+        if not dataset.flows:
+            raise DatasetNotReadyError(dataset.name.key)
+        df, _ = self.evaluate(dataset.flows[0])
+        shown = self.index.display(dataset.name.key)
+        if df.isStreaming != streaming:
+            there, here = ("stream", "batch") if df.isStreaming else ("batch", "stream")
+            raise DefinitionError(
+                "INCOMPATIBLE_VIEW_READ",
+                f"temporary view {shown!r} is a {there} query and is read as a {here}",
+                origin=dataset.declared.origin,
+                hint="read it with " + ("spark.readStream" if df.isStreaming else "spark.read"),
+            )
+        return filter_view(df, dataset.declared.expectations)
+
+    def _relation(self, found: RelationReference) -> str | None:
+        if self._find(found.name) is None:
+            return super()._relation(found)
+        if found.is_time_travel:
+            raise DefinitionError(
+                "FEATURE_NOT_AVAILABLE",
+                f"an older version of {found.name.replace('`', '')} is read, which is a dataset of "
+                "this pipeline",
+                hint="read its newest version, or keep the history in a table of its own",
+            )
+        return self._through_view(found)
+
+    def record(self, what: str) -> None:
+        """Remember a source from outside of the pipeline, for the plan."""
+        self._current.external.append(what)
+
+    def assumed(self, what: str) -> None:
+        """Remember that a source was stood in for."""
+        self._current.assumed.append(what)
+
+    def table_exists(self, name: str) -> bool | None:
+        """See `Redirect.table_exists`: a dataset of the pipeline exists once it was written."""
+        dataset = self._find(name)
+        if dataset is None:
+            return super().table_exists(name)
+        return self._around.outside.find(str(dataset.name)) is not None
+
+    def delta_path(self, name: str) -> str | None:
+        """See `Redirect.delta_path`."""
+        dataset = self._find(name)
+        return super().delta_path(name if dataset is None else str(dataset.name))
+
+    def _described(self, read: Read) -> Read:
+        # A view is evaluated inside of the flow that reads it, and belongs to that flow.
+        flow, evaluation = self._stack.get()[0]
+        is_analysis = isinstance(self._source, SchemaSource)
+        return replace(
+            read,
+            flow=flow,
+            is_analysis=is_analysis,
+            position=evaluation.position,
+            memory=partial(self._around.memories, flow, analysis=is_analysis),
+        )
+
+    def note(self, opened: OpenedSource) -> None:
+        """Remember a source of the flow that is evaluated."""
+        self._stack.get()[0][1].sources.append(opened)

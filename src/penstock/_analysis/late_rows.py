@@ -1,0 +1,314 @@
+"""Rows that a stateful operator refuses, because the watermark has passed them.
+
+Spark filters them inside of the operator. What it filtered by is in the plan of the micro-batch:
+the operator carries the watermark that it applies (that of the batch before, which the offset log
+keeps, so a batch that runs again applies the same), and below the operator is the batch's input. So
+the refused rows are that input, filtered by the operator's own condition. This holds where the
+input comes from sources alone; behind another stateful operator it would have to be computed twice,
+with its state.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock._model.dataset import LateRows
+from penstock._model.flow import Flow, OutputMode
+from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, walk
+from penstock._tables.refused_rows import LATE, NO_EVENT_TIME, Refused
+from penstock.errors import DefinitionError
+from penstock.quality.split import (
+    FAILED_RULES,
+    QUARANTINE_COLUMNS,
+    ROW,
+    SOURCE,
+    row_json,
+    source_column,
+)
+
+_DELAY = "spark.watermarkDelayMs"
+# Operators that compare rows, or groups of rows, with the watermark.
+_BY_ROW = {"Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Join"}
+_PHYSICAL = {
+    "StateStoreSaveExec",
+    "SessionWindowStateStoreRestoreExec",
+    "StreamingDeduplicateExec",
+    "StreamingDeduplicateWithinWatermarkExec",
+    "StreamingSymmetricHashJoinExec",
+}
+_DROPPED = "numRowsDroppedByWatermark"
+_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One input of the operator.
+
+    Attributes:
+        plan: Logical plan of the input.
+        position: Of the column that is compared with the watermark.
+        is_window: Whether that column is a window, whose end is compared.
+        before_window: Plan and position of the event time, of rows that no window was made for yet.
+    """
+
+    plan: Any
+    position: int
+    is_window: bool
+    before_window: tuple[Any, int] | None = None
+
+
+@dataclass(frozen=True)
+class _Operator:
+    inputs: tuple[_Input, ...]
+    drops_groups: bool
+
+
+class _UnknownError(Exception):
+    """Which rows are refused cannot be told; the text says why."""
+
+
+def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: LateRows) -> None:
+    """Refuse `late_rows="quarantine"` where late rows cannot be told from others.
+
+    Raises:
+        DefinitionError: `LATE_ROWS_NOT_AVAILABLE`.
+    """
+    if wanted is not LateRows.QUARANTINE or flow.once:
+        return
+    if not flow.implicit and not any(is_stateful(node) for node in walk(analyzed(df))):
+        return  # one of several flows into the table, which cannot have late rows
+    try:
+        if flow.cdc is not None or flow.snapshot is not None:
+            raise _UnknownError("the rows of an auto CDC flow are change events")
+        if mode is None:
+            raise _UnknownError("the query is no stream")
+        if mode is OutputMode.COMPLETE:
+            raise _UnknownError("in complete mode no row is too late: every batch counts all rows")
+        _operator(analyzed(df))
+    except _UnknownError as reason:
+        raise DefinitionError(
+            "LATE_ROWS_NOT_AVAILABLE",
+            f'flow {flow.name!r} cannot keep late rows (late_rows="quarantine"): {reason}',
+            origin=flow.origin,
+            hint="keep them in a table of its own before the stateful operation: a streaming table "
+            "with the event time checked by a rule, which this query reads",
+        ) from None
+
+
+class LateRowFinder:
+    """See `penstock._tables.refused_rows.FindLateRows`.
+
+    Args:
+        execution: Spark's `IncrementalExecution` of the micro-batch that is being written.
+        keeps: Whether the rows go to quarantine.
+    """
+
+    def __init__(self, execution: Callable[[], Any], *, keeps: bool) -> None:
+        self._execution = execution
+        self._keeps = keeps
+
+    @property
+    def keeps(self) -> bool:
+        """See `FindLateRows.keeps`."""
+        return self._keeps
+
+    def find(self, df: DataFrame) -> Refused:
+        """See `FindLateRows.find`."""
+        execution = self._execution()
+        watermark, dropped = _applied(execution.executedPlan())
+        if not self._keeps and not dropped:
+            return Refused()
+        try:
+            operator = _operator(execution.analyzed())
+        except _UnknownError:
+            return Refused(dropped)
+        if not self._keeps and not operator.drops_groups:
+            return Refused(dropped)
+        session = df.sparkSession
+        before = session.conf.get(_CHECK, None)
+        # The plan reads the micro-batch, not a stream, but still says that it is one.
+        session.conf.set(_CHECK, "false")
+        try:
+            frames = list(self._frames(session, operator, watermark))
+            rows = frames[0]
+            for frame in frames[1:]:
+                rows = rows.unionByName(frame, allowMissingColumns=True)
+            plain = _as_batch(session, rows)
+        finally:
+            if before is None:
+                session.conf.unset(_CHECK)
+            else:
+                session.conf.set(_CHECK, before)
+        return Refused(-1, plain) if self._keeps else Refused(plain.count())
+
+    def _frames(
+        self, session: SparkSession, operator: _Operator, watermark: int | None
+    ) -> Iterator[DataFrame]:
+        for one in operator.inputs:
+            frame, names = _frame(session, one.plan)
+            time = F.col(f"`{frame.columns[one.position]}`")
+            end = time["end"] if one.is_window else time
+            limit = F.timestamp_millis(F.lit(watermark if watermark is not None else 0))
+            is_late = end <= limit if watermark is not None else F.lit(False)
+            yield _with_reason(frame, names, is_late, LATE)
+            if one.before_window is not None and self._keeps:
+                plan, position = one.before_window
+                frame, names = _frame(session, plan)
+                is_null = F.col(f"`{frame.columns[position]}`").isNull()
+                yield _with_reason(frame, names, is_null, NO_EVENT_TIME)
+
+
+def dropped_by_watermark(progress: Any) -> int:
+    """What Spark itself reports for a batch: rows, but of an aggregation only groups."""
+    return sum(
+        max(0, int(one.get(_DROPPED, 0) or 0)) for one in progress.get("stateOperators") or ()
+    )
+
+
+def _frame(session: SparkSession, plan: Any) -> tuple[DataFrame, list[str]]:
+    """The rows of a plan, with column names that are unique; and its own names."""
+    jvm: Any = session._jvm
+    jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    names = [str(attribute.name()) for attribute in iterate(plan.output())]
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        count = seen[name.lower()] = seen.get(name.lower(), 0) + 1
+        unique.append(name if count == 1 else f"{name}_{count}")
+    return DataFrame(jdf, session).toDF(*unique), names
+
+
+def _with_reason(df: DataFrame, names: list[str], condition: Column, reason: str) -> DataFrame:
+    kept = [name for name in df.columns if name not in QUARANTINE_COLUMNS]
+    return df.where(condition).select(
+        *[F.col(f"`{name}`") for name in kept],
+        F.array(F.lit(reason)).alias(FAILED_RULES),
+        row_json(df, df.columns).alias(ROW),
+        source_column(df).alias(SOURCE),
+    )
+
+
+def _as_batch(session: SparkSession, df: DataFrame) -> DataFrame:
+    jdf = df._jdf
+    rows = jdf.queryExecution().toRdd()
+    java_session: Any = session._jsparkSession
+    return DataFrame(java_session.internalCreateDataFrame(rows, jdf.schema(), False), session)
+
+
+# -- plans -------------------------------------------------------------------------------------
+
+
+def _operator(plan: Any) -> _Operator:
+    """The one stateful operator of a plan.
+
+    Raises:
+        _UnknownError: There is none, or its late rows cannot be told.
+    """
+    found = [node for node in walk(plan) if is_stateful(node)]
+    if not found:
+        raise _UnknownError("it has no stateful operation, so no row of it is late")
+    if len(found) > 1:
+        raise _UnknownError(
+            "it has several stateful operations, and the input of the later ones comes out of the "
+            "state of the earlier ones"
+        )
+    node = found[0]
+    kind = kind_of(node)
+    children = list(iterate(node.children()))
+    if kind == "Aggregate":
+        return _Operator((_of_aggregate(node, children[0]),), drops_groups=True)
+    if kind in _BY_ROW:
+        inputs = tuple(one for child in children if (one := _of_rows(child)) is not None)
+        if not inputs:
+            raise _UnknownError("its input has no watermark, so no row is late")
+        return _Operator(inputs, drops_groups=False)
+    raise _UnknownError(f"{kind} decides by itself which rows are late")
+
+
+def _of_aggregate(node: Any, child: Any) -> _Input:
+    keys = [key for key in iterate(node.groupingExpressions()) if is_watermarked(key)]
+    if not keys:
+        raise _UnknownError("it does not group by a column with a watermark, so no row is late")
+    number = keys[0].toAttribute().exprId().id()
+    position = _position(child, number)
+    if position is None:
+        raise _UnknownError("its grouping is computed inside of the aggregation")
+    is_window = str(keys[0].dataType().simpleString()).startswith("struct<")
+    return _Input(child, position, is_window, _before(child, number) if is_window else None)
+
+
+def _of_rows(child: Any) -> _Input | None:
+    marked = [
+        (position, attribute)
+        for position, attribute in enumerate(iterate(child.output()))
+        if is_watermarked(attribute)
+    ]
+    if not marked:
+        return None
+    if len({attribute.exprId().id() for _, attribute in marked}) > 1:
+        raise _UnknownError("its input has several columns with a watermark")
+    position, attribute = marked[0]
+    is_window = str(attribute.dataType().simpleString()).startswith("struct<")
+    return _Input(child, position, is_window)
+
+
+def _before(child: Any, window: int) -> tuple[Any, int] | None:
+    """Where the rows still are that get no window because their event time is NULL.
+
+    Spark puts the window into a Project (or Expand, where windows overlap) and a filter for NULL
+    below it or above it.
+    """
+    node, filters = child, []
+    if kind_of(node) == "Filter":
+        filters.append(node)
+        node = node.child()
+    if kind_of(node) not in ("Project", "Expand") or _position(node.child(), window) is not None:
+        return None
+    node = node.child()
+    if not filters and kind_of(node) == "Filter":
+        filters.append(node)
+        node = node.child()
+    for one in filters:
+        for attribute in iterate(one.condition().references().toSeq()):
+            position = _position(node, attribute.exprId().id())
+            if position is not None and is_watermarked(attribute):
+                return node, position
+    return None
+
+
+def _position(plan: Any, number: int) -> int | None:
+    for position, attribute in enumerate(iterate(plan.output())):
+        if attribute.exprId().id() == number:
+            return position
+    return None
+
+
+def is_watermarked(expression: Any) -> bool:
+    """Whether a column has a watermark."""
+    return hasattr(expression, "metadata") and bool(
+        kind_of(expression) in ("AttributeReference", "Alias")
+        and expression.metadata().contains(_DELAY)
+    )
+
+
+def _applied(plan: Any) -> tuple[int | None, int]:
+    """The watermark that the stateful operators applied, and what they say they dropped."""
+    watermark: int | None = None
+    dropped = 0
+    pending = [plan]
+    while pending:
+        node = pending.pop()
+        kind = kind_of(node)
+        if kind == "ShuffleExchangeExec":
+            continue  # an operator with state is above its exchange
+        if kind in _PHYSICAL:
+            applied = node.eventTimeWatermarkForLateEvents()
+            if applied.isDefined():
+                watermark = int(applied.get())
+            if node.metrics().contains(_DROPPED):
+                dropped += max(0, int(node.metrics().apply(_DROPPED).value()))
+        pending.extend(iterate(node.children()))
+    return watermark, dropped

@@ -1,0 +1,163 @@
+"""An evaluator that notes what it sees: every read, the plan of every query, every expectation."""
+
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.query_facts import query_facts
+from penstock._analysis.reader_hooks import (
+    Reader,
+    own_read,
+    reader_format,
+    reader_options,
+    reader_schema,
+)
+from penstock._analysis.context import Evaluation
+from penstock._model.expectation import Expectation
+from penstock._model.flow import Flow
+from penstock._model.origin import capture_origin
+from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
+from penstock._spark.plans import iterate
+from penstock.errors import PenstockError
+from penstock.quality.rules import condition_column
+from penstock.sources.base import NOWHERE, Position
+
+_SAYS_NULL = (
+    r"(?i)\b{name}\)?\s+IS\s+(?:NOT\s+)?NULL\b"
+    r"|\b(?:coalesce|nvl2?|ifnull|isnull|isnotnull)\([^)]*\b{name}\b"
+)
+
+
+@dataclass
+class Observations:
+    """What was seen of each flow; the last evaluation counts.
+
+    Attributes:
+        reads: In the order of the reads; those of a view belong to the view.
+        queries: Of flows that could be evaluated.
+        rules: Of the expectations of a flow's target, by name.
+    """
+
+    reads: dict[str, list[ReadFacts]] = field(default_factory=lambda: defaultdict(list))
+    queries: dict[str, QueryFacts] = field(default_factory=dict)
+    rules: dict[str, dict[str, RuleFacts]] = field(default_factory=dict)
+
+
+class ObservingEvaluator(Evaluator):
+    """Evaluates as always, and notes what it sees."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen = Observations()
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-lint-")
+
+    def close(self) -> None:
+        """Remove the empty folder that expectations are looked at over."""
+        self._folder.cleanup()
+
+    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
+        """See `Evaluator.evaluate`."""
+        self.seen.reads.pop(flow.name, None)
+        df, evaluation = super().evaluate(flow, position)
+        with own_read():
+            self.seen.queries[flow.name] = query_facts(df)
+            self.seen.rules[flow.name] = self._rule_facts(df, flow)
+        return df, evaluation
+
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """See `Redirect.table`."""
+        found = self._find(name) or self._find_by_end(name)
+        shown = name.replace("`", "") if found is None else self.index.display(found.name.key)
+        self._read(reader, "table", name=shown, is_own=found is not None)
+        return super().table(name, reader)
+
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
+        """See `Redirect.load`."""
+        self._read(reader, reader_format(reader))
+        return super().load(reader, spark_load)
+
+    def _read(self, reader: Reader, source: str, **more: Any) -> None:
+        options = {key.lower(): value for key, value in reader_options(reader).items()}
+        self.seen.reads[self._stack.get()[-1][0]].append(
+            ReadFacts(
+                source=source.lower(),
+                is_streaming=isinstance(reader, DataStreamReader),
+                options=options,
+                has_schema=reader_schema(reader) is not None,
+                origin=capture_origin(),
+                **more,
+            )
+        )
+
+    # -- expectations --------------------------------------------------------------------------
+
+    def _rule_facts(self, df: DataFrame, flow: Flow) -> dict[str, RuleFacts]:
+        dataset = self.index.datasets.get(self.index.flow_targets[flow.name])
+        facts = {}
+        for rule in dataset.declared.expectations if dataset is not None else ():
+            if rule.unique or rule.rows is not None:
+                continue
+            try:
+                facts[rule.name] = self._facts_of(df, rule)
+            except (PenstockError, PySparkException):
+                continue  # the analysis says what is wrong with it
+        return facts
+
+    def _facts_of(self, df: DataFrame, rule: Expectation) -> RuleFacts:
+        # Over an empty folder, so that nothing can be folded but what NULL decides.
+        rows = self._empty(df)
+        condition = condition_column(self._spark, rule)
+        selected = rows.select(condition.alias("rule"))
+        expression = selected._jdf.queryExecution().analyzed().projectList().head()
+        text = str(expression.sql()).replace("`", "")
+        used = {a.name(): bool(a.nullable()) for a in iterate(expression.references().toSeq())}
+        constant = _folded(selected) or ("never true" if _is_never_true(rows, condition) else "")
+        passes, breaks, mentioned = [], [], []
+        for name, is_nullable in used.items() if not constant else ():
+            column = next(one for one in df.schema if one.name == name)
+            without = rows.withColumn(name, F.lit(None).cast(column.dataType))
+            if _is_never_true(without, condition):
+                breaks += [name] if is_nullable else []
+            elif _folded(without.select(condition.alias("rule"))) == "true":
+                passes.append(name)
+            if re.search(_SAYS_NULL.format(name=re.escape(name)), text):
+                mentioned.append(name)
+        return RuleFacts(
+            constant=constant,
+            passes=tuple(passes),
+            breaks=tuple(breaks),
+            mentioned=tuple(mentioned),
+        )
+
+    def _empty(self, df: DataFrame) -> DataFrame:
+        place = Path(self._folder.name).as_uri()
+        return self._spark.read.schema(df.schema).format("parquet").load(place)
+
+
+def _is_never_true(rows: DataFrame, condition: Column) -> bool:
+    """Whether the optimizer finds that no row can pass."""
+    plan = rows.where(condition)._jdf.queryExecution().optimizedPlan()
+    return str(plan.getClass().getSimpleName()) == "LocalRelation"
+
+
+def _folded(selected: DataFrame) -> str:
+    """`true`, `false` or `null` if the optimizer finds that a condition is always that."""
+    plan = selected._jdf.queryExecution().optimizedPlan()
+    if str(plan.getClass().getSimpleName()) != "Project":
+        return ""
+    expression = plan.projectList().head()
+    if str(expression.getClass().getSimpleName()) == "Alias":
+        expression = expression.child()
+    if str(expression.getClass().getSimpleName()) != "Literal":
+        return ""
+    return str(expression.toString()).lower()

@@ -1,0 +1,207 @@
+"""Reads the facts of a query off Spark's analysed plan; nothing is executed."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from penstock._analysis.state_growth import growing_sides, join_as_run
+from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
+from penstock._spark.plans import analyzed, iterate, shown_expression
+
+_CHANCE = re.compile(r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I)
+_CLOCK = re.compile(
+    r"\b(current_timestamp|current_date|localtimestamp|now|unix_timestamp)\(\)", re.I
+)
+_NOTED = re.compile(r"\b(from_json|from_csv|from_xml|from_avro|from_protobuf)\(", re.I)
+_WATERMARK = "spark.watermarkDelayMs"
+_COORDINATES = ("partition", "offset")
+_TIMELESS = {"NoTimeout", "NoTimeout$", "NoTime", "NoTime$"}
+
+
+def query_facts(df: DataFrame) -> QueryFacts:
+    """The facts of one query."""
+    reader = _Reader(df)
+    reader.walk(reader.plan)
+    return reader.facts()
+
+
+@dataclass
+class _Made:
+    """What one attribute is made of."""
+
+    parts: set[int]
+    text: str
+
+
+class _Reader:
+    def __init__(self, df: DataFrame) -> None:
+        self.plan = analyzed(df)
+        self._df = df
+        self._jvm: Any = df.sparkSession._jvm
+        self._made: dict[int, _Made] = {}
+        self._nodes: list[Any] = []
+        self._watermarks: dict[str, int] = {}
+        self._coordinates: dict[int, str] = {}
+        self._texts: list[str] = []
+
+    def walk(self, node: Any) -> None:
+        kind = _kind(node)
+        self._nodes.append(node)
+        if kind in ("Project", "Aggregate"):
+            name = "projectList" if kind == "Project" else "aggregateExpressions"
+            for item in iterate(getattr(node, name)()):
+                self._note(item)
+        elif kind == "Filter":
+            self._texts.append(str(node.condition().sql()))
+        elif kind == "EventTimeWatermark":
+            # The interval may have months in it; Spark counts those as 31 days.
+            event_time = self._jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark
+            self._watermarks[str(node.eventTime().name())] = int(
+                event_time.getDelayMs(node.delay())
+            )
+        elif kind == "StreamingRelationV2" and str(node.sourceName()).lower() == "kafka":
+            for attribute in iterate(node.output()):
+                if attribute.name() in _COORDINATES:
+                    self._coordinates[attribute.exprId().id()] = str(attribute.name())
+        for child in iterate(node.children()):
+            self.walk(child)
+
+    def facts(self) -> QueryFacts:
+        text = "\n".join([*self._texts, *(made.text for made in self._made.values())])
+        chance = _names(_CHANCE, text)
+        if not chance and not self.plan.deterministic():
+            chance = ("a function that is declared as not deterministic",)
+        result = set()
+        for attribute in iterate(self.plan.output()):
+            result |= self._all_parts(attribute.exprId().id())
+        is_aggregated = any(_kind(node) == "Aggregate" for node in self._nodes)
+        lost = {name for i, name in self._coordinates.items() if i not in result}
+        return QueryFacts(
+            is_streaming=self._df.isStreaming,
+            watermarks=self._watermarks,
+            state=tuple(self._stateful()) if self._df.isStreaming else (),
+            chance=chance,
+            clock=_names(_CLOCK, text),
+            functions=frozenset(_names(_NOTED, text)),
+            lost_coordinates=() if is_aggregated else tuple(sorted(lost)),
+            columns={field.name: field.dataType.simpleString() for field in self._df.schema},
+        )
+
+    # -- what attributes are made of -----------------------------------------------------------
+
+    def _note(self, item: Any) -> None:
+        if _kind(item) != "Alias":
+            return
+        references = {a.exprId().id() for a in iterate(item.references().toSeq())}
+        self._made[item.exprId().id()] = _Made(references, str(item.child().sql()))
+
+    def _all_parts(self, attribute: int) -> set[int]:
+        found: set[int] = set()
+        waiting = [attribute]
+        while waiting:
+            one = waiting.pop()
+            if one in found:
+                continue
+            found.add(one)
+            if one in self._made:
+                waiting += self._made[one].parts
+        return found
+
+    def _chance_in(self, expressions: list[Any]) -> tuple[str, ...]:
+        texts = []
+        for expression in expressions:
+            texts.append(str(expression.sql()))
+            for attribute in iterate(expression.references().toSeq()):
+                parts = self._all_parts(attribute.exprId().id())
+                texts += [self._made[part].text for part in parts if part in self._made]
+        text = "\n".join(texts)
+        return (*_names(_CHANCE, text), *_names(_CLOCK, text))
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _stateful(self) -> Iterator[StateFacts]:
+        for node in self._nodes:
+            if not node.isStreaming():
+                continue
+            kind = _kind(node)
+            if kind == "Aggregate":
+                keys = list(iterate(node.groupingExpressions()))
+                yield self._keyed(node, StateKind.AGGREGATE, keys)
+            elif kind == "Distinct":
+                yield self._keyed(node, StateKind.AGGREGATE, list(iterate(node.output())))
+            elif kind == "Deduplicate":
+                yield self._keyed(node, StateKind.DEDUPLICATE, list(iterate(node.keys())))
+            elif kind == "DeduplicateWithinWatermark":
+                found = self._keyed(node, StateKind.DEDUPLICATE_WITHIN, list(iterate(node.keys())))
+                yield StateFacts(
+                    kind=found.kind,
+                    keys=found.keys,
+                    has_watermark=found.has_watermark,
+                    is_bounded=True,
+                    chance_keys=found.chance_keys,
+                )
+            elif kind == "Join":
+                if all(child.isStreaming() for child in iterate(node.children())):
+                    yield self._join(node)
+            elif "WithState" in kind:
+                yield self._arbitrary(node)
+
+    def _keyed(self, node: Any, kind: StateKind, keys: list[Any]) -> StateFacts:
+        return StateFacts(
+            kind=kind,
+            keys=tuple(shown_expression(key) for key in keys),
+            has_watermark=_has_watermark(node),
+            is_bounded=any(_is_event_time(key) for key in keys),
+            chance_keys=self._chance_in(keys),
+        )
+
+    def _join(self, node: Any) -> StateFacts:
+        node = join_as_run(self._jvm, node)
+        condition = node.condition()
+        conditions = [condition.get()] if condition.isDefined() else []
+        return StateFacts(
+            kind=StateKind.JOIN,
+            keys=tuple(shown_expression(one) for one in conditions),
+            has_watermark=_has_watermark(node),
+            is_bounded=not growing_sides(self._jvm, node),
+            chance_keys=self._chance_in(conditions),
+        )
+
+    def _arbitrary(self, node: Any) -> StateFacts:
+        timeless = False
+        for name in ("timeout", "timeMode"):
+            if hasattr(node, name) and _has_method(node, name):
+                value = getattr(node, name)()
+                timeless = {_kind(value), str(value.toString())} & _TIMELESS != set()
+        return StateFacts(
+            kind=StateKind.ARBITRARY,
+            has_watermark=_has_watermark(node),
+            is_bounded=not timeless,
+        )
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _has_method(node: Any, name: str) -> bool:
+    return any(method.getName() == name for method in node.getClass().getMethods())
+
+
+def _names(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    return tuple(sorted({match.group(1).lower() for match in pattern.finditer(text)}))
+
+
+def _has_watermark(node: Any) -> bool:
+    if _kind(node) == "EventTimeWatermark":
+        return True
+    return any(_has_watermark(child) for child in iterate(node.children()))
+
+
+def _is_event_time(key: Any) -> bool:
+    """Whether Spark sees event time with a watermark in a key: the column itself, or its window."""
+    named = _kind(key) in ("AttributeReference", "Alias")
+    return named and bool(key.metadata().contains(_WATERMARK))

@@ -1,0 +1,445 @@
+"""Every way of reading in PySpark, redirected while user code of a pipeline runs.
+
+Readers, `spark.sql`, `spark.table`, the catalog and `DeltaTable` are wrapped once per process. The
+wrappers do nothing unless a `Redirect` is active in the current context, so other threads and code
+outside of pipelines are untouched.
+"""
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.catalog import Catalog
+from pyspark.sql.conf import RuntimeConfig
+from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+from pyspark.sql.sql_formatter import SQLStringFormatter
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from penstock._analysis import file_metadata
+from penstock._analysis.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
+from penstock._analysis.local_rows import with_floats
+from penstock._model.paths import real_path
+from penstock._sql.query_text import spell_names
+
+Reader = DataFrameReader | DataStreamReader
+
+_ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
+_PATH_OPTION = "path"
+
+
+class Redirect(Protocol):
+    """What reads become. Called on the thread that runs the user's code."""
+
+    def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """The rows behind a name, or `None` to let Spark's catalog answer."""
+
+    def sql(self, text: str) -> str | None:
+        """The text that Spark shall run instead; `None` for a statement that has no effect here."""
+
+    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
+        """The rows of `reader.load()`.
+
+        Format, options, schema and paths are in `reader_format`, `reader_options`,
+        `reader_schema` and `reader_paths`.
+
+        Args:
+            reader: As it was configured.
+            spark_load: Lets Spark load with the options that the reader has by then.
+        """
+
+    def setting(self, key: str) -> str:
+        """The value of a setting that nobody gave; raises by default."""
+
+    def map_path(self, path: str) -> str:
+        """The place that a path of the user's stands for."""
+
+    def record(self, what: str) -> None:
+        """Remember a source from outside of the pipeline, for the plan."""
+
+    def table_exists(self, name: str) -> bool | None:
+        """Whether a table exists; `None` to let Spark's catalog answer."""
+
+    def delta_path(self, name: str) -> str | None:
+        """Where the Delta table of that name lies; `None` to let Spark's catalog answer."""
+
+    def new_table(self, name: str) -> str:
+        """Where a table lies that user code writes by name."""
+
+
+_active: ContextVar[Redirect | None] = ContextVar("penstock_redirect", default=None)
+_inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
+
+
+@contextlib.contextmanager
+def redirected(redirect: Redirect) -> Iterator[None]:
+    """Let reads of this context go through `redirect`."""
+    install_redirection()
+    token = _active.set(redirect)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextlib.contextmanager
+def own_read() -> Iterator[None]:
+    """Read as Spark does: for reads that Penstock makes itself."""
+    token = _inner_read.set(True)
+    try:
+        yield
+    finally:
+        _inner_read.reset(token)
+
+
+def _redirect() -> Redirect | None:
+    return None if _inner_read.get() else _active.get()
+
+
+# -- what a reader was told ---------------------------------------------------------------------
+
+
+def reader_options(reader: Any) -> dict[str, str]:
+    """Options given so far to a reader that was made while user code ran."""
+    options: dict[str, str] = reader.__dict__.setdefault("_penstock_options", {})
+    return options
+
+
+def reader_format(reader: Any) -> str:
+    """What was given to `format`; empty if nothing was."""
+    return str(reader.__dict__.get("_penstock_format", ""))
+
+
+def reader_schema(reader: Any) -> Any:
+    """What was given to `schema`; `None` if nothing was."""
+    return reader.__dict__.get("_penstock_schema")
+
+
+def reader_paths(reader: Any) -> tuple[str, ...]:
+    """Paths to load from, mapped and absolute."""
+    return tuple(reader.__dict__.get("_penstock_paths", ()))
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
+    """A source in words: format and place."""
+    where = path
+    if where is None:
+        for key in ("subscribe", "subscribePattern", "assign", "path", "dbtable", "streamName"):
+            where = options.get(key, where)
+    name = source or "files"
+    return f"{name} {where}" if where is not None else name
+
+
+# -- wrappers -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def install_redirection() -> None:
+    """Wrap the readers of classic PySpark; once per process, idempotent."""
+    # PySpark prints every failed analysis with its whole stack; the error that we raise says it.
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    for reader in (DataFrameReader, DataStreamReader):
+        _wrap_reader(reader)
+    _wrap_writer()
+    _wrap_session()
+    _wrap_catalog()
+    _wrap_settings()
+
+
+def _wrap_settings() -> None:
+    original_get = RuntimeConfig.get
+
+    @functools.wraps(original_get)
+    def get(self: RuntimeConfig, key: str, *default: Any, **given: Any) -> str | None:
+        redirect = _redirect()
+        if redirect is None or default or given:
+            return original_get(self, key, *default, **given)
+        try:
+            return original_get(self, key)
+        except (PySparkException, Py4JJavaError):
+            # Not even Spark has a default.
+            missing = key
+        return redirect.setting(missing)
+
+    RuntimeConfig.get = get  # type: ignore[method-assign]
+
+
+def _wrap_writer() -> None:
+    """Paths are mapped; a table by name becomes Delta files in the pipeline's storage."""
+    for name in ("save", *_ROW_READERS):
+        if hasattr(DataFrameWriter, name):
+            setattr(DataFrameWriter, name, _path_writer(getattr(DataFrameWriter, name)))
+    original_table = DataFrameWriter.saveAsTable
+
+    @functools.wraps(original_table)
+    def save_as_table(
+        self: DataFrameWriter,
+        name: str,
+        format: str | None = None,
+        mode: str | None = None,
+        partitionBy: Any = None,
+        **options: Any,
+    ) -> None:
+        redirect = _redirect()
+        if redirect is None:
+            original_table(self, name, format, mode, partitionBy, **options)
+            return
+        place = redirect.delta_path(name) or redirect.new_table(name)
+        with own_read():
+            self.save(place, "delta", mode, partitionBy, **options)
+
+    original_insert = DataFrameWriter.insertInto
+
+    @functools.wraps(original_insert)
+    def insert_into(self: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:
+        redirect = _redirect()
+        place = redirect.delta_path(tableName) if redirect is not None else None
+        if place is None:
+            original_insert(self, tableName, overwrite)
+            return
+        with own_read():
+            self.save(place, "delta", "overwrite" if overwrite else "append")
+
+    DataFrameWriter.saveAsTable = save_as_table  # type: ignore[method-assign]
+    DataFrameWriter.insertInto = insert_into  # type: ignore[method-assign]
+
+
+def _path_writer(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def write(self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
+        redirect = _redirect()
+        if redirect is not None and isinstance(path, str):
+            path = real_path(path, redirect.map_path)
+        with own_read():
+            original(self, path, *args, **kwargs)
+
+    return write
+
+
+def _wrap_session() -> None:
+    original_create = SparkSession.createDataFrame
+
+    @functools.wraps(original_create)
+    def create(self: SparkSession, data: Any, schema: Any = None, *args: Any, **kw: Any) -> Any:
+        if _redirect() is not None:
+            data = with_floats(data, schema)
+        return original_create(self, data, schema, *args, **kw)
+
+    SparkSession.createDataFrame = create  # type: ignore[method-assign,assignment]
+    original_sql = SparkSession.sql
+
+    @functools.wraps(original_sql)
+    def sql(self: SparkSession, sqlQuery: str, args: Any = None, **kwargs: Any) -> DataFrame:
+        redirect = _redirect()
+        if redirect is None:
+            return original_sql(self, sqlQuery, args, **kwargs)
+        formatter = SQLStringFormatter(self)
+        try:
+            # DataFrames in braces become temporary views first: the parser knows no braces.
+            text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
+            # The parser leaves computed names to the analyzer, which knows no datasets.
+            text = spell_names(text, _texts(args))
+            rewritten = redirect.sql(text)
+            if rewritten is None:
+                return self.createDataFrame([], "result STRING")
+            try:
+                return file_metadata.without_shown(original_sql(self, rewritten, args), text)
+            except (PySparkException, Py4JJavaError) as error:
+                if NOT_VARIANT not in str(error):
+                    raise
+                df = original_sql(self, spell_json_paths(self, rewritten), args)
+                if reads_nested(df._jdf.queryExecution().analyzed()):
+                    raise
+                return file_metadata.without_shown(df, text)
+        finally:
+            formatter.clear()
+
+    @functools.wraps(SparkSession.table)
+    def table(self: SparkSession, tableName: str) -> DataFrame:
+        return self.read.table(tableName)
+
+    SparkSession.sql = sql  # type: ignore[method-assign]
+    SparkSession.table = table  # type: ignore[method-assign]
+
+
+def _texts(arguments: Any) -> dict[str, str]:
+    """Those named parameters of a query that are texts."""
+    given = arguments if isinstance(arguments, Mapping) else {}
+    return {name: value for name, value in given.items() if isinstance(value, str)}
+
+
+def _wrap_catalog() -> None:
+    original_exists = Catalog.tableExists
+
+    @functools.wraps(original_exists)
+    def exists(self: Catalog, tableName: str, dbName: str | None = None) -> bool:
+        redirect = _redirect()
+        if redirect is not None:
+            found = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
+            if found is not None:
+                return found
+        return original_exists(self, tableName, dbName)
+
+    Catalog.tableExists = exists  # type: ignore[method-assign]
+    for name in ("setCurrentCatalog", "setCurrentDatabase"):
+        setattr(Catalog, name, _without_effect(getattr(Catalog, name)))
+
+    from delta.tables import DeltaTable
+
+    original_for_name = DeltaTable.forName.__func__  # type: ignore[attr-defined]
+
+    def for_name(cls: Any, sparkSession: SparkSession, tableOrViewName: str) -> Any:
+        redirect = _redirect()
+        path = redirect.delta_path(tableOrViewName) if redirect is not None else None
+        if path is not None:
+            return cls.forPath(sparkSession, path)
+        return original_for_name(cls, sparkSession, tableOrViewName)
+
+    original_for_path = DeltaTable.forPath.__func__  # type: ignore[attr-defined]
+
+    def for_path(cls: Any, sparkSession: SparkSession, path: str, hadoopConf: Any = None) -> Any:
+        redirect = _redirect()
+        if redirect is not None:
+            path = real_path(path, redirect.map_path)
+        return original_for_path(cls, sparkSession, path, hadoopConf or {})
+
+    DeltaTable.forName = classmethod(for_name)  # type: ignore[assignment]
+    DeltaTable.forPath = classmethod(for_path)  # type: ignore[assignment]
+
+
+def _without_effect(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    """The settings of the pipeline decide its catalog and schema."""
+
+    @functools.wraps(original)
+    def ignored(self: Any, name: str) -> None:
+        if _redirect() is None:
+            original(self, name)
+
+    return ignored
+
+
+def _wrap_reader(reader: Any) -> None:
+    original = {
+        name: getattr(reader, name)
+        for name in ("table", "load", "format", "schema", "option", "options", *_ROW_READERS)
+        if hasattr(reader, name)
+    }
+
+    def wrap(name: str, replacement: Callable[..., Any]) -> None:
+        setattr(reader, name, functools.wraps(original[name])(replacement))
+
+    def table(self: Any, tableName: str) -> DataFrame:
+        redirect = _redirect()
+        found = redirect.table(tableName, self) if redirect is not None else None
+        result: DataFrame = found if found is not None else original["table"](self, tableName)
+        return result
+
+    def format_(self: Any, source: str) -> Any:
+        self.__dict__["_penstock_format"] = source
+        return original["format"](self, source)
+
+    def schema_(self: Any, schema: Any) -> Any:
+        self.__dict__["_penstock_schema"] = schema
+        return original["schema"](self, schema)
+
+    def option(self: Any, key: str, value: Any) -> Any:
+        text = _as_text(value)
+        if text is not None:
+            reader_options(self)[key] = text
+        return original["option"](self, key, value)
+
+    def options(self: Any, **given: Any) -> Any:
+        reader_options(self).update(
+            {key: text for key, value in given.items() if (text := _as_text(value)) is not None}
+        )
+        return original["options"](self, **given)
+
+    def load(
+        self: Any, path: Any = None, format: Any = None, schema: Any = None, **more: Any
+    ) -> Any:
+        redirect = _redirect()
+        if redirect is None:
+            return original["load"](self, path, format, schema, **more)
+        if format is not None:
+            format_(self, format)
+        if schema is not None:
+            schema_(self, schema)
+        options(self, **more)
+        path = _mapped(self, path, redirect, original["option"])
+        what = describe_source(reader_format(self), path, reader_options(self))
+        rows = redirect.load(self, lambda: original["load"](self, path))
+        redirect.record(what)
+        return rows
+
+    wrap("table", table)
+    wrap("format", format_)
+    wrap("schema", schema_)
+    wrap("option", option)
+    wrap("options", options)
+    wrap("load", load)
+    for name in _ROW_READERS:
+        if name in original:
+            wrap(name, _row_reader(name, original[name], original["option"]))
+
+
+def _mapped(reader: Any, path: Any, redirect: Redirect, set_option: Callable[..., Any]) -> Any:
+    """Map the paths of a reader, given as an argument or as an option; returns the argument."""
+    if path is None:
+        for key, value in list(reader_options(reader).items()):
+            if key.lower() == _PATH_OPTION:
+                mapped = real_path(value, redirect.map_path)
+                reader.__dict__["_penstock_paths"] = (mapped,)
+                reader_options(reader)[key] = mapped
+                set_option(reader, key, mapped)
+        return None
+    if isinstance(path, list | tuple):
+        paths = [real_path(str(entry), redirect.map_path) for entry in path]
+        reader.__dict__["_penstock_paths"] = tuple(paths)
+        return paths
+    if isinstance(path, str | Path):
+        mapped = real_path(str(path), redirect.map_path)
+        reader.__dict__["_penstock_paths"] = (mapped,)
+        return mapped
+    return path
+
+
+def _row_reader(
+    name: str, original: Callable[..., Any], set_option: Callable[..., Any]
+) -> Callable[..., Any]:
+    keyword = "paths" if "paths" in inspect.signature(original).parameters else "path"
+
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        redirect = _redirect()
+        if redirect is None:
+            return original(self, *args, **kwargs)
+        self.__dict__["_penstock_format"] = name
+        if args:
+            # `parquet(*paths)` takes any number of paths, the others one path first.
+            count = len(args) if name == "parquet" else 1
+            mapped = (_mapped(self, value, redirect, set_option) for value in args[:count])
+            args = (*mapped, *args[count:])
+            shown = args[0]
+        else:
+            shown = _mapped(self, kwargs.get(keyword), redirect, set_option)
+            if shown is not None:
+                kwargs[keyword] = shown
+        if kwargs.get("schema") is not None:
+            self.__dict__["_penstock_schema"] = kwargs["schema"]
+        what = describe_source(name, shown if isinstance(shown, str) else None, {})
+        redirect.record(what)
+        return redirect.load(self, lambda: original(self, *args, **kwargs))
+
+    return read

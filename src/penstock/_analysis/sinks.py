@@ -1,0 +1,61 @@
+"""What the systems of sinks say about declarations, options and queries."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from pyspark.sql import DataFrame
+
+from penstock._analysis.context import Surroundings, resolved_options
+from penstock._graph.index import DefinitionIndex
+from penstock._model.dataset import Sink
+from penstock._model.flow import OutputMode
+from penstock.errors import PenstockError
+from penstock.sinks.registry import sink_of
+
+
+def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
+    """The declarations with what the systems of the sinks say about them."""
+    return replace(
+        index,
+        sinks={
+            name: replace(sink, facts=sink_of(sink.format).facts(sink.options))
+            for name, sink in index.sinks.items()
+        },
+    )
+
+
+def note_endpoints(index: DefinitionIndex, around: Surroundings) -> None:
+    """Remember what sinks connect to, where a project is checked that lives elsewhere."""
+    for sink in index.sinks.values():
+        system = sink_of(sink.format)
+        # A path that cannot be mapped is an error of a run, which says where it is written.
+        with contextlib.suppress(PenstockError):
+            options = system.map_options(sink.options, around.map_path)
+            if around.assumptions is not None:
+                around.assumptions.servers |= dict.fromkeys(system.endpoints(options))
+
+
+def checked_options(
+    sink: Sink,
+    columns: Mapping[str, str],
+    mode: OutputMode,
+    *,
+    resolve_secrets: Callable[[str], str],
+    map_path: Callable[[str], str],
+) -> dict[str, str]:
+    """The options of a sink as its writer takes them, once it is sure that they fit a query.
+
+    Raises:
+        ConnectorError: They do not; see `Sink.check_options` and `Sink.check_query`.
+    """
+    system = sink_of(sink.format)
+    options = system.map_options(resolved_options(sink.options, resolve_secrets), map_path)
+    options = system.check_options(options)
+    system.check_query(options, columns, mode)
+    return options
+
+
+def column_types(df: DataFrame) -> dict[str, str]:
+    """Names of columns, and Spark's simple names of their types."""
+    return {column.name: column.dataType.simpleString() for column in df.schema}

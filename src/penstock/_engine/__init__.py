@@ -1,1 +1,0 @@
-"""Who touches Spark: session, analysis, name resolution, start and stop of flows."""

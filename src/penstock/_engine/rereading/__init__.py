@@ -1,1 +1,0 @@
-"""Reading sources from another place than the one where a flow has stopped."""

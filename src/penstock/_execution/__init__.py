@@ -1,0 +1,1 @@
+"""Runs flows on Spark: start, batches, checkpoints, stop."""

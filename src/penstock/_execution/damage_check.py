@@ -1,0 +1,197 @@
+"""Compares checkpoints, states and tables before anything of a flow runs."""
+
+from collections.abc import Callable, Mapping
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pyspark.sql import SparkSession
+
+from penstock._execution.flow_state import FlowState
+from penstock._execution.tables import PipelineTables
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._tables.checkpoint_doctor import unreadable_files
+from penstock._tables.checkpoint_files import Checkpoint, newest_of_checkpoint, read_checkpoint
+from penstock._tables.commit_note import TARGET, NotedCommit
+from penstock._tables.damage import check_log, is_lost, restored_to
+from penstock._tables.decision import DecisionFile
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.fenced import last_number
+from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.layout import DECISION_FILE, TableRef, path_segment, segment_name
+from penstock._tables.lost_batches import Damage, behind, restored, state_lost, unreadable
+from penstock.errors import CheckpointError
+
+_COMMITS_BEHIND = 20
+"""So many commits of others are looked at for a RESTORE."""
+
+
+class DamageCheck:
+    """Looks for what storage has lost since the last update.
+
+    Args:
+        spark: The session.
+        tables: Of the pipeline.
+        warn: Takes a flow and a text about it.
+    """
+
+    def __init__(
+        self, spark: SparkSession, tables: PipelineTables, warn: Callable[[FlowNode, str], None]
+    ) -> None:
+        self._delta = DeltaJvm(spark)
+        self._tables = tables
+        self._warn = warn
+
+    def check_tables(
+        self,
+        dataset: DatasetNode,
+        nodes: Mapping[str, FlowNode],
+        states: Mapping[str, FlowState | None],
+    ) -> None:
+        """Compare the tables of a dataset with what its flows have committed.
+
+        Args:
+            dataset: The target.
+            nodes: Its flows.
+            states: What is known of them.
+
+        Raises:
+            CheckpointError: `TABLE_BEHIND_CHECKPOINT` or `FLOW_STATE_MISSING`.
+            SetupError: `TABLE_LOG_DAMAGED`.
+        """
+        tables = self._tables.by_role(dataset)
+        for name, node in nodes.items():
+            state = states[name]
+            if state is None:
+                self.check_state(node, tables[TARGET])
+                continue
+            for role, commit in self._tables.note(node, state.epoch).load().items():
+                if role in tables:
+                    self._check_commit(node, state, dataset, tables[role], role, commit)
+
+    def _check_commit(
+        self,
+        node: FlowNode,
+        state: FlowState,
+        dataset: DatasetNode,
+        table: TableRef,
+        role: str,
+        commit: NotedCommit,
+    ) -> None:
+        name, path, epoch = node.flow.name, table.path, state.epoch
+
+        def read(version: int) -> list[str] | None:
+            return self._delta.commit_lines(path, version)
+
+        if not is_lost(commit, read, lambda: self._version(path)):
+            if role == TARGET:
+                self._check_restored(node, epoch, dataset, commit, read)
+            return
+        check_log(self._delta, table)
+        snapshot = self._delta.snapshot(path)
+        newest = int(snapshot.version())
+        # A table that was dropped or made anew is another one: see `TABLE_REPLACED`.
+        if newest < 0 or self._delta.metadata(snapshot).id != commit.table_id:
+            return
+        checkpoint = self._checkpoint(name, epoch)
+        if not (state.once_done or self._has_finished(checkpoint, commit.batch_id)):
+            return  # it runs again
+        last = last_number(self._delta, path, commit.app_id)
+        damage = behind(checkpoint, dataset.display, role, commit, last, newest)
+        raise _error("TABLE_BEHIND_CHECKPOINT", node, damage)
+
+    def _check_restored(
+        self,
+        node: FlowNode,
+        epoch: str,
+        dataset: DatasetNode,
+        commit: NotedCommit,
+        read: Callable[[int], list[str] | None],
+    ) -> None:
+        for version in islice(count(commit.version + 1), _COMMITS_BEHIND):
+            lines = read(version)
+            if lines is None:
+                return
+            to = restored_to(lines)
+            if to is not None and to < commit.version:
+                name = node.flow.name
+                checkpoint = self._checkpoint(name, epoch)
+                self._warn(node, restored(name, dataset.display, commit, to, checkpoint))
+                return
+
+    def check_state(self, node: FlowNode, target: TableRef | None) -> None:
+        """Refuse a flow of which nothing is known, though it has a checkpoint.
+
+        Args:
+            node: The flow.
+            target: Its table; `None` for a sink.
+
+        Raises:
+            CheckpointError: `FLOW_STATE_MISSING`.
+        """
+        name, layout = node.flow.name, self._tables.layout
+        folder = local_path(f"{layout.root}/checkpoints/{path_segment(name)}")
+        if folder is None or not folder.is_dir():
+            return
+        for place in folder.iterdir():
+            if target is None:
+                is_used = any((place / "commits").glob("*"))
+            else:
+                app_id = self._tables.app_id(name, segment_name(place.name))
+                is_used = (
+                    self._version(target.path) >= 0
+                    and last_number(self._delta, target.path, app_id) >= 0
+                )
+            if is_used:
+                state = local_path(layout.state_dir)
+                file = f"{state}/flows/{quote(name, safe=' ')}.json"
+                raise _error(
+                    "FLOW_STATE_MISSING", node, state_lost(name, node.flow.target, str(place), file)
+                )
+
+    def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
+        """Refuse a checkpoint with files that Spark could not go on with.
+
+        Raises:
+            CheckpointError: `CHECKPOINT_DAMAGED`.
+        """
+        name = node.flow.name
+        place = local_path(self._tables.layout.checkpoint_path(name, epoch))
+        if place is None or not place.is_dir():
+            return
+        checkpoint = newest_of_checkpoint(name, epoch, place)
+        files = unreadable_files(checkpoint)
+        if files:
+            path = self._tables.paths.get(node.target)
+            last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
+            app_id = self._tables.app_id(name, epoch)
+            noted = self._tables.note(node, epoch).load()
+            decisions = DecisionFile(StorageFiles(self._delta.spark), str(place / DECISION_FILE))
+            is_new = (
+                path is not None
+                and last_number(self._delta, path, app_id) <= last
+                and all(one.batch_id <= last for one in noted.values())
+                and decisions.load(app_id, last + 1) is None
+            )
+            damage = unreadable(checkpoint, node.flow.target, files, is_unwritten=is_new)
+            raise _error("CHECKPOINT_DAMAGED", node, damage)
+
+    def _has_finished(self, checkpoint: Checkpoint, batch_id: int) -> bool:
+        if checkpoint.exists:
+            return checkpoint.has_finished(batch_id)
+        # Of storage that is not local nothing more is read than this.
+        place = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
+        return StorageFiles(self._delta.spark).exists(f"{place}/commits/{batch_id}")
+
+    def _version(self, path: str) -> int:
+        return int(self._delta.snapshot(path).version())
+
+    def _checkpoint(self, flow: str, epoch: str) -> Checkpoint:
+        path = self._tables.layout.checkpoint_path(flow, epoch)
+        return read_checkpoint(flow, epoch, local_path(path) or Path(path))
+
+
+def _error(condition: str, node: FlowNode, damage: Damage) -> CheckpointError:
+    options: dict[str, Any] = {"flow": node.flow.name, "origin": node.flow.origin}
+    return CheckpointError(condition, damage.message, hint=damage.hint, **options)

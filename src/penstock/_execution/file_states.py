@@ -1,0 +1,59 @@
+"""Where each source of files keeps what it remembers, in an analysis and in a run."""
+
+import threading
+
+from penstock._execution.flow_state import StateStore
+from penstock._tables.files import StorageFiles
+from penstock._tables.layout import StorageLayout, path_segment
+from penstock.sources.memory import FolderMemory, PassingMemory, SourceMemory
+
+_NO_EPOCH = "batch"
+
+
+class FileStates:
+    """Stores of the sources of a pipeline's flows; any thread.
+
+    Args:
+        files: Reads and writes below the storage root.
+        layout: Where everything lies.
+        flows: Epochs: what a source remembers dies with its flow's epoch.
+    """
+
+    def __init__(self, files: StorageFiles, layout: StorageLayout, flows: StateStore) -> None:
+        self._files = files
+        self._root = f"{layout.state_dir}/files"
+        self._flows = flows
+        self._analysed: dict[tuple[str, str], PassingMemory] = {}
+        self._lock = threading.Lock()
+
+    def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
+        """The store of one source.
+
+        Args:
+            flow: Name of the flow whose checkpoint the source belongs to.
+            key: Of the source within the flow.
+            analysis: Whether nothing may be written.
+        """
+        state = self._flows.flow(flow)
+        epoch = state.epoch if state is not None else _NO_EPOCH
+        folder = f"{self._root}/{path_segment(flow)}/{path_segment(epoch)}/{key}"
+        with self._lock:
+            if not analysis:
+                seed = self._analysed.get((flow, key))
+                return FolderMemory(self._files, folder, seed=seed)
+            if (flow, key) not in self._analysed:
+                persisted = FolderMemory(self._files, folder)
+                self._analysed[flow, key] = PassingMemory(persisted)
+            return self._analysed[flow, key]
+
+
+class MemoryStates:
+    """Stores that nothing of is kept."""
+
+    def __init__(self) -> None:
+        self._stores: dict[tuple[str, str], PassingMemory] = {}
+
+    def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
+        """See `FileStates.store`."""
+        del analysis
+        return self._stores.setdefault((flow, key), PassingMemory())

@@ -1,0 +1,214 @@
+"""What a flow remembers between updates: its epoch, the state its checkpoint holds, `once`.
+
+An *epoch* is born with a checkpoint and dies with it. It is part of the writer's app id, so that a
+new checkpoint, whose batch ids start at 0 again, is never mistaken for a replay of the old one.
+"""
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+from urllib.parse import quote
+
+from penstock._model.flow import Flow
+from penstock._spark.generated_names import stable_operators
+from penstock._tables.files import StorageFiles
+from penstock.errors import CheckpointError, PlanError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowState:
+    """State of one flow.
+
+    Attributes:
+        epoch: Identity of the checkpoint; part of its path and of the app id.
+        target_id: Identity (Delta table id) of the table that the checkpoint belongs to.
+        stateful_operators: Of the query that the checkpoint was made by; `None` before the first
+            start.
+        output_mode: Spark's output mode at the first start.
+        once_done: Whether a `once` flow has run.
+        reset_pending: A full refresh began and has not been seen to end.
+        starts: Version of each upstream table from which the checkpoint's first batch reads
+            appends. It must be the same when that batch is planned again.
+        snapshots: Of a snapshot flow: the versions of the last one that is known to be in and of
+            the one that was begun after it, by number; the table knows which number it has.
+        position: Where the streams of the checkpoint begin, whatever their own options say.
+        next_position: The same for the checkpoint that a pending reset will make.
+        topics: Kafka's ids of the topics that the checkpoint has read, by name.
+        migration: A migration that replaces the table and this state, and has not been seen to end.
+    """
+
+    epoch: str
+    target_id: str | None = None
+    stateful_operators: tuple[str, ...] | None = None
+    output_mode: str | None = None
+    once_done: bool = False
+    reset_pending: bool = False
+    starts: Mapping[str, int] = field(default_factory=dict)
+    snapshots: Mapping[str, str] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
+    position: Mapping[str, Any] = field(default_factory=dict)
+    next_position: Mapping[str, Any] = field(default_factory=dict)
+    migration: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewState:
+    """What the last refresh of a materialized view was made of.
+
+    Attributes:
+        fingerprint: Of the query, the rules and the sources' code.
+        sources: Version of each source.
+        table_version: Delta version that the refresh left.
+    """
+
+    fingerprint: str
+    sources: Mapping[str, str]
+    table_version: int | None
+
+
+def state_of(body: Mapping[str, Any]) -> FlowState:
+    """The state of a flow from its JSON form."""
+    operators = body.get("stateful_operators")
+    # Earlier versions stored generated names as well.
+    known = None if operators is None else stable_operators(operators)
+    return FlowState(**{**body, "stateful_operators": known})
+
+
+class StateStore:
+    """Reads and writes the state files below `<storage>/state`.
+
+    One writer at a time: the pipeline's lease is held.
+    """
+
+    def __init__(self, files: StorageFiles, state_root: str) -> None:
+        self._files = files
+        self._root = state_root.rstrip("/")
+        self._apart: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def apart(self, flow: str, place: str) -> Iterator[None]:
+        """Let the state of a flow be another one inside: that of a checkpoint in the making.
+
+        Args:
+            flow: Name of the flow.
+            place: The file that has it.
+        """
+        self._apart[self._path("flows", flow)] = place
+        try:
+            yield
+        finally:
+            self._apart.clear()
+
+    def flow(self, name: str) -> FlowState | None:
+        """The state of a flow; `None` before its first start."""
+        body = self._load("flows", name)
+        return None if body is None else state_of(body)
+
+    def save_flow(self, name: str, state: FlowState) -> None:
+        """Replace the state of a flow."""
+        self._files.write(self._place("flows", name), json.dumps(asdict(state), indent=1))
+
+    def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
+        """Give a flow a new epoch; called for its first start and by a full refresh.
+
+        Args:
+            name: Of the flow.
+            position: Where its streams shall begin; that of a reset that was begun by default.
+        """
+        if position is None:
+            before = self.flow(name)
+            pending = before is not None and before.reset_pending
+            position = before.next_position if before is not None and pending else {}
+        state = FlowState(epoch=uuid.uuid4().hex, position=position)
+        self.save_flow(name, state)
+        return state
+
+    def mark_reset(self, name: str, position: Mapping[str, Any] | None = None) -> None:
+        """Note that the flow's table is being emptied.
+
+        Args:
+            name: Of the flow.
+            position: Where its streams shall begin after that.
+        """
+        state = self.flow(name) or FlowState(epoch=uuid.uuid4().hex)
+        position = position or {}
+        marked = replace(state, reset_pending=True, next_position=position, migration=None)
+        self.save_flow(name, marked)
+
+    def view(self, key: str) -> ViewState | None:
+        """What a view's last refresh was made of; `None` if that is not known."""
+        body = self._load("views", key)
+        return None if body is None else ViewState(**body)
+
+    def save_view(self, key: str, state: ViewState) -> None:
+        """Replace what is known of a view's last refresh."""
+        body = {**asdict(state), "sources": dict(state.sources)}
+        self._files.write(self._path("views", key), json.dumps(body, indent=1))
+
+    def _place(self, folder: str, name: str) -> str:
+        path = self._path(folder, name)
+        return self._apart.get(path, path)
+
+    def _path(self, folder: str, name: str) -> str:
+        return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
+
+    def _load(self, folder: str, name: str) -> dict[str, Any] | None:
+        text = self._files.read(self._place(folder, name))
+        try:
+            body: dict[str, Any] | None = json.loads(text) if text else None
+        except ValueError:
+            # Cut by a crash, where files are not replaced as a whole. `DamageCheck` looks whether
+            # something depends on it.
+            return None
+        return body
+
+
+def check_state(
+    flow: Flow, state: FlowState, *, operators: tuple[str, ...], output_mode: str, display: str
+) -> None:
+    """Compare a query with the one that its checkpoint was made by.
+
+    Raises:
+        CheckpointError: A stateful operator or a source changed; Spark would crash at the start
+            or, worse, go on with state that means something else.
+    """
+    if state.stateful_operators is None:
+        return
+    before, now = state.stateful_operators, operators
+    if state.output_mode not in (None, output_mode):
+        change = f"its output mode was {state.output_mode} and is {output_mode} now"
+    elif before != now:
+        gone = [line for line in before if line not in now]
+        new = [line for line in now if line not in before]
+        parts = [f"gone: {line}" for line in gone] + [f"new: {line}" for line in new]
+        change = "; ".join(parts) or "the order of its stateful operators or sources changed"
+    else:
+        return
+    raise CheckpointError(
+        "STATEFUL_QUERY_CHANGED",
+        f"the checkpoint of flow {flow.name!r} holds the state of another query: {change}",
+        flow=flow.name,
+        origin=flow.origin,
+        hint=f"`penstock migrate {flow.name}` computes the table anew beside it and replaces it in "
+        f"one step; --full-refresh {display} empties it first; or keep the table and "
+        "declare the changed query as a flow with a new name, plus an append_flow(once=True) for "
+        "what has to be filled in",
+    )
+
+
+def check_migration(flow: Flow, state: FlowState | None) -> None:
+    """Refuse a flow between whose table and checkpoint a migration stands half-way.
+
+    Raises:
+        PlanError: `MIGRATION_UNFINISHED`.
+    """
+    if state is not None and state.migration is not None:
+        raise PlanError(
+            "MIGRATION_UNFINISHED",
+            f"the migration of flow {flow.name!r} was interrupted while its table was replaced",
+            origin=flow.origin,
+            hint=f"`penstock migrate {flow.name} --resume` ends it",
+        )

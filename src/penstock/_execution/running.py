@@ -1,0 +1,271 @@
+"""One running streaming query: its micro-batches, its progress, its end."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock._execution.lag_probe import FlowLag
+from penstock._analysis.late_rows import dropped_by_watermark
+from penstock._execution.listener import QueryWatcher, backlog_records, written_records
+from penstock._model.flow import Flow
+from penstock._observe.events import (
+    Event,
+    EventOrigin,
+    FlowMetrics,
+    FlowProgress,
+    FlowStatus,
+    SourceRowsLost,
+    StreamProgress,
+)
+from penstock._runtime.ports import FlowEnded
+from penstock._spark.failures import flow_error, full_text
+from penstock.errors import PenstockError
+from penstock.sources.base import OpenedSource, explained
+
+_STOP_CHECK_SECONDS = 1.0
+_ATTACH_SECONDS = 60.0
+_SHOWN_LOSSES = 5
+
+
+class BatchReport(Protocol):
+    """What a writer says about a micro-batch that it committed."""
+
+    @property
+    def replayed(self) -> bool:
+        """Whether an earlier attempt had committed it already."""
+
+    def event(self, origin: EventOrigin, message: str) -> Any:
+        """The `flow_progress` event with its counts."""
+
+
+class RunningQuery(QueryWatcher):
+    """See `penstock._runtime.ports.RunningFlow`.
+
+    `on_batch` runs on py4j's callback thread while Spark's stream thread waits for it; `progressed`
+    and `terminated` on the listener's callback thread; the rest on any thread.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        origin: EventOrigin,
+        emit: Callable[[Any], None],
+        on_end: Callable[[FlowEnded], None],
+        sources: Sequence[OpenedSource] = (),
+        checkpoint: str = "",
+    ) -> None:
+        self._flow = flow
+        self._sources = sources
+        self._checkpoint = checkpoint
+        self._origin = origin
+        self._emit = emit
+        self._on_end = on_end
+        self._write: Callable[[DataFrame, int], BatchReport] | None = None
+        self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
+        self._lag: FlowLag | None = None
+        self.has_batches = True
+        """Whether there is a pause between micro-batches in which the query can be stopped."""
+        self._query: StreamingQuery | None = None
+        self._failure: BaseException | None = None
+        self._batch: int | None = None
+        self._reported: int = -1
+        self._stopping = False
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def writes_batches(self, write: Callable[[DataFrame, int], BatchReport]) -> None:
+        """Set the function that commits a micro-batch."""
+        self._write = write
+
+    def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
+        """Set what the target knows about failures, by their text and the batch in flight."""
+        self._explain = explain
+
+    def measures_lag(self, lag: FlowLag) -> None:
+        """Set what measures how far the query is behind its sources."""
+        self._lag = lag
+        lag.attach(self._java_sources)
+
+    def _java_sources(self) -> list[Any]:
+        java_query: Any = self._query
+        if java_query is None:
+            return []
+        found = java_query._jsq.streamingQuery().sources()
+        return [found.apply(number) for number in range(int(found.size()))]
+
+    def attach(self, query: StreamingQuery) -> None:
+        """Set the Spark query, once it has started."""
+        with self._changed:
+            self._query = query
+            self._changed.notify_all()
+
+    def execution(self) -> Any:
+        """Spark's `IncrementalExecution` of the micro-batch that `on_batch` has.
+
+        The first batch may come before the query is attached: this waits for it.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._query is not None, _ATTACH_SECONDS):
+                raise RuntimeError("the query that runs was never attached")
+        java_query: Any = self._query
+        return java_query._jsq.streamingQuery().lastExecution()
+
+    def on_batch(self, df: DataFrame, batch_id: int) -> None:
+        """Commit one micro-batch; given to `foreachBatch`."""
+        if self._write is None:
+            raise RuntimeError("the query writes by itself")
+        with self._changed:
+            self._batch = batch_id
+        try:
+            for source in self._sources:
+                source.check_batch(self._checkpoint, batch_id)
+            report = self._write(df, batch_id)
+        except BaseException as error:
+            self._failure = error
+            raise
+        if not report.replayed:
+            self._emit(report.event(replace(self._origin, batch_id=batch_id), ""))
+
+    # -- listener ------------------------------------------------------------------------------
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A micro-batch is in the commit log."""
+        batch_id = int(progress.get("batchId", -1))
+        rows = int(progress.get("numInputRows", 0))
+        origin = replace(self._origin, batch_id=batch_id)
+        if "addBatch" in progress.get("durationMs", {}):
+            self._emit(Event(origin, StreamProgress(dict(progress))))
+            metrics = FlowMetrics(
+                num_input_rows=rows,
+                num_output_rows=written_records(progress),
+                batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
+                backlog_records=backlog_records(progress),
+                # A writer counts them itself, and exactly.
+                late_records=None
+                if self._write is not None
+                else dropped_by_watermark(progress) or None,
+            )
+            self._emit(Event(origin, FlowProgress(FlowStatus.RUNNING, metrics)))
+        with self._changed:
+            self._reported = max(self._reported, batch_id)
+            self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.progressed(progress)
+        self._report_losses(origin, progress)
+
+    def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
+        for entry in progress.get("sources", ()):
+            for source in self._sources:
+                if losses := source.lost(entry):
+                    shown = ", ".join(loss.text for loss in losses[:_SHOWN_LOSSES])
+                    more = len(losses) - _SHOWN_LOSSES
+                    text = f"rows were lost: {shown}{f' and {more} more' if more > 0 else ''} had "
+                    text += f"been removed from {source.name} before they were read"
+                    body = SourceRowsLost(tuple(loss.body for loss in losses))
+                    self._emit(Event(origin, body, text))
+                    break
+
+    def terminated(self, error: str | None) -> None:
+        """The query ended: tell the runtime, once."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.ended()
+        if error is None or not self._sources:
+            self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
+            return
+        # A recovery reads files; progress of other queries must not wait for it.
+        threading.Thread(
+            target=self._end_recovered,
+            args=(error,),
+            name=f"recover {self._flow.name}",
+            daemon=True,
+        ).start()
+
+    def _end_recovered(self, error: str) -> None:
+        try:
+            known = self._recovered(error)
+        except Exception as failed:
+            known = flow_error(failed, self._flow, batch_id=self._batch)
+        if known is None:
+            known = self._translate(error)
+        self._on_end(FlowEnded(flow=self._flow.name, error=known))
+
+    def _recovered(self, error: str) -> PenstockError | None:
+        if self._stopping or isinstance(self._failure, PenstockError):
+            return None
+        failure = "" if self._failure is None else full_text(self._failure)
+        return explained(f"{failure}\n{error}", self._sources, self._flow)
+
+    @property
+    def flow(self) -> str:
+        """Name of the flow."""
+        return self._flow.name
+
+    def abandoned(self, error: PenstockError) -> None:
+        """The JVM is gone: report the end that Spark cannot report. Ignored after an end."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+        if self._lag is not None:
+            self._lag.ended()
+        self._on_end(FlowEnded(flow=self._flow.name, error=error))
+
+    def _translate(self, error: str | None) -> Any:
+        if error is None:
+            return None
+        # A stop that came too late for a clean end interrupts the batch; that is no failure.
+        if self._stopping and "Interrupted" in error and self._failure is None:
+            return None
+        if not isinstance(self._failure, PenstockError):
+            failure = "" if self._failure is None else full_text(self._failure)
+            known = self._explain(f"{failure}\n{error}", self._batch)
+            if known is not None:
+                return known
+        query_id = str(self._query.id) if self._query is not None else None
+        return flow_error(
+            self._failure or error, self._flow, batch_id=self._batch, query_id=query_id
+        )
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """See `RunningFlow.request_stop`."""
+        with self._changed:
+            if self._stopping:
+                return
+            self._stopping = True
+        threading.Thread(
+            target=self._stop_when_idle, name=f"stop {self._flow.name}", daemon=True
+        ).start()
+
+    def interrupt(self) -> None:
+        """See `RunningFlow.interrupt`."""
+        self._stopping = True
+        if self._query is not None:
+            self._query.stop()
+
+    def _stop_when_idle(self) -> None:
+        with self._changed:
+            while not self._ended and not self._is_idle():
+                self._changed.wait(_STOP_CHECK_SECONDS)
+            if self._ended:
+                return
+        self.interrupt()
+
+    def _is_idle(self) -> bool:
+        # A micro-batch is over when its progress is out: only then is it in the commit log.
+        if not self.has_batches:
+            return True
+        if self._write is not None:
+            return self._batch is None or self._reported >= self._batch
+        return self._query is None or not self._query.status["isTriggerActive"]

@@ -1,0 +1,122 @@
+"""Snapshot flows: where the next snapshot comes from, and which was the last."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from penstock._analysis.snapshots import (
+    NoSnapshotError,
+    SnapshotQuery,
+    decode_version,
+    encode_version,
+    snapshot_shape,
+)
+from penstock._execution.flow_state import FlowState
+from penstock._model.flow import Flow
+from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
+from penstock._tables.commits import CommitResult
+from penstock.errors import DefinitionError
+
+
+@dataclass(frozen=True)
+class NextSnapshot:
+    """One snapshot that is newer than the last.
+
+    Attributes:
+        df: Its rows.
+        is_named: It is the content of a source; a later look may find the same.
+        text: For people.
+        apply: Makes the table follow it; `None` if nothing differs.
+    """
+
+    df: DataFrame
+    is_named: bool
+    text: str
+    apply: Callable[[], CommitResult | None]
+
+
+class SnapshotProgress:
+    """Walks through the snapshots of a flow, keeping account of which is the last.
+
+    Args:
+        flow: The flow.
+        evaluate: Calls its query function, or a replacement of it.
+        last_number: Number of the last snapshot that the table has taken; -1 before the first.
+        state: What the flow remembers.
+        save: Replaces that.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        evaluate: Callable[[Flow], DataFrame],
+        last_number: int,
+        state: FlowState,
+        save: Callable[[str, FlowState], None],
+    ) -> None:
+        self._flow = flow
+        self._evaluate = evaluate
+        self._number = last_number
+        self._save = save
+        self.state = state
+
+    def newer(self, writer_of: Callable[[SnapshotShape], SnapshotWriter]) -> Iterator[NextSnapshot]:
+        """The snapshots after the last one, each to be applied before the next is asked for.
+
+        A source that has a name gives one. A function is called until it returns `None`; a version
+        that is not above the last is skipped, and ends the walk when it comes again.
+        """
+        assert self._flow.snapshot is not None
+        is_named = self._flow.snapshot.next_one is None
+        noted = self.state.snapshots.get(str(self._number))
+        latest = None if noted is None else decode_version(noted)
+        skipped: Any = None
+        while True:
+            query = SnapshotQuery(self._flow, latest)
+            try:
+                df = self._evaluate(query.flow)
+            except NoSnapshotError:
+                return
+            if not self._follows(query.version, latest):
+                if query.version == skipped:
+                    return
+                skipped = query.version
+                continue
+            writer = writer_of(snapshot_shape(df, self._flow, query.version))
+            apply = partial(self._apply, writer, df, latest, query.version, always=not is_named)
+            yield NextSnapshot(df, is_named, f"snapshot {query.version}", apply)
+            if is_named:
+                return
+            latest = query.version
+
+    def _apply(
+        self, writer: SnapshotWriter, df: DataFrame, latest: Any, version: Any, *, always: bool
+    ) -> CommitResult | None:
+        number = self._number + 1
+        # Before the commit: after a kill the table says whether this number is in.
+        versions = {str(number): encode_version(version)}
+        if latest is not None:
+            versions[str(self._number)] = encode_version(latest)
+        self.state = replace(self.state, snapshots=versions)
+        self._save(self._flow.name, self.state)
+        result = writer.apply(df, version, number, always=always)
+        if result is not None:
+            self._number = number
+        return result
+
+    def _follows(self, version: Any, latest: Any) -> bool:
+        if latest is None:
+            return True
+        try:
+            return bool(version > latest)
+        except TypeError:
+            raise DefinitionError(
+                "SNAPSHOT_FUNCTION_INVALID",
+                f"the function of snapshot flow {self._flow.name!r} gave a version of type "
+                f"{type(version).__name__} after one of type {type(latest).__name__}",
+                origin=self._flow.origin,
+                hint="keep one type of versions, or --full-refresh the table",
+            ) from None

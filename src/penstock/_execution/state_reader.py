@@ -1,0 +1,153 @@
+"""Reads the state of a flow from its checkpoint, with Spark's own sources.
+
+Nothing runs: the checkpoint is read as of its last committed micro-batch.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock._execution.flow_state import StateStore
+from penstock._tables.layout import StorageLayout
+from penstock.errors import PlanError
+
+_JOIN = "symmetricHashJoin"
+_TIMERS = "timers"
+# Stores inside of a join that hold its rows; the others count them.
+_JOIN_SIDES = ("left", "right")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSection:
+    """One store, or one state variable, of a stateful operator.
+
+    Attributes:
+        operator: Its number in the query.
+        operator_name: Spark's name of it.
+        name: Of the store, the side of a join, or the state variable.
+        batch_id: Last micro-batch that it holds.
+        total: How many entries there are.
+        rows: The first of them, JSON-ready.
+    """
+
+    operator: int
+    operator_name: str
+    name: str
+    batch_id: int
+    total: int
+    rows: tuple[dict[str, Any], ...]
+
+
+def read_flow(
+    spark: SparkSession,
+    layout: StorageLayout,
+    store: StateStore,
+    flow: str,
+    *,
+    operator: int | None,
+    limit: int,
+) -> tuple[StateSection, ...]:
+    """All sections of a flow's checkpoint.
+
+    Args:
+        spark: Any session.
+        layout: Where checkpoints lie.
+        store: Knows the flows that ran.
+        flow: Name of the flow.
+        operator: Only this one.
+        limit: Rows per section.
+
+    Raises:
+        PlanError: `FLOW_NEVER_RAN`, `FLOW_WITHOUT_STATE`.
+    """
+    known = store.flow(flow)
+    if known is None or known.stateful_operators is None:
+        raise PlanError(
+            "FLOW_NEVER_RAN",
+            f"flow {flow!r} has no checkpoint in {layout.root}",
+            hint="a table's flow has the name of the table as it was declared; `penstock events "
+            "--type flow_definition` lists the flows of the last update",
+        )
+    stateful = [line for line in known.stateful_operators if not line.startswith("source")]
+    checkpoint = layout.checkpoint_path(flow, known.epoch)
+    found = _read(spark, checkpoint, operator=operator, limit=limit) if stateful else ()
+    if not found:
+        what = "keeps no state" if operator is None else f"has no operator {operator} with state"
+        raise PlanError(
+            "FLOW_WITHOUT_STATE",
+            f"flow {flow!r} {what}",
+            hint="; ".join(stateful) or "its query has no stateful operation",
+        )
+    return found
+
+
+def _read(
+    spark: SparkSession, checkpoint: str, *, operator: int | None, limit: int
+) -> tuple[StateSection, ...]:
+    metadata = spark.read.format("state-metadata").load(checkpoint).collect()
+    return tuple(_sections(spark, checkpoint, metadata, operator, limit))
+
+
+def _sections(
+    spark: SparkSession, checkpoint: str, metadata: list[Any], wanted: int | None, limit: int
+) -> Iterator[StateSection]:
+    seen = set()
+    for entry in sorted(metadata, key=lambda row: (row["operatorId"], row["stateStoreName"])):
+        number, name = int(entry["operatorId"]), str(entry["operatorName"])
+        if number in seen or (wanted is not None and number != wanted):
+            continue
+        seen.add(number)
+        reader = spark.read.format("statestore").option("operatorId", number)
+        for section, options in _parts(name, entry):
+            df = reader.options(**options).load(checkpoint)
+            shown = df.drop("partition_id")
+            yield StateSection(
+                operator=number,
+                operator_name=name,
+                name=section,
+                batch_id=int(entry["maxBatchId"]),
+                total=df.count(),
+                rows=tuple(_rows(shown, limit)),
+            )
+            # Options of one part must not reach the next.
+            reader = spark.read.format("statestore").option("operatorId", number)
+
+
+def _parts(name: str, entry: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    if name == _JOIN:
+        yield from ((side, {"joinSide": side}) for side in _JOIN_SIDES)
+        return
+    variables = _variables(entry)
+    if not variables:
+        yield str(entry["stateStoreName"]), {}
+        return
+    properties, names = variables
+    yield from ((variable, {"stateVarName": variable}) for variable in names)
+    if str(properties.get("timeMode", "")).lower() not in ("", "none", "notimemode"):
+        yield _TIMERS, {"readRegisteredTimers": "true"}
+
+
+def _variables(entry: Any) -> tuple[dict[str, Any], list[str]] | None:
+    """Properties and variables of `transformWithState`; `None` for other operators."""
+    try:
+        properties = json.loads(entry["operatorProperties"] or "{}")
+    except (ValueError, TypeError):
+        return None
+    found = properties.get("stateVariables") or []
+    if isinstance(found, str):
+        found = json.loads(found)
+    names = []
+    for one in found:
+        body = json.loads(one) if isinstance(one, str) else one
+        name = str(body.get("stateName", ""))
+        if name and not name.startswith("$"):
+            names.append(name)
+    return (properties, names) if found else None
+
+
+def _rows(df: DataFrame, limit: int) -> Iterator[dict[str, Any]]:
+    for text in df.limit(limit).toJSON().collect():
+        yield json.loads(str(text))

@@ -1,0 +1,387 @@
+"""What reads of user code become: mapped paths and tables, table functions, statements."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock._analysis.evaluation import Evaluator, OutsideReads
+from penstock._execution.file_states import MemoryStates
+from penstock._analysis.external_tables import OutsideTables
+from penstock._analysis.reader_hooks import redirected
+from penstock._analysis.context import Surroundings
+from penstock._analysis.table_sources import SchemaSource
+from penstock._graph.index import build_index
+from penstock._model.dataset import Dataset, DatasetKind
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
+from penstock._model.pipeline import ExternalTable, PipelineDefinition, PipelineSettings
+from penstock._tables.layout import StorageLayout
+from penstock.errors import DefinitionError, PenstockError
+from penstock.sources.base import OpenedSource, Read
+from penstock.sources.files.source import AutoLoaderSource
+
+HERE = SourceLocation("pipeline.py", 3)
+
+
+class World:
+    """A folder with data, reachable under paths and names of somewhere else."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.root = root
+        self.files_read: list[Read] = []
+        self.resolved: list[str] = []
+        (root / "raw").mkdir()
+        lines = [json.dumps({"id": n, "name": f"n{n}"}) for n in range(3)]
+        (root / "raw" / "a.json").write_text("\n".join(lines), encoding="utf-8")
+        (root / "trips.csv").write_text("id,fare\n1,2.5\n2,3.5\n", encoding="utf-8")
+        self.tables = {
+            "main.ref.countries": ExternalTable(path=str(root / "countries")),
+            "samples.*": ExternalTable(path=str(root), format=""),
+        }
+        spark.range(2).write.format("delta").save(str(root / "countries"))
+        self.configuration: dict[str, str] = {}
+        self.layout = StorageLayout((root / "storage").as_uri())
+
+    def around(self) -> Surroundings:
+        return Surroundings(
+            outside=OutsideTables(
+                self.spark, self.tables, self.layout, catalog="main", schema="shop"
+            ),
+            map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
+            resolve_secrets=self._secret,
+            memories=MemoryStates().store,
+            events=self.root / "events",
+            configuration=self.configuration,
+        )
+
+    def _secret(self, text: str) -> str:
+        if "${secret:" in text:
+            self.resolved.append(text)
+        return text.replace("${secret:crm/key}", "sesame")
+
+    def open_files(self, read: Read) -> OpenedSource:
+        """In place of Auto Loader, which would infer a schema for each of the reads."""
+        self.files_read.append(read)
+        reader: Any = self.spark.readStream if read.is_stream else self.spark.read
+        df = reader.schema("id BIGINT, name STRING").json(read.paths[0])
+        return OpenedSource(df, name="files")
+
+    def outside(self) -> Any:
+        return redirected(OutsideReads(self.spark, self.around()))
+
+    def evaluate(
+        self, function: Any, view: Flow | None = None, **datasets: str
+    ) -> tuple[DataFrame, Any]:
+        """The result of a query function; datasets are given as name and schema."""
+        definition = PipelineDefinition(
+            datasets=tuple(
+                Dataset(name=name, kind=DatasetKind.STREAMING_TABLE, origin=HERE)
+                for name in datasets
+            )
+            + tuple(
+                Dataset(name=each.name, kind=DatasetKind.TEMPORARY_VIEW, origin=HERE)
+                for each in (view,)
+                if each is not None
+            ),
+            flows=() if view is None else (view,),
+        )
+        settings = PipelineSettings(
+            name="p", storage=self.layout.root, root=str(self.root), catalog="main", schema="shop"
+        )
+        index = build_index(definition, settings)
+        source = SchemaSource()
+        for name, ddl in datasets.items():
+            source.schemas[f"main.shop.{name}"] = self.spark.createDataFrame([], ddl).schema
+        try:
+            evaluator = Evaluator(self.spark, index, source, self.around())
+            flow = Flow(name="f", target="f", function=function, origin=HERE)
+            return evaluator.evaluate(flow)
+        finally:
+            source.close()
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.chdir(tmp_path)
+    made = World(spark, tmp_path)
+    monkeypatch.setattr(AutoLoaderSource, "open", lambda _, read: made.open_files(read))
+    return made
+
+
+def test_paths_are_mapped_when_readers_take_them_in_any_way(world: World, spark: SparkSession):
+    where = "/Volumes/main/raw"
+    with world.outside():
+        assert spark.read.json(where).count() == 3
+        assert spark.read.json([f"{where}/a.json"]).count() == 3
+        assert spark.read.json(path=where).count() == 3
+        assert spark.read.format("json").load(where).count() == 3
+        assert spark.read.format("json").load([where]).count() == 3
+        assert spark.read.format("json").option("path", where).load().count() == 3
+        assert spark.read.text(where).count() == 3
+        assert spark.read.text(paths=where).count() == 3
+        assert spark.read.json("raw").count() == 3
+        assert spark.read.csv("trips.csv", header=True).columns == ["id", "fare"]
+        assert spark.sql(f"SELECT * FROM json.`{where}/*.json`").count() == 3
+        stream = spark.readStream.schema("id BIGINT").json(where)
+        assert stream.isStreaming
+        assert spark.sql(f"SELECT * FROM STREAM json.`{where}`").isStreaming
+        rows = spark.createDataFrame([(json.dumps({"id": 7}),)], "v STRING")
+        assert spark.read.json(rows.rdd.map(lambda row: row.v)).collect()[0].id == 7
+
+
+def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
+    world: World, spark: SparkSession
+):
+    spark.range(5).write.format("delta").save(f"{world.layout.root}/tables/main/shop/sibling")
+    with world.outside():
+        for name in ("main.ref.countries", "MAIN.Ref.`Countries`", "ref.countries"):
+            assert spark.table(name).count() == 2
+        assert spark.sql("SELECT * FROM main.ref.countries c JOIN sibling USING (id)").count() == 2
+        assert spark.table("samples.trips").collect()[1].fare == 3.5
+        assert spark.readStream.table("samples.trips").isStreaming
+        assert spark.sql("SELECT * FROM STREAM(main.ref.countries)").isStreaming
+        assert spark.read.table("main.shop.sibling").count() == 5
+        assert spark.catalog.tableExists("ref.countries")
+        assert not spark.catalog.tableExists("nothing_like_it")
+        from delta.tables import DeltaTable
+
+        assert DeltaTable.forName(spark, "main.ref.countries").toDF().count() == 2
+        world.tables["main.ref.gone"] = ExternalTable(path=str(world.root / "gone"))
+    with world.outside(), pytest.raises(DefinitionError) as error:
+        spark.table("main.ref.gone")
+    assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
+
+
+def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
+    world: World, spark: SparkSession
+):
+    with world.outside():
+        for text in (
+            "USE CATALOG main",
+            "use schema shop",
+            "CREATE SCHEMA IF NOT EXISTS main.shop",
+            "GRANT SELECT ON TABLE x TO y",
+        ):
+            assert spark.sql(text).count() == 0
+        spark.catalog.setCurrentCatalog("main")
+        assert spark.sql("SELECT current_catalog() AS c").first().c == "spark_catalog"
+
+
+def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spark: SparkSession):
+    def query() -> DataFrame:
+        text = """
+            WITH raw AS (
+              SELECT *, 'read_files(' AS note
+              FROM STREAM read_files('/Volumes/' || 'main/raw', format => 'json', header => true) f
+            )
+            SELECT raw.id FROM raw
+            UNION ALL SELECT id FROM STREAM(read_files("/Volumes/main/raw", schema => 'id BIGINT'))
+            UNION ALL SELECT id FROM cloud_files(
+              '/Volumes/main/raw', 'json', map('cloudFiles.maxFilesPerTrigger', '5')
+            )
+        """
+        return spark.sql(text)
+
+    df, _ = world.evaluate(query)
+    assert df.isStreaming
+    assert df.columns == ["id"]
+    assert {(read.flow, read.is_analysis) for read in world.files_read} == {("f", True)}
+    assert len(world.files_read) == 3
+    assert {read.paths for read in world.files_read} == {(str(world.root / "raw"),)}
+    options = [read.options for read in world.files_read]
+    assert {"inferColumnTypes": "true", "format": "json", "header": "true"} in options
+    assert {"cloudFiles.maxFilesPerTrigger": "5", "cloudFiles.format": "json"} in options
+    assert [read.schema for read in world.files_read].count("id BIGINT") == 1
+    assert all(read.is_stream for read in world.files_read)
+
+    world.evaluate(lambda: spark.sql("SELECT * FROM read_files('/Volumes/main/raw')"))
+    assert not world.files_read[-1].is_stream
+    world.evaluate(
+        lambda: (
+            spark.readStream.format("cloudFiles")
+            .option("cloudFiles.format", "json")
+            .schema("id BIGINT, name STRING")
+            .load("/Volumes/main/raw")
+        )
+    )
+    assert world.files_read[-1].options == {"cloudFiles.format": "json"}
+
+
+def test_metadata_of_files_is_there_when_sql_asks_for_it(world: World, spark: SparkSession):
+    files = "read_files('/Volumes/main/raw', format => 'json')"
+    df, _ = world.evaluate(
+        lambda: spark.sql(f"SELECT *, _metadata.file_name AS f, '_metadata' AS t FROM {files}")
+    )
+    assert df.columns == ["id", "name", "f", "t"]
+    assert {(row.f, row.t) for row in df.collect()} == {("a.json", "_metadata")}
+    for text in (
+        f"SELECT a.* EXCEPT (name), a._metadata.file_size FROM STREAM {files} a",
+        f"WITH raw AS (SELECT *, `_metadata`.file_size FROM STREAM({files})) SELECT * EXCEPT (name)"
+        " FROM raw",
+    ):
+        df, _ = world.evaluate(lambda text=text: spark.sql(text))
+        assert df.isStreaming, text
+        assert df.columns == ["id", "file_size"], text
+    df, _ = world.evaluate(lambda: spark.sql("SELECT *, _metadata FROM json.`/Volumes/main/raw`"))
+    assert df.columns == ["id", "name", "_metadata"]
+    assert df.first()["_metadata"].file_name == "a.json"
+
+
+def test_table_functions_become_readers_when_sql_calls_them(world: World, spark: SparkSession):
+    kafka = "read_kafka(bootstrapServers => 'localhost:1', subscribe => 'orders')"
+    df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka}"))
+    assert df.isStreaming
+    assert "kafka orders" in evaluation.external
+    group = "groupIdPrefix => 'with-' || secret('crm', 'key')"
+    df, _ = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka[:-1]}, {group})"))
+    assert df.isStreaming
+    assert world.resolved == ["with-${secret:crm/key}"]
+    kinesis = (
+        "read_kinesis(streamName => 'a,b', awsAccessKey => 'x', awsSecretKey => secret('a','k'))"
+    )
+    df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT data, shardId FROM {kinesis}"))
+    assert df.isStreaming
+    assert "kinesis a,b" in evaluation.external
+    assert "${secret:a/k}" in world.resolved
+    df, _ = world.evaluate(
+        lambda: spark.sql("SELECT event_type, get_json_object(details, '$.x') FROM event_log('p')")
+    )
+    assert df.count() == 0
+    df, evaluation = world.evaluate(
+        lambda: spark.sql("SELECT _change_type, id FROM table_changes('orders', 1)"),
+        orders="id BIGINT",
+    )
+    assert df.columns == ["_change_type", "id"]
+    assert evaluation.inputs == {"main.shop.orders"}
+    for text, condition in (
+        ("SELECT * FROM STREAM read_pubsub(topicId => 'x')", "FEATURE_NOT_AVAILABLE"),
+        ("SELECT * FROM read_files()", "SQL_FUNCTION_INVALID"),
+        ("SELECT * FROM read_files(format => x)", "SQL_FUNCTION_INVALID"),
+        ("SELECT * FROM orders VERSION AS OF 1", "FEATURE_NOT_AVAILABLE"),
+    ):
+        with pytest.raises(PenstockError) as error:
+            world.evaluate(lambda text=text: spark.sql(text), orders="id BIGINT")
+        assert error.value.condition == condition, text
+
+
+def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, spark: SparkSession):
+    frame = spark.range(3)
+    for text in (
+        "SELECT * FROM orders",
+        "SELECT * FROM LIVE.Orders o WHERE o.id IN (SELECT id FROM main.shop.orders)",
+        "SELECT (SELECT max(id) FROM shop.orders) AS m FROM {frame}",
+        "SELECT * FROM IDENTIFIER('main.' || 'shop.orders')",
+        "SELECT * FROM IDENTIFIER(concat_ws('.', 'main', :place)) WHERE IDENTIFIER('id') > :least",
+        "WITH countries AS (SELECT * FROM live.orders) SELECT * FROM countries",
+        "SELECT * FROM STREAM(live.orders) WITH ('skipChangeCommits' = 'true')",
+        "SELECT * FROM STREAM orders WATERMARK ts DELAY OF INTERVAL 10 MINUTES AS o",
+        "SELECT * EXCEPT (id) FROM orders QUALIFY row_number() OVER (ORDER BY id) = 1",
+        "SELECT * FROM read_stream('orders', skipChangeCommits => true)",
+    ):
+        given: dict[str, object] = {"frame": frame} if "{frame}" in text else {}
+        if ":place" in text:
+            given = {"args": {"place": "shop.orders", "least": 1}}
+        df, evaluation = world.evaluate(
+            lambda text=text, given=given: spark.sql(text, **given),
+            orders="id BIGINT, ts TIMESTAMP",
+        )
+        assert evaluation.inputs == {"main.shop.orders"}, text
+        assert evaluation.external == [], text
+        df.schema  # noqa: B018 (Spark analyses here)
+
+
+def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
+    world: World, spark: SparkSession
+):
+    columns = {"orders": "total STRING, quantity STRING"}
+    rows = [("10", "4"), ("1", "x"), ("1", "0")]
+    frame = spark.createDataFrame(rows, "total STRING, quantity STRING")
+    divided: list[Any] = [
+        lambda: spark.read.table("orders").selectExpr("total / quantity AS price"),
+        lambda: spark.sql("SELECT total / quantity AS price FROM STREAM orders"),
+        lambda: spark.createDataFrame(rows, ["total", "quantity"]).select(
+            (F.col("total") / F.col("quantity")).alias("price")
+        ),
+        lambda: spark.sql("SELECT total / quantity AS price FROM {frame}", frame=frame),
+    ]
+    found = [world.evaluate(function, **columns) for function in divided]
+    assert [df.schema.simpleString() for df, _ in found] == ["struct<price:double>"] * 4
+    assert all(evaluation.is_lenient for _, evaluation in found)
+    for df, _ in found[2:]:
+        assert [row["price"] for row in df.collect()] == [2.5, None, None]
+        assert df._jdf.sparkSession().equals(spark._jsparkSession)
+    strict, evaluation = world.evaluate(lambda: spark.sql("SELECT 1 / int('0') AS x"), **columns)
+    assert not evaluation.is_lenient
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        strict.collect()
+    with pytest.raises(PenstockError) as error:
+        world.evaluate(lambda: spark.sql("SELECT array(1) / 2"), **columns)
+    assert error.value.condition == "QUERY_INVALID"
+    world.configuration["spark.sql.ansi.enabled"] = "true"  # somebody has chosen
+    with pytest.raises(PenstockError, match="BINARY_OP_WRONG_TYPE"):
+        world.evaluate(divided[0], **columns)
+
+
+def test_ansi_mode_is_left_by_the_query_alone_that_needs_it(world: World, spark: SparkSession):
+    # Each of the two calculates with texts, or casts one that is no number.
+    text, cast = "total / quantity AS price", "CAST(quantity AS INT) AS number"
+    rows = "(SELECT '10' AS total, concat('x', id) AS quantity FROM range(1))"
+
+    def view(columns: str) -> Flow:
+        query = f"SELECT *, {columns} FROM {rows}"
+        return Flow(name="v", target="v", function=lambda: spark.sql(query), origin=HERE)
+
+    df, evaluation = world.evaluate(
+        lambda: spark.sql(f"SELECT price, {cast} FROM v"), view=view(text)
+    )
+    assert not evaluation.is_lenient
+    assert df.select("price").collect()[0].price is None
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        df.select("number").collect()
+    df, evaluation = world.evaluate(
+        lambda: spark.read.table("v").selectExpr("number", text), view=view(cast)
+    )
+    assert evaluation.is_lenient
+    assert df.select("price").collect()[0].price is None
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        df.select("number").collect()
+    assert df._jdf.sparkSession().equals(spark._jsparkSession)
+
+
+def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(
+    world: World, spark: SparkSession
+):
+    world.configuration["shop.source_path"] = "/data"
+    with world.outside():
+        assert spark.conf.get("spark.sql.sources.partitionOverwriteMode") == "STATIC"
+        assert spark.conf.get("nobody.knows", "mine") == "mine"
+        assert spark.conf.get("nobody.knows", None) is None
+        with pytest.raises(DefinitionError) as caught:
+            spark.conf.get("shop.source_pth")
+    assert caught.value.condition == "CONFIGURATION_MISSING"
+    assert caught.value.origin is not None
+    assert caught.value.origin.file.endswith("test_reader_hooks.py")
+    assert "did you mean 'shop.source_path'?" in str(caught.value.hint)
+
+
+def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
+    world: World, spark: SparkSession
+):
+    def query() -> DataFrame:
+        return spark.sql("""
+            WITH raw AS (SELECT '{"a": {"b c": [5, 6]}, "id": 7, "type": "x"}' AS v)
+            SELECT r.v:a['b c'][1], v:id::int AS id, upper(v:type) AS t, v:missing,
+                   (SELECT max(v:id) FROM raw) AS top
+            FROM raw r WHERE v:type = 'x'
+        """)
+
+    df, _ = world.evaluate(query)
+    row = df.first()
+    assert row is not None
+    assert tuple(row) == ("6", 7, "X", None, "7")
+    assert df.columns[1:] == ["id", "t", "missing", "top"]
