@@ -12,9 +12,9 @@ from pathlib import Path
 
 from penstock._analysis.analysis import Survey, survey
 from penstock._analysis.assumptions import Assumptions
-from penstock._analysis.evaluation import Evaluator, OutsideReads
+from penstock._analysis.evaluation import Evaluator, ExternalReads
 from penstock._graph.index import DefinitionIndex, build_index
-from penstock._launch import execute, project_session, surroundings
+from penstock._launch import execute, project_session, read_context
 from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
@@ -235,13 +235,13 @@ def opened_project(
         project_session(settings) as spark,
         contextlib.closing(Assumptions(spark)) as assumptions,
     ):
-        around = surroundings(settings, spark, assumptions=assumptions)
+        context = read_context(settings, spark, assumptions=assumptions)
         for _ in range(_MOST_ROUNDS):
-            reads = OutsideReads(spark, around)
+            reads = ExternalReads(spark, context)
             with missing_values_assumed(assumptions.setting):
-                loaded = execute(settings, spark, around, load_sources, reads)
+                loaded = execute(settings, spark, context, load_sources, reads)
             index = build_index(loaded.definition, settings)
-            seen = survey(spark, index, around, evaluator)
+            seen = survey(spark, index, context, evaluator)
             # What files read while they are loaded, no flow reads: learnt from here.
             if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
                 break
@@ -261,7 +261,7 @@ def opened_project(
             loaded=loaded,
             index=index,
             survey=seen,
-            notes=(*notes, *around.notes),
+            notes=(*notes, *context.notes),
             assumed_settings=dict(assumptions.settings),
             servers=_elsewhere(assumptions),
             guessing=frozenset(reads.guessing).union(absent.values()),

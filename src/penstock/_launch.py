@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock._api.modules import installed_modules
 from penstock._analysis.analysis import analyse
 from penstock._analysis.assumptions import Assumptions
-from penstock._analysis.evaluation import Evaluator, OutsideReads
+from penstock._analysis.context import ReadContext
+from penstock._analysis.evaluation import Evaluator, ExternalReads
+from penstock._analysis.external_tables import ExternalTables
+from penstock._analysis.reader_hooks import redirected
+from penstock._analysis.table_sources import DeltaSource
+from penstock._api.modules import installed_modules
 from penstock._execution.file_states import FileStates
 from penstock._execution.flow_state import StateStore, check_migration
-from penstock._analysis.external_tables import OutsideTables
-from penstock._analysis.reader_hooks import redirected
-from penstock._analysis.context import Surroundings
-from penstock._analysis.table_sources import DeltaSource
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex, build_index
@@ -169,7 +169,7 @@ def open_pipeline(
     with project_session(settings, leases, update_id=update_id) as spark:
         layout = StorageLayout(settings.storage)
         state = state_store(settings, spark)
-        context = surroundings(settings, spark, state=state)
+        context = read_context(settings, spark, state=state)
         declared = execute(settings, spark, context, load_definitions)
         if edit is not None:
             declared = edit(declared)
@@ -253,9 +253,9 @@ def project_session(
 def execute(
     settings: PipelineSettings,
     spark: "SparkSession",
-    context: Surroundings,
+    context: ReadContext,
     load: Callable[..., Loaded],
-    reads: OutsideReads | None = None,
+    reads: ExternalReads | None = None,
 ) -> Loaded:
     """Execute the source files of a pipeline.
 
@@ -266,7 +266,7 @@ def execute(
         load: `load_definitions`, or `load_sources` to continue after errors.
         reads: Carries out what the files read meanwhile; `None` = new ones.
     """
-    with redirected(reads or OutsideReads(spark, context)):
+    with redirected(reads or ExternalReads(spark, context)):
         return load(
             settings, namespace=notebook_globals(spark, settings, map_path=context.map_path)
         )
@@ -277,13 +277,13 @@ def state_store(settings: PipelineSettings, spark: "SparkSession") -> StateStore
     return StateStore(StorageFiles(spark), StorageLayout(settings.storage).state_dir)
 
 
-def surroundings(
+def read_context(
     settings: PipelineSettings,
     spark: "SparkSession",
     *,
     state: StateStore | None = None,
     assumptions: "Assumptions | None" = None,
-) -> Surroundings:
+) -> ReadContext:
     """What reads of the pipeline's code need to know.
 
     Args:
@@ -295,8 +295,8 @@ def surroundings(
     layout = StorageLayout(settings.storage)
     notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or state_store(settings, spark))
-    return Surroundings(
-        outside=OutsideTables(
+    return ReadContext(
+        outside=ExternalTables(
             spark, settings.tables, layout, catalog=settings.catalog, schema=settings.schema
         ),
         map_path=path_mapping(settings, notes),

@@ -142,7 +142,7 @@ class _SparkWithoutJvm:
 def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypatch):
     from penstock._analysis.analysis import analyse
     from penstock._graph.index import build_index
-    from penstock._launch import surroundings
+    from penstock._launch import read_context
     from penstock._plan.explain import explain_text
     from penstock._plan.planner import Wishes, make_plan
 
@@ -156,7 +156,7 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
     with installed_modules():
         definition = load_definitions(settings, namespace={"spark": spark})
         index = build_index(definition, settings)
-        graph = analyse(spark, index, surroundings(settings, spark))
+        graph = analyse(spark, index, read_context(settings, spark))
     assert explain_text(graph, make_plan(graph, Wishes()))
 
 

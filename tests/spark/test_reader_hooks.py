@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock._analysis.evaluation import Evaluator, OutsideReads
-from penstock._execution.file_states import MemoryStates
-from penstock._analysis.external_tables import OutsideTables
+from penstock._analysis.context import ReadContext
+from penstock._analysis.evaluation import Evaluator, ExternalReads
+from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.reader_hooks import redirected
-from penstock._analysis.context import Surroundings
 from penstock._analysis.table_sources import SchemaSource
+from penstock._execution.file_states import MemoryStates
 from penstock._graph.index import build_index
 from penstock._model.dataset import Dataset, DatasetKind
 from penstock._model.flow import Flow
@@ -47,9 +47,9 @@ class World:
         self.configuration: dict[str, str] = {}
         self.layout = StorageLayout((root / "storage").as_uri())
 
-    def around(self) -> Surroundings:
-        return Surroundings(
-            outside=OutsideTables(
+    def context(self) -> ReadContext:
+        return ReadContext(
+            outside=ExternalTables(
                 self.spark, self.tables, self.layout, catalog="main", schema="shop"
             ),
             map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
@@ -72,7 +72,7 @@ class World:
         return OpenedSource(df, name="files")
 
     def outside(self) -> Any:
-        return redirected(OutsideReads(self.spark, self.around()))
+        return redirected(ExternalReads(self.spark, self.context()))
 
     def evaluate(
         self, function: Any, view: Flow | None = None, **datasets: str
@@ -98,7 +98,7 @@ class World:
         for name, ddl in datasets.items():
             source.schemas[f"main.shop.{name}"] = self.spark.createDataFrame([], ddl).schema
         try:
-            evaluator = Evaluator(self.spark, index, source, self.around())
+            evaluator = Evaluator(self.spark, index, source, self.context())
             flow = Flow(name="f", target="f", function=function, origin=HERE)
             return evaluator.evaluate(flow)
         finally:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from update_project import Project
 
-from penstock._api.registry import Registry, registration
 from penstock._analysis.analysis import analyse
+from penstock._api.registry import Registry, registration
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import build_index
-from penstock._launch import surroundings
+from penstock._launch import read_context
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
@@ -46,7 +46,7 @@ def analysed(spark, tmp_path: Path, monkeypatch):
             name="sql", storage=tmp_path.as_uri(), root=str(tmp_path), catalog="main", schema="shop"
         )
         index = build_index(registry.build(), settings)
-        return analyse(spark, index, surroundings(settings, spark))
+        return analyse(spark, index, read_context(settings, spark))
 
     return run
 

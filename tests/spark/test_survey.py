@@ -9,12 +9,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import penstock as dp
-from penstock._api.registry import Registry, registration
 from penstock._analysis.analysis import Survey, survey
 from penstock._analysis.assumptions import Assumptions
+from penstock._analysis.context import ReadContext
+from penstock._analysis.external_tables import ExternalTables
+from penstock._api.registry import Registry, registration
 from penstock._execution.file_states import MemoryStates
-from penstock._analysis.external_tables import OutsideTables
-from penstock._analysis.context import Surroundings
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout
@@ -30,8 +30,8 @@ def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[],
         with registration(registry):
             declare()
         settings = PipelineSettings(name="p", storage=tmp_path.as_uri(), root=str(tmp_path))
-        around = Surroundings(
-            outside=OutsideTables(
+        context = ReadContext(
+            outside=ExternalTables(
                 spark,
                 {},
                 StorageLayout(tmp_path.as_uri()),
@@ -41,7 +41,7 @@ def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[],
             memories=MemoryStates().store,
             assumptions=assumptions,
         )
-        return survey(spark, build_index(registry.build(), settings), around)
+        return survey(spark, build_index(registry.build(), settings), context)
 
     yield run
     assumptions.close()

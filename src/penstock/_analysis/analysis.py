@@ -12,16 +12,16 @@ from pyspark.sql.types import StructType
 from penstock._analysis.assumptions import AssumedSource, reachable
 from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError
 from penstock._analysis.cdc import CdcAwareSource, check_declared, event_shape
-from penstock._analysis.sinks import checked_options, column_types, note_endpoints, with_sink_facts
-from penstock._analysis.snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._analysis.column_lineage import column_lineage
+from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.late_rows import check_late_rows
 from penstock._analysis.missing_sources import NOTHING_THERE, files_name
 from penstock._analysis.output_modes import choose_output_mode
 from penstock._analysis.replacing import window_of
+from penstock._analysis.sinks import checked_options, column_types, note_endpoints, with_sink_facts
+from penstock._analysis.snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._analysis.state_growth import growing_state
-from penstock._analysis.context import Evaluation, Surroundings
 from penstock._analysis.table_columns import check_columns, check_identity
 from penstock._analysis.text_numbers import text_numbers
 from penstock._graph.build import build_graph, cycle_error
@@ -80,7 +80,7 @@ class _UpstreamFailedError(Exception):
 def analyse(
     spark: SparkSession,
     index: DefinitionIndex,
-    around: Surroundings,
+    context: ReadContext,
     evaluator: Callable[..., Evaluator] = Evaluator,
     *,
     selected: Collection[str] | None = None,
@@ -93,7 +93,7 @@ def analyse(
     Args:
         spark: Classic session.
         index: The declarations.
-        around: What reads need to know.
+        context: What reads need to know.
         evaluator: Makes what calls the query functions, as `Evaluator` is made.
         selected: Keys of datasets and names of sinks that must be sound; `None` = all.
         keeps_refused: Flows that cannot run as streams are in the graph, with the reason, instead
@@ -104,7 +104,7 @@ def analyse(
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around, evaluator, keeps_refused=keeps_refused)
+        analysis = _Analysis(spark, index, source, context, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
         return build_graph(with_sink_facts(index), analysis.found, analysis.all_errors(), selected)
     finally:
@@ -114,7 +114,7 @@ def analyse(
 def survey(
     spark: SparkSession,
     index: DefinitionIndex,
-    around: Surroundings,
+    context: ReadContext,
     evaluator: Callable[..., Evaluator] = Evaluator,
 ) -> Survey:
     """Analyse every flow of a pipeline, with assumptions about what is not here. Never raises.
@@ -122,12 +122,12 @@ def survey(
     Args:
         spark: Classic session.
         index: The declarations.
-        around: With assumptions.
+        context: With assumptions.
         evaluator: Makes what calls the query functions, as `Evaluator` is made.
     """
     source = CdcAwareSource(index)
     try:
-        analysis = _Analysis(spark, index, source, around, evaluator)
+        analysis = _Analysis(spark, index, source, context, evaluator)
         # What a flow learns about a source makes flows stale that were analysed before.
         while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
             analysis.everything()
@@ -144,8 +144,8 @@ def survey(
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
         except DefinitionError as wrong:
             errors = (wrong,)
-        note_endpoints(index, around)
-        assumptions = around.assumptions
+        note_endpoints(index, context)
+        assumptions = context.assumptions
         return Survey(
             analyses=analysis.found,
             errors=errors,
@@ -164,7 +164,7 @@ class _Analysis:
         spark: SparkSession,
         index: DefinitionIndex,
         source: CdcAwareSource,
-        around: Surroundings,
+        context: ReadContext,
         evaluator: Callable[..., Evaluator] = Evaluator,
         *,
         keeps_refused: bool = False,
@@ -176,9 +176,9 @@ class _Analysis:
         self.table_errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
-        self._assumptions = around.assumptions
-        self._resolve_secrets = around.resolve_secrets
-        self._evaluator = evaluator(spark, index, source, around)
+        self._assumptions = context.assumptions
+        self._resolve_secrets = context.resolve_secrets
+        self._evaluator = evaluator(spark, index, source, context)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
 

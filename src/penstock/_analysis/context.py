@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock._analysis.assumptions import Assumptions
-from penstock._analysis.external_tables import OutsideTables
+from penstock._analysis.external_tables import ExternalTables
 from penstock._model.redaction import remember_named
 from penstock.sources.base import OpenedSource, Position
 from penstock.sources.files.opening import OpenedFiles
@@ -68,7 +68,7 @@ class Memories(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ReadContext:
     """What reads need to know of the world around the pipeline.
 
     Attributes:
@@ -82,7 +82,7 @@ class Surroundings:
         notes: What was decided about paths, one sentence each, in the order of the reads.
     """
 
-    outside: OutsideTables
+    outside: ExternalTables
     map_path: Callable[[str], str] = str
     resolve_secrets: Callable[[str], str] = str
     memories: Memories

@@ -14,13 +14,13 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from penstock._api.reading import DatasetReader, reading
 from penstock._analysis import ansi_fallback, file_metadata, sql_names
 from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError, user_code
+from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.missing_sources import format_option, require_files_beside_hints
 from penstock._analysis.reader_hooks import (
     Reader,
-    install_redirection,
+    install_reader_hooks,
     own_read,
     reader_format,
     reader_options,
@@ -29,9 +29,9 @@ from penstock._analysis.reader_hooks import (
     redirected,
 )
 from penstock._analysis.sql_names import Found, FunctionCall, RelationReference, rewrite_names
-from penstock._analysis.context import Evaluation, Surroundings
 from penstock._analysis.table_functions import FunctionReaders, call_function
 from penstock._analysis.table_sources import SchemaSource, TableSource
+from penstock._api.reading import DatasetReader, reading
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
@@ -52,36 +52,36 @@ _WITHOUT_EFFECT = re.compile(
 )
 
 
-class OutsideReads:
+class ExternalReads:
     """Reads of code that runs while source files are loaded: nothing is declared yet.
 
     Args:
         spark: Classic session of the pipeline.
-        around: See `Surroundings`.
+        context: See `ReadContext`.
 
     Attributes:
         guessing: Names of the sources that were stood in for, by the file that reads them.
     """
 
-    def __init__(self, spark: SparkSession, around: Surroundings) -> None:
+    def __init__(self, spark: SparkSession, context: ReadContext) -> None:
         self.guessing: dict[str, list[str]] = {}
         self._spark = spark
-        self._around = around
+        self._context = context
         self._functions = FunctionReaders(
             files=self._read_files,
             changes=lambda name, options: self._spark.read.options(**options).table(name),
             stream=lambda name, options: self._spark.readStream.options(**options).table(name),
-            events=around.events,
+            events=context.events,
         )
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """See `Redirect.table`."""
         self.record(f"table {name.replace('`', '')}")
-        found = self._around.outside.find(name)
+        found = self._context.outside.find(name)
         try:
             if found is not None:
-                return self._around.outside.read(found, reader, name)
-            if self._around.assumptions is None:
+                return self._context.outside.read(found, reader, name)
+            if self._context.assumptions is None:
                 return None
             with own_read():
                 return reader.table(name)
@@ -101,9 +101,9 @@ class OutsideReads:
         """See `Redirect.load`."""
         source = source_of(reader_format(reader))
         is_stream = isinstance(reader, DataStreamReader)
-        options = source.map_options(self._around.resolved(reader_options(reader)), self.map_path)
-        if self._around.assumptions is not None:
-            self._around.assumptions.servers |= dict.fromkeys(source.endpoints(options))
+        options = source.map_options(self._context.resolved(reader_options(reader)), self.map_path)
+        if self._context.assumptions is not None:
+            self._context.assumptions.servers |= dict.fromkeys(source.endpoints(options))
         options = source.check_options(options, is_stream=is_stream)
 
         def loaded(wanted: Mapping[str, str]) -> DataFrame:
@@ -129,19 +129,19 @@ class OutsideReads:
     def _described(self, read: Read) -> Read:
         """With whose read it is, and what its source remembers."""
         return replace(
-            read, is_analysis=True, memory=partial(self._around.memories, "", analysis=True)
+            read, is_analysis=True, memory=partial(self._context.memories, "", analysis=True)
         )
 
     def _opened(self, source: Source, read: Read) -> DataFrame:
         try:
-            if self._around.assumptions is not None and read.schema is None:
+            if self._context.assumptions is not None and read.schema is None:
                 require_files_beside_hints(read.options, read.paths)
             with own_read():
                 opened = source.open(read)
         except (PenstockError, AnalysisException, Py4JJavaError) as error:
             if isinstance(error, PenstockError):
                 error.origin = error.origin or capture_origin()
-            if self._around.assumptions is None:
+            if self._context.assumptions is None:
                 raise
             return self._stand_in(
                 source.describe(read),
@@ -159,7 +159,7 @@ class OutsideReads:
         """Remember a source that was opened; outside of flows it is forgotten."""
 
     def _assume(self, reader: Reader, what: str, error: Exception) -> DataFrame:
-        if self._around.assumptions is None:
+        if self._context.assumptions is None:
             raise error
         return self._stand_in(
             what,
@@ -171,10 +171,10 @@ class OutsideReads:
         )
 
     def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
-        assert self._around.assumptions is not None
+        assert self._context.assumptions is not None
         self.assumed(what)
         with own_read():
-            return self._around.assumptions.frame(what, error, **reader)
+            return self._context.assumptions.frame(what, error, **reader)
 
     def assumed(self, what: str) -> None:
         """Remember that a source was stood in for."""
@@ -182,7 +182,7 @@ class OutsideReads:
 
     def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A function in which tables and paths are found as in source files."""
-        outside = OutsideReads(self._spark, self._around)
+        outside = ExternalReads(self._spark, self._context)
 
         def call(*arguments: Any) -> None:
             with redirected(outside):
@@ -196,9 +196,9 @@ class OutsideReads:
         Raises:
             DefinitionError: `CONFIGURATION_MISSING`.
         """
-        if self._around.assumptions is not None:
-            return self._around.assumptions.setting(key)
-        near = difflib.get_close_matches(key, self._around.configuration, n=1)
+        if self._context.assumptions is not None:
+            return self._context.assumptions.setting(key)
+        near = difflib.get_close_matches(key, self._context.configuration, n=1)
         raise DefinitionError(
             "CONFIGURATION_MISSING",
             f"the setting {key!r} is read, but nobody has set it",
@@ -209,23 +209,23 @@ class OutsideReads:
 
     def map_path(self, path: str) -> str:
         """See `Redirect.map_path`."""
-        return self._around.map_path(path)
+        return self._context.map_path(path)
 
     def record(self, what: str) -> None:
         """See `Redirect.record`; nothing asks for it while source files are loaded."""
 
     def table_exists(self, name: str) -> bool | None:
         """See `Redirect.table_exists`."""
-        return True if self._around.outside.find(name) is not None else None
+        return True if self._context.outside.find(name) is not None else None
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""
-        found = self._around.outside.find(name)
+        found = self._context.outside.find(name)
         return found.path if found is not None and found.format == "delta" else None
 
     def new_table(self, name: str) -> str:
         """See `Redirect.new_table`."""
-        return self._around.outside.place_of(name)
+        return self._context.outside.place_of(name)
 
     # -- SQL -----------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class OutsideReads:
         self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
     ) -> DataFrame:
         source = source_of("cloudfiles")
-        options = source.map_options(self._around.resolved(options), self.map_path)
+        options = source.map_options(self._context.resolved(options), self.map_path)
         read = Read(
             spark=self._spark,
             format="cloudfiles",
@@ -301,7 +301,7 @@ class OutsideReads:
         return self._opened(source, self._described(read))
 
 
-class Evaluator(OutsideReads, DatasetReader):
+class Evaluator(ExternalReads, DatasetReader):
     """Evaluates query functions against a source of tables.
 
     Used on several threads at once; each evaluation belongs to one thread.
@@ -310,7 +310,7 @@ class Evaluator(OutsideReads, DatasetReader):
         spark: Classic session of the pipeline.
         index: Declarations by name.
         source: Stand-ins or real tables.
-        around: See `Surroundings`.
+        context: See `ReadContext`.
 
     Attributes:
         index: As given.
@@ -322,9 +322,9 @@ class Evaluator(OutsideReads, DatasetReader):
         spark: SparkSession,
         index: DefinitionIndex,
         source: TableSource,
-        around: Surroundings,
+        context: ReadContext,
     ) -> None:
-        super().__init__(spark, around)
+        super().__init__(spark, context)
         self.index = index
         self.evaluations: dict[str, Evaluation] = {}
         self._source = source
@@ -335,7 +335,7 @@ class Evaluator(OutsideReads, DatasetReader):
         self._defaults: ContextVar[tuple[str, str] | None] = ContextVar(
             "penstock_sql_defaults", default=None
         )
-        install_redirection()
+        install_reader_hooks()
 
     def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
         """Call a flow's query function.
@@ -360,7 +360,7 @@ class Evaluator(OutsideReads, DatasetReader):
                 return move(df), evaluation
         except PenstockError as error:
             # Assumed types may be the reason: the analysis learns better ones first.
-            if self._around.assumptions is not None or not self._may_relax(flow, error):
+            if self._context.assumptions is not None or not self._may_relax(flow, error):
                 raise
             try:
                 found = self._call_leniently(flow, position)
@@ -371,7 +371,7 @@ class Evaluator(OutsideReads, DatasetReader):
 
     def relax(self, flow: Flow, error: PenstockError) -> bool:
         """Whether calling the function again without ANSI mode may help; it is called so then."""
-        has_guessed = self._around.assumptions and self._around.assumptions.sources
+        has_guessed = self._context.assumptions and self._context.assumptions.sources
         if has_guessed or flow.name in self._lenient or not self._may_relax(flow, error):
             return False
         self._lenient.add(flow.name)
@@ -379,7 +379,7 @@ class Evaluator(OutsideReads, DatasetReader):
 
     def _may_relax(self, flow: Flow, error: PenstockError) -> bool:
         readers = [self.index.flows.get(name, flow) for name, _ in self._stack.get()]
-        settings = [self._around.configuration, *(one.spark_conf for one in (*readers, flow))]
+        settings = [self._context.configuration, *(one.spark_conf for one in (*readers, flow))]
         has_chosen = any(ansi_fallback.ANSI in each for each in settings)
         return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
 
@@ -451,7 +451,7 @@ class Evaluator(OutsideReads, DatasetReader):
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
         """The dataset that an incomplete name means, if there is no table of that name."""
         dataset = self.index.find_by_end(name)
-        if dataset is None or self._around.outside.find(name) is not None:
+        if dataset is None or self._context.outside.find(name) is not None:
             return None
         # What a table is made of is another table, whatever its name.
         if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
@@ -524,7 +524,7 @@ class Evaluator(OutsideReads, DatasetReader):
         dataset = self._find(name)
         if dataset is None:
             return super().table_exists(name)
-        return self._around.outside.find(str(dataset.name)) is not None
+        return self._context.outside.find(str(dataset.name)) is not None
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""
@@ -540,7 +540,7 @@ class Evaluator(OutsideReads, DatasetReader):
             flow=flow,
             is_analysis=is_analysis,
             position=evaluation.position,
-            memory=partial(self._around.memories, flow, analysis=is_analysis),
+            memory=partial(self._context.memories, flow, analysis=is_analysis),
         )
 
     def note(self, opened: OpenedSource) -> None:

@@ -31,7 +31,7 @@ _BY_SUFFIX = {
 _CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
 
 
-class OutsideTables:
+class ExternalTables:
     """Finds and reads tables from outside of the pipeline. Used on several threads.
 
     Args:

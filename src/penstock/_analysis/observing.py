@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from penstock._analysis.context import Evaluation
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.query_facts import query_facts
 from penstock._analysis.reader_hooks import (
@@ -22,7 +23,6 @@ from penstock._analysis.reader_hooks import (
     reader_options,
     reader_schema,
 )
-from penstock._analysis.context import Evaluation
 from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin

@@ -5,8 +5,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.context import Evaluation
+from penstock._analysis.evaluation import Evaluator
 from penstock._model.flow import Flow
 from penstock._spark.plans import analyzed
 from penstock.sources.base import NOWHERE, Position

@@ -81,7 +81,7 @@ _inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
 @contextlib.contextmanager
 def redirected(redirect: Redirect) -> Iterator[None]:
     """Let reads of this context go through `redirect`."""
-    install_redirection()
+    install_reader_hooks()
     token = _active.set(redirect)
     try:
         yield
@@ -147,7 +147,7 @@ def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def install_redirection() -> None:
+def install_reader_hooks() -> None:
     """Wrap the readers of classic PySpark; once per process, idempotent."""
     # PySpark prints every failed analysis with its whole stack; the error that we raise says it.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
-from penstock._analysis.context import Surroundings, resolved_options
+from penstock._analysis.context import ReadContext, resolved_options
 from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
@@ -25,15 +25,15 @@ def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
     )
 
 
-def note_endpoints(index: DefinitionIndex, around: Surroundings) -> None:
+def note_endpoints(index: DefinitionIndex, context: ReadContext) -> None:
     """Remember what sinks connect to, where a project is checked that lives elsewhere."""
     for sink in index.sinks.values():
         system = sink_of(sink.format)
         # A path that cannot be mapped is an error of a run, which says where it is written.
         with contextlib.suppress(PenstockError):
-            options = system.map_options(sink.options, around.map_path)
-            if around.assumptions is not None:
-                around.assumptions.servers |= dict.fromkeys(system.endpoints(options))
+            options = system.map_options(sink.options, context.map_path)
+            if context.assumptions is not None:
+                context.assumptions.servers |= dict.fromkeys(system.endpoints(options))
 
 
 def checked_options(

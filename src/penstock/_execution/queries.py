@@ -11,9 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.late_rows import LateRowFinder
+from penstock._analysis.table_sources import DeltaSource, StreamStarts
 from penstock._execution.admission import BatchAdmission
 from penstock._execution.damage_check import DamageCheck
-from penstock._analysis.evaluation import Evaluator
 from penstock._execution.flow_conf import FlowConfs
 from penstock._execution.flow_state import (
     FlowState,
@@ -23,12 +25,10 @@ from penstock._execution.flow_state import (
     check_state,
 )
 from penstock._execution.lag_probe import LagProbe
-from penstock._analysis.late_rows import LateRowFinder
 from penstock._execution.listener import ProgressListener
 from penstock._execution.running import RunningQuery
-from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.sink_writers import SinkWriters
-from penstock._analysis.table_sources import DeltaSource, StreamStarts
+from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode

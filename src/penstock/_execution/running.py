@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._execution.lag_probe import FlowLag
 from penstock._analysis.late_rows import dropped_by_watermark
+from penstock._execution.lag_probe import FlowLag
 from penstock._execution.listener import QueryWatcher, backlog_records, written_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (

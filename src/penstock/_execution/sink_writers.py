@@ -7,9 +7,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.sinks import checked_options, column_types
 from penstock._execution.listener import WRITTEN
 from penstock._execution.running import RunningQuery
-from penstock._analysis.sinks import checked_options, column_types
 from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._analysis.cdc import event_shape, tombstone_seconds
-from penstock._execution.flow_state import FlowState
 from penstock._analysis.replacing import Window, window_of
+from penstock._execution.flow_state import FlowState
 from penstock._execution.replay_check import check_replay
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
@@ -39,7 +39,6 @@ from penstock._tables.decision import DecisionFile
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
-from penstock._tables.refused_rows import FindLateRows
 from penstock._tables.layout import StorageLayout, TableRef
 from penstock._tables.log_scan import append_only_start
 from penstock._tables.prepare import (
@@ -52,6 +51,7 @@ from penstock._tables.prepare import (
     table_state,
 )
 from penstock._tables.quarantine_replay import QuarantineReplay
+from penstock._tables.refused_rows import FindLateRows
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from penstock._check import OpenedProject, opened_project
 from penstock._analysis.observing import Observations, ObservingEvaluator
+from penstock._check import OpenedProject, opened_project
 from penstock._lint.catalogue import RULES
 from penstock._lint.datasets import findings_of_dataset
 from penstock._lint.finding import Finding

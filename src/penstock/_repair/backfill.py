@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock._repair.backfill_run import BackfillRun, Counts, Decision
 from penstock._execution.tables import Commit
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
+from penstock._repair.backfill_run import BackfillRun, Counts, Decision
 from penstock._repair.recording import recording
 from penstock._spark.plans import has_state
 from penstock._tables.checkpoint_files import Checkpoint, checkpoints

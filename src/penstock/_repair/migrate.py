@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock._execution.flow_state import FlowState, state_of
-from penstock._repair.shadow import Shadow
 from penstock._execution.tables import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
@@ -39,6 +38,7 @@ from penstock._repair.migration_record import (
     migration_of,
 )
 from penstock._repair.recording import Record, recording
+from penstock._repair.shadow import Shadow
 from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point

@@ -12,9 +12,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.table_sources import DeltaSource
 from penstock._execution.flow_state import FlowState, StateStore
 from penstock._execution.queries import EngineContext, SparkEngine
-from penstock._analysis.table_sources import DeltaSource
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.flow import OutputMode

@@ -37,7 +37,7 @@ def _wait(seconds: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseSurroundings:
+class LeaseEnvironment:
     """The machine, so that a test can replace it.
 
     Attributes:
@@ -78,7 +78,7 @@ class Lease:
         path: Path,
         *,
         holder: Mapping[str, str],
-        surroundings: LeaseSurroundings | None = None,
+        environment: LeaseEnvironment | None = None,
     ) -> Self:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 
@@ -89,12 +89,12 @@ class Lease:
             path: The file; made if it is missing, with its folders. Never removed.
             holder: What else to write into the file, such as the pipeline's name. No secrets. A
                 `command` replaces the program and subcommand that are recorded otherwise.
-            surroundings: The machine.
+            environment: The machine.
 
         Raises:
             SetupError: LEASE_HELD, LEASE_LEFTOVER or LEASE_UNAVAILABLE.
         """
-        machine = surroundings or LeaseSurroundings()
+        machine = environment or LeaseEnvironment()
         began = machine.clock.monotonic()
         while True:
             fd = _open(path)

@@ -13,8 +13,13 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import Begun, FencedTable
-from penstock._tables.refused_rows import FindLateRows, LateCounts, as_quarantine_rows, count_refused
 from penstock._tables.move_files import renames_cheaply
+from penstock._tables.refused_rows import (
+    FindLateRows,
+    LateCounts,
+    as_quarantine_rows,
+    count_refused,
+)
 from penstock._tables.schema import plain_schema
 from penstock._tables.staging import (
     StagedFiles,

@@ -19,8 +19,8 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import size_in_bytes
 from penstock._tables.fenced import Begun
-from penstock._tables.refused_rows import FindLateRows
 from penstock._tables.layout import TableRef
+from penstock._tables.refused_rows import FindLateRows
 from penstock._tables.row_files import Written
 from penstock._tables.staging import StagedFiles, count_rows, data_columns
 from penstock._tables.writer import Batch, FlowWriter

@@ -22,12 +22,12 @@ from penstock._tables.decision import BatchDecision, DecisionFile, QuarantineFil
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import Begun, FencedTable
 from penstock._tables.kill_points import is_switched_off, kill_point
+from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
+from penstock._tables.move_files import delete_files, move_files
 from penstock._tables.refused_rows import (
     FindLateRows,
     LateCounts,
 )
-from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
-from penstock._tables.move_files import delete_files, move_files
 from penstock._tables.row_files import RowFiles, Strategy, Written
 from penstock._tables.schema import conform, has_identity, is_identity, plain_schema
 from penstock._tables.staging import (

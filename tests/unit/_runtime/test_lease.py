@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._runtime.lease import Lease, LeaseSurroundings
+from penstock._runtime.lease import Lease, LeaseEnvironment
 from penstock._runtime.ports import ProcessInfo
 from penstock._runtime.system import SystemProcesses
 from penstock.errors import SetupError
@@ -64,9 +64,9 @@ class Machine:
     def look_up(self, pid):
         return self._processes.get(pid)
 
-    def surroundings(self):
+    def environment(self):
         processes = SystemProcesses() if self._processes is None else self
-        return LeaseSurroundings(clock=self, processes=processes, wait=self.wait)
+        return LeaseEnvironment(clock=self, processes=processes, wait=self.wait)
 
 
 def test_second_holder_is_refused_with_the_pid_in_under_a_second(tmp_path, hold):
@@ -119,7 +119,7 @@ def test_zombie_counts_as_dead_when_nobody_has_reaped_the_holder(tmp_path, hold)
     first.kill()
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
     with pytest.raises(SetupError) as caught:
-        Lease.acquire(tmp_path / "lock", holder=HOLDER, surroundings=Machine().surroundings())
+        Lease.acquire(tmp_path / "lock", holder=HOLDER, environment=Machine().environment())
     assert caught.value.condition == "LEASE_LEFTOVER"
 
 
@@ -129,7 +129,7 @@ def test_leftover_is_named_when_it_outlives_the_wait(tmp_path, hold):
     first.wait()
     machine = Machine()
     with pytest.raises(SetupError) as caught:
-        Lease.acquire(tmp_path / "lock", holder=HOLDER, surroundings=machine.surroundings())
+        Lease.acquire(tmp_path / "lock", holder=HOLDER, environment=machine.environment())
     assert caught.value.condition == "LEASE_LEFTOVER"
     assert f"process {first.pid}" in caught.value.message
     assert "JVM" in caught.value.message
@@ -142,16 +142,16 @@ def test_reused_pid_does_not_count_as_the_holder(tmp_path, hold):
     first.wait()
     record = json.loads((tmp_path / "lock").read_text())
     assert isinstance(record["process_started"], int)
-    surroundings = {
+    environment = {
         "reused": {first.pid: ProcessInfo(pid=first.pid, started=record["process_started"] + 1)},
         "the same": {first.pid: ProcessInfo(pid=first.pid, started=record["process_started"])},
         "unknown": {first.pid: ProcessInfo(pid=first.pid)},
     }
     conditions = {}
-    for name, processes in surroundings.items():
+    for name, processes in environment.items():
         with pytest.raises(SetupError) as caught:
             Lease.acquire(
-                tmp_path / "lock", holder=HOLDER, surroundings=Machine(processes).surroundings()
+                tmp_path / "lock", holder=HOLDER, environment=Machine(processes).environment()
             )
         conditions[name] = caught.value.condition
     assert conditions == {
@@ -173,7 +173,7 @@ def test_new_holder_is_named_when_it_came_while_another_one_waited(tmp_path, hol
 
     machine = Machine({4711: ProcessInfo(pid=4711, started=1)}, while_waiting=take_over)
     with pytest.raises(SetupError) as caught:
-        Lease.acquire(path, holder=HOLDER, surroundings=machine.surroundings())
+        Lease.acquire(path, holder=HOLDER, environment=machine.environment())
     assert caught.value.condition == "LEASE_HELD"
     assert "4711" in caught.value.message
     assert machine.now < 0.5
@@ -196,7 +196,7 @@ def test_lease_waits_when_the_record_is_not_readable(tmp_path, hold, content):
     hold()
     (tmp_path / "lock").write_text(content)
     with pytest.raises(SetupError) as caught:
-        Lease.acquire(tmp_path / "lock", holder=HOLDER, surroundings=Machine().surroundings())
+        Lease.acquire(tmp_path / "lock", holder=HOLDER, environment=Machine().environment())
     assert caught.value.condition == "LEASE_LEFTOVER"
 
 
@@ -210,7 +210,7 @@ def test_release_leaves_the_lock_to_the_child_that_inherited_it(tmp_path):
             _ = lease.fd
         # This process lives, but no longer holds it: what is left is the child.
         with pytest.raises(SetupError) as caught:
-            Lease.acquire(tmp_path / "lock", holder=HOLDER, surroundings=Machine().surroundings())
+            Lease.acquire(tmp_path / "lock", holder=HOLDER, environment=Machine().environment())
         assert caught.value.condition == "LEASE_LEFTOVER"
     finally:
         child.kill()
