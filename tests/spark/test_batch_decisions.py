@@ -376,7 +376,7 @@ def test_stateful_batch_is_evaluated_but_not_judged_when_it_is_in_the_table(
         return split.df
 
     def stateful(rules: list[Any]) -> FlowWriter:
-        return harness.writer(stateful=True, judge=lambda batch: judged(batch, rules))
+        return harness.writer(stateful=True, apply_rules=lambda batch: judged(batch, rules))
 
     count = F.udf(lambda n: evaluated.add(1) or n, "bigint")
     batch = spark.range(100).select(count("id").alias("id"))

@@ -142,11 +142,11 @@ def _dies(project: Project, at: str, *command: str) -> None:
 def _raises_at(*steps: str) -> Callable[[str], None]:
     """End the command after a step was stored, as a kill there does."""
 
-    def reached(step: str) -> None:
+    def on_step(step: str) -> None:
         if step in steps:
             raise KeyboardInterrupt(step)
 
-    return reached
+    return on_step
 
 
 def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
@@ -188,8 +188,8 @@ def test_table_of_a_changed_window_is_replaced_and_comes_back(
         migrate_flow(
             load_settings(project.root),
             "windows",
-            MigrationOptions(act=True),
-            reached=_raises_at(REPLACED),
+            MigrationOptions(execute=True),
+            on_step=_raises_at(REPLACED),
         )
     assert _found(project, 5) == _expected(1, 5)
     done = _says(capsys, "windows", "--resume")
@@ -233,7 +233,7 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
             load_settings(project.root),
             "windows",
             MigrationOptions(resume=True),
-            reached=_raises_at(REPLACED),
+            on_step=_raises_at(REPLACED),
         )
     assert (project.version("windows"), _found(project, 5)) == (old + 1, _expected(2, 5))
     result = project.run(refresh=("windows",))
@@ -283,10 +283,10 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     before = state.read_text()
     quarantined = project.table("windows_quarantine").count()
 
-    for asked in (MigrationOptions(accept_less=True, act=True), MigrationOptions(abandon=True)):
+    for asked in (MigrationOptions(accept_less=True, execute=True), MigrationOptions(abandon=True)):
         with pytest.raises(KeyboardInterrupt):
             migrate_flow(
-                load_settings(project.root), "windows", asked, reached=_raises_at(QUARANTINED, LEFT)
+                load_settings(project.root), "windows", asked, on_step=_raises_at(QUARANTINED, LEFT)
             )
         assert state.read_text() != before
     # The quarantine is the old one again, so the new table must not come any more.

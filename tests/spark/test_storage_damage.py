@@ -112,7 +112,7 @@ def _log(project: Project, table: str) -> list[bytes]:
 
 
 def _troubles(project: Project) -> list[Any]:
-    return [one for one in examine(load_settings(project.root)) if one.weight.value == "error"]
+    return [one for one in examine(load_settings(project.root)) if one.severity.value == "error"]
 
 
 def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]:
@@ -215,8 +215,8 @@ def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
     _forget_snapshots(project)
     settings = load_settings(project.root)
     with contextlib.chdir(project.root):
-        reset_flow(settings, "unstated", parse_start("earliest"), truncate=True, act=True)
-        done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), act=True))
+        reset_flow(settings, "unstated", parse_start("earliest"), truncate=True, execute=True)
+        done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), execute=True))
         assert done.counts["quarantined"] == 2
         result = project.run(
             full_refresh=("emptied",), refresh=("behind", "kept", "planned", "torn", "unstated")

@@ -141,7 +141,7 @@ def doctor(
     Exit code 1 if something would make the next start fail or lose rows.
     """
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_doctor import Weight, examine
+    from penstock._tables.checkpoint_doctor import Severity, examine
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
@@ -153,7 +153,7 @@ def doctor(
                     "flow": one.flow,
                     "epoch": one.epoch,
                     "kind": one.kind,
-                    "weight": one.weight.value,
+                    "weight": one.severity.value,
                     "message": readable.shown(one.message),
                     "hint": readable.shown(one.hint),
                 }
@@ -162,12 +162,12 @@ def doctor(
         )
     else:
         for one in found:
-            print(f"{one.weight} {one.flow} {one.kind}: {readable.shown(one.message)}")
+            print(f"{one.severity} {one.flow} {one.kind}: {readable.shown(one.message)}")
             if one.hint:
                 print(f"    hint: {readable.shown(one.hint)}")
         if not found:
             print("nothing is wrong")
-    bad = any(one.weight is Weight.ERROR for one in found)
+    bad = any(one.severity is Severity.ERROR for one in found)
     return exit_codes.UPDATE_FAILED if bad else exit_codes.OK
 
 
@@ -219,7 +219,7 @@ def reset(
             place,
             truncate=truncate,
             accept_duplicates=accept_duplicates,
-            act=yes,
+            execute=yes,
         )
     if output is OutputFormat.JSON:
         options.print_json(

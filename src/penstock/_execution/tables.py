@@ -202,12 +202,12 @@ class PipelineTables:
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
 
-    def replay(self, node: DatasetNode, reached: Callable[[str], None]) -> QuarantineReplay:
+    def replay(self, node: DatasetNode, on_step: Callable[[str], None]) -> QuarantineReplay:
         """Lets the rows in quarantine of a table go through its rules again.
 
         Args:
             node: The table.
-            reached: See `QuarantineReplay`.
+            on_step: See `QuarantineReplay`.
 
         Raises:
             PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`: its rows are not just added.
@@ -220,7 +220,7 @@ class PipelineTables:
             quarantine=self._quarantine(node),
             staging=self.layout.replay_staging(node.name),
             expectations=node.declared.expectations,
-            reached=reached,
+            on_step=on_step,
         )
 
     def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
@@ -331,7 +331,7 @@ class PipelineTables:
             "split": split,
             "quarantine": self._quarantine(dataset) if keeps else None,
             "late": late,
-            "judge": judge,
+            "apply_rules": judge,
             "decisions": self._decisions(node, epoch),
             "note": self.note(node, epoch),
         }
@@ -484,7 +484,7 @@ class PipelineTables:
             tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
             rewrite=False if self._is_streamed(dataset) else None,
             stateful=has_state(node.analysis.stateful_operators),
-            judge=judge,
+            apply_rules=judge,
             decisions=self._decisions(node, epoch),
             note=self.note(node, epoch),
         )

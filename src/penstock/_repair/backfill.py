@@ -31,7 +31,7 @@ from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, n
 from penstock.sources.flow import resolve_range
 
 PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
-"""Steps after which a backfill may die; given to `reached`."""
+"""Steps after which a backfill may die; given to `on_step`."""
 
 _DECIDED = "decided.json"
 
@@ -49,7 +49,7 @@ class BackfillOptions:
         accept_fewer: Though the range has fewer of them than the table.
         resume: Go on with what was begun.
         abandon: Forget what was begun.
-        act: Do it; else it is only planned.
+        execute: Carry the plan out; otherwise it is only reported.
     """
 
     begin: "StartPosition | None" = None
@@ -60,7 +60,7 @@ class BackfillOptions:
     accept_fewer: bool = False
     resume: bool = False
     abandon: bool = False
-    act: bool = False
+    execute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def backfill_flow(
     flow: str,
     asked: BackfillOptions,
     *,
-    reached: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
     told: Callable[[Event], None] = lambda _: None,
 ) -> BackfillReport:
     """Plan a backfill of a flow, and carry it out.
@@ -108,7 +108,7 @@ def backfill_flow(
         settings: The pipeline.
         flow: Its name.
         asked: What to do.
-        reached: Called after each step that was stored.
+        on_step: Called after each step that was stored.
         told: Gets the events.
 
     Raises:
@@ -143,15 +143,15 @@ def backfill_flow(
         is_new = pending is None
         if pending is None:
             pending, sources = _decide(pipeline, node, dataset, asked)
-        if not (asked.act or asked.resume):
+        if not (asked.execute or asked.resume):
             return _report(pipeline, node, pending, state="planned", resumed=False, sources=sources)
         pipeline.lease(dataset)
         _check_table(pipeline, node, dataset, pending)
         if is_new:
             store.save(pending)
-            reached(PLANNED)
+            on_step(PLANNED)
         with _recording(settings, update_id, node, pending, not is_new, told) as emit:
-            counts = _carry_out(pipeline, node, dataset, pending, store, emit, reached)
+            counts = _carry_out(pipeline, node, dataset, pending, store, emit, on_step)
         if pending.epoch:
             # What a damage has taken from the table is in again: the flow continues with it.
             pipeline.tables.note(node, pending.epoch).replace({})
@@ -348,23 +348,23 @@ def _carry_out(
     decision: "Decision",
     store: _Store,
     emit: Callable[[str, str, Mapping[str, Any]], None],
-    reached: Callable[[str], None],
+    on_step: Callable[[str], None],
 ) -> "Counts":
     (done,) = [c for c in checkpoints(pipeline.settings, decision.flow) if c.is_current]
 
     def staged() -> None:
         store.save(replace(decision, is_staged=True))
         emit("staged", "all rows of the range are gathered", run.counts.as_json())
-        reached(STAGED)
+        on_step(STAGED)
 
     def told(counts: "Counts") -> None:
         emit("batch", f"{counts.batches} batches of the range are in", counts.as_json())
-        reached(BATCH)
+        on_step(BATCH)
 
     def committed(commit: "Commit") -> None:
         if not commit.replayed:
             emit("commit", "", {"commit": commit})
-        reached(COMMITTED)
+        on_step(COMMITTED)
 
     df, opened = pipeline.query(node, decision.position)
     run = BackfillRun(

@@ -52,7 +52,7 @@ from penstock.sources.flow import source_history
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
 LEFT = "left"
-"""Steps after which a migration may die; given to `reached`, and kill points by `migration_`."""
+"""Steps after which a migration may die; given to `on_step`, and kill points by `migration_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class MigrationOptions:
         resume: Go on with what was begun.
         abandon: Forget what was begun.
         undo: Go back to the table and the checkpoint before the last migration.
-        act: Do it; else it is only planned.
+        execute: Carry the plan out; otherwise it is only reported.
     """
 
     begin: "StartPosition | None" = None
@@ -73,7 +73,7 @@ class MigrationOptions:
     resume: bool = False
     abandon: bool = False
     undo: bool = False
-    act: bool = False
+    execute: bool = False
 
 
 def migrate_flow(
@@ -81,7 +81,7 @@ def migrate_flow(
     flow: str,
     asked: MigrationOptions,
     *,
-    reached: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
     told: Callable[[Event], None] = lambda _: None,
 ) -> MigrationReport:
     """Plan the migration of a flow, and carry it out; or go back.
@@ -92,7 +92,7 @@ def migrate_flow(
         settings: The pipeline.
         flow: Its name.
         asked: What to do.
-        reached: Called after each step that was stored.
+        on_step: Called after each step that was stored.
         told: Gets the events.
 
     Raises:
@@ -106,7 +106,7 @@ def migrate_flow(
 
         def passed(step: str) -> None:
             kill_point(f"migration_{step}", node.flow.name, None)
-            reached(step)
+            on_step(step)
 
         run = _Run(pipeline, node, check_flow(pipeline.graph, pipeline.settings, node), passed)
         if asked.abandon:
@@ -119,7 +119,7 @@ def migrate_flow(
         if asked.resume and not run.is_open:
             raise _not_begun(node, "was begun and is not done")
         report = run.plan_back() if wants_undo else run.plan(asked)
-        if not (asked.act or asked.resume):
+        if not (asked.execute or asked.resume):
             return report
         if report.refused is not None and not run.is_open:
             raise PlanError(
@@ -146,13 +146,13 @@ class _Run:
         pipeline: OpenPipeline,
         node: "FlowNode",
         dataset: "DatasetNode",
-        reached: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> None:
         self.dataset = dataset
         self.new_id = uuid.uuid4().hex
         self._pipeline = pipeline
         self._node = node
-        self._reached = reached
+        self._on_step = on_step
         self._facts = MigrationFacts(pipeline, node, dataset)
         self._files = StorageFiles(pipeline.spark)
         self._folder = pipeline.tables.layout.migration_folder(node.flow.name)
@@ -324,7 +324,7 @@ class _Run:
             self._forget(self.known)
             self._save(migration)
             tell("planned", report.start)
-            self._reached(PLANNED)
+            self._on_step(PLANNED)
         if migration.stage == BUILDING:
 
             def told(batches: int, rows: int) -> None:
@@ -332,7 +332,7 @@ class _Run:
 
             shadow.build(dict(migration.position), origin=record.flow, emit=record.emit, told=told)
             tell("built", "the new table has all that its sources have")
-            self._reached(BUILT)
+            self._on_step(BUILT)
             migration = self._mark(migration)
         self._cut(migration, shadow, record)
         tell("done", "the new table has taken over")
@@ -368,7 +368,7 @@ class _Run:
         # The mark first: an update between the two would make what is noted wrong.
         state.save_flow(name, replace(old, migration=migration.migration_id))
         self._save(migration)
-        self._reached(MARKED)
+        self._on_step(MARKED)
         return migration
 
     def _cut(self, migration: Migration, shadow: "Shadow", record: Record) -> None:
@@ -379,13 +379,13 @@ class _Run:
             made = shadow.flow_state()
             assert made is not None
             state.save_flow(name, replace(old, migration=migration.migration_id))
-            result = shadow.take_over(self._pipeline.tables, lambda: self._reached(QUARANTINED))
+            result = shadow.take_over(self._pipeline.tables, lambda: self._on_step(QUARANTINED))
             if not result.replayed:
                 flow = replace(record.flow, batch_id=result.batch_id)
                 record.emit(Commit(result, self.dataset.key).event(flow, "the migrated table"))
-            self._reached(REPLACED)
+            self._on_step(REPLACED)
             state.save_flow(name, replace(made, target_id=migration.table_id))
-            self._reached(SWITCHED)
+            self._on_step(SWITCHED)
         self._save(replace(migration, stage=DONE))
         self._files.delete_tree(shadow.folder)
 
@@ -402,10 +402,10 @@ class _Run:
                 known = replace(known, stage=UNDOING, new_quarantine=version)
                 self._save(known)
             state.save_flow(name, replace(now, migration=known.migration_id))
-            self._reached(MARKED)
+            self._on_step(MARKED)
             self._restore(known, now)
             state.save_flow(name, state_of(known.old))
-            self._reached(SWITCHED)
+            self._on_step(SWITCHED)
         self._files.write(f"{self._folder}/migration.json", "")
         body = MigrationProgress(migration_id=known.migration_id, step="undone")
         record.emit(Event(record.flow, body, "the old table is back"))
@@ -422,7 +422,7 @@ class _Run:
         try:
             if has_quarantine:
                 restore_rows(spark, self._quarantine, known.old_quarantine)
-            self._reached(QUARANTINED)
+            self._on_step(QUARANTINED)
             restore_rows(spark, target, known.old_version)
         except PenstockError:
             if has_quarantine and self._facts.quarantine_version() != known.new_quarantine:
@@ -430,7 +430,7 @@ class _Run:
             self._pipeline.state.save_flow(known.flow, replace(now, migration=None))
             self._save(replace(known, stage=DONE))
             raise
-        self._reached(REPLACED)
+        self._on_step(REPLACED)
 
     @property
     def _quarantine(self) -> "TableRef":
@@ -482,7 +482,7 @@ class _Run:
         version = self._facts.quarantine_version()
         if version >= 0 and version != known.old_quarantine:
             restore_rows(self._pipeline.spark, self._quarantine, known.old_quarantine)
-        self._reached(LEFT)
+        self._on_step(LEFT)
         self._pipeline.state.save_flow(known.flow, state_of(known.old))
 
     # -- parts ---------------------------------------------------------------------------------

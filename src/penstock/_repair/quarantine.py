@@ -17,7 +17,7 @@ def replay_quarantine(
     table: str,
     *,
     selection: RowSelection = _ALL,
-    reached: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> "Replayed":
     """Let rows in quarantine of a table go through its rules again, and into the table.
 
@@ -29,12 +29,12 @@ def replay_quarantine(
         settings: The pipeline.
         table: Name of the table.
         selection: Which rows.
-        reached: Called after each step that was committed.
+        on_step: Called after each step that was committed.
 
     Raises:
         PenstockError: The pipeline runs, is wrong, or rows of this table cannot be replayed.
     """
-    with _replay_of(settings, table, reached) as replay:
+    with _replay_of(settings, table, on_step) as replay:
         return replay.run(selection)
 
 
@@ -52,7 +52,7 @@ def preview_replay(
 
 @contextmanager
 def _replay_of(
-    settings: PipelineSettings, table: str, reached: Callable[[str], None]
+    settings: PipelineSettings, table: str, on_step: Callable[[str], None]
 ) -> "Iterator[QuarantineReplay]":
     with open_for_command(settings, "quarantine replay") as pipeline:
         node = pipeline.graph.find(table)
@@ -65,4 +65,4 @@ def _replay_of(
         for name in node.flows:
             pipeline.check_migration(pipeline.graph.flows[name])
         pipeline.lease(node)
-        yield pipeline.tables.replay(node, reached)
+        yield pipeline.tables.replay(node, on_step)

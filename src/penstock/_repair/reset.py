@@ -22,7 +22,7 @@ from penstock.sources.base import StartPosition, StartReport
 from penstock.sources.flow import start_position
 
 MARKED, EMPTIED = "marked", "emptied"
-"""Steps of a reset that empties the table, after which it may die; given to `reached`."""
+"""Steps of a reset that empties the table, after which it may die; given to `on_step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ def reset_flow(
     *,
     truncate: bool = False,
     accept_duplicates: bool = False,
-    act: bool = False,
-    reached: Callable[[str], None] = lambda _: None,
+    execute: bool = False,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> ResetPlan:
     """Plan a new checkpoint for a flow, and make it.
 
@@ -75,8 +75,8 @@ def reset_flow(
         start: Where it begins to read.
         truncate: Empty its table first.
         accept_duplicates: Rows may be in the target twice, or computed of a part of the source.
-        act: Do it; else it is only planned.
-        reached: Called after each step of a reset that empties the table.
+        execute: Carry the plan out; otherwise it is only reported.
+        on_step: Called after each step of a reset that empties the table.
 
     Raises:
         SpecError: `UNKNOWN_FLOW`, `CHECKPOINT_NOT_FOUND`, `STORAGE_NOT_LOCAL`.
@@ -110,7 +110,7 @@ def reset_flow(
             refused=refused,
             steps=tuple(_steps(one, start, reports, effect, truncate=truncate)),
         )
-        if not act:
+        if not execute:
             return plan
         if refused is not None:
             raise PlanError(
@@ -125,9 +125,9 @@ def reset_flow(
             target = pipeline.graph.datasets[node.target]
             pipeline.lease(target)
             pipeline.state.mark_reset(name, body)
-            reached(MARKED)
+            on_step(MARKED)
             pipeline.tables.reset(target)
-            reached(EMPTIED)
+            on_step(EMPTIED)
         return replace(plan, new_epoch=pipeline.state.new_flow(name, body).epoch)
 
 

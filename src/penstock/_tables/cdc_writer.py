@@ -122,7 +122,7 @@ class CdcWriter(FlowWriter):
         tombstone_seconds: For how long a deleted key is remembered; `None` = for ever.
         rewrite: Force (or forbid) the rewrite of the target; by default its size decides.
         stateful: As for `FlowWriter`.
-        judge: As for `FlowWriter`.
+        apply_rules: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
         note: As for `FlowWriter`.
     """
@@ -144,7 +144,7 @@ class CdcWriter(FlowWriter):
         tombstone_seconds: float | None = None,
         rewrite: bool | None = None,
         stateful: bool = False,
-        judge: Callable[[DataFrame], DataFrame] | None = None,
+        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
         note: CommitNote | None = None,
     ) -> None:
@@ -157,7 +157,7 @@ class CdcWriter(FlowWriter):
             quarantine=quarantine,
             allow_missing=allow_missing,
             stateful=stateful,
-            judge=judge,
+            apply_rules=apply_rules,
             decisions=decisions,
             note=note,
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
-class Weight(StrEnum):
+class Severity(StrEnum):
     """How bad it is."""
 
     NOTE = "note"
@@ -48,14 +48,14 @@ class Weight(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class Finding:
     """One thing that was found.
 
     Attributes:
         flow: Name of the flow.
         epoch: Of the checkpoint.
         kind: Stable name.
-        weight: How bad it is.
+        severity: How bad it is.
         message: What is there.
         hint: The way out.
     """
@@ -63,12 +63,12 @@ class Trouble:
     flow: str
     epoch: str
     kind: str
-    weight: Weight
+    severity: Severity
     message: str
     hint: str = ""
 
 
-def examine(settings: PipelineSettings, flow: str | None = None) -> list[Trouble]:
+def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding]:
     """Look at all checkpoints, or at those of one flow; the worst comes first.
 
     Raises:
@@ -77,41 +77,43 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Trouble
     found = checkpoints(settings, flow)
     everywhere = found if flow is None else checkpoints(settings)
     owners = Counter(one.query_id for one in everywhere if one.query_id is not None)
-    troubles = list(_table_logs(settings))
+    findings = list(_table_logs(settings))
     tables = _tables_by_id(settings)
     known = flow_records(settings)
     for one in found:
         if not one.is_current:
             lost = None if one.flow in known else _lost_state(one, settings, tables)
-            troubles.append(lost or _old(one))
+            findings.append(lost or _old(one))
             continue
-        troubles += _files(one)
+        findings += _files(one)
         if not one.exists:
             continue
         if one.query_id is not None and owners[one.query_id] > 1:
             others = [other.flow for other in everywhere if other.query_id == one.query_id]
-            troubles.append(_copied(one, sorted(others)))
-        troubles += _state(one)
-        troubles += _table(one, settings, tables)
-    order = list(Weight)[::-1]
-    return sorted(troubles, key=lambda one: (order.index(one.weight), one.flow, one.kind))
+            findings.append(_copied(one, sorted(others)))
+        findings += _state(one)
+        findings += _table(one, settings, tables)
+    order = list(Severity)[::-1]
+    return sorted(findings, key=lambda one: (order.index(one.severity), one.flow, one.kind))
 
 
 def unreadable_files(one: Checkpoint) -> list[str]:
     """What is wrong with files that the next start needs; empty if it can go on."""
     kinds = ("file-damaged", "offsets-missing")
     return [
-        trouble.message
-        for trouble in _files(one)
-        if trouble.weight is Weight.ERROR
-        and trouble.kind in kinds
-        and trouble.message != f"metadata {METADATA_MISSING}"
+        finding.message
+        for finding in _files(one)
+        if finding.severity is Severity.ERROR
+        and finding.kind in kinds
+        and finding.message != f"metadata {METADATA_MISSING}"
     ]
 
 
-def _trouble(one: Checkpoint, kind: str, weight: Weight, message: str, hint: str = "") -> Trouble:
-    return Trouble(
-        flow=one.flow, epoch=one.epoch, kind=kind, weight=weight, message=message, hint=hint
+def _finding(
+    one: Checkpoint, kind: str, severity: Severity, message: str, hint: str = ""
+) -> Finding:
+    return Finding(
+        flow=one.flow, epoch=one.epoch, kind=kind, severity=severity, message=message, hint=hint
     )
 
 
@@ -125,12 +127,12 @@ def _rebuild(one: Checkpoint) -> str:
 # -- files --------------------------------------------------------------------------------------
 
 
-def _files(one: Checkpoint) -> Iterator[Trouble]:
+def _files(one: Checkpoint) -> Iterator[Finding]:
     if not one.exists:
-        yield _trouble(
+        yield _finding(
             one,
             "checkpoint-missing",
-            Weight.ERROR,
+            Severity.ERROR,
             f"{one.path} is gone, but the flow was started with it: batches would be numbered from "
             "0 again, and taken for those that the table has already",
             f"`penstock checkpoint reset {one.flow} --from earliest` shows what a new one would "
@@ -144,32 +146,32 @@ def _files(one: Checkpoint) -> Iterator[Trouble]:
         matters = name in newest or (number is not None and number >= last)
         if name == "metadata" and not (one.planned or one.finished or len(one.damaged) > 1):
             continue  # it has not got to its first batch
-        yield _trouble(
+        yield _finding(
             one,
             "file-damaged",
-            Weight.ERROR if matters else Weight.WARNING,
+            Severity.ERROR if matters else Severity.WARNING,
             f"{name} {reason}",
             _rebuild(one) if matters else "Spark reads older batches only to look back",
         )
     yield from _logs(one)
 
 
-def _logs(one: Checkpoint) -> Iterator[Trouble]:
+def _logs(one: Checkpoint) -> Iterator[Finding]:
     planned = [batch.batch_id for batch in one.planned]
     finished = -1 if one.last_finished is None else one.last_finished
     open_ones = [number for number in planned if number > finished]
     if len(open_ones) == 1:
-        yield _trouble(
+        yield _finding(
             one,
             "batch-open",
-            Weight.NOTE,
+            Severity.NOTE,
             f"batch {open_ones[0]} is planned and not finished: the next start runs it again",
         )
     elif len(open_ones) > 1:
-        yield _trouble(
+        yield _finding(
             one,
             "commits-missing",
-            Weight.ERROR,
+            Severity.ERROR,
             f"batches {open_ones[0]} to {open_ones[-1]} are planned and not finished, though Spark "
             "plans one at a time: files of `commits` are missing",
             _rebuild(one),
@@ -177,51 +179,51 @@ def _logs(one: Checkpoint) -> Iterator[Trouble]:
     damaged = {int(name[8:]) for name in one.damaged if name.startswith("offsets/")}
     known = {*planned, *damaged}
     if one.last_finished is not None and one.last_finished not in known:
-        yield _trouble(
+        yield _finding(
             one,
             "offsets-missing",
-            Weight.ERROR,
+            Severity.ERROR,
             f"batch {one.last_finished} is finished, but offsets/{one.last_finished} is missing: "
             "the next start cannot know where it ended",
             _rebuild(one),
         )
     gaps = sorted(set(range(min(known), max(known) + 1)) - known) if known else []
     if gaps:
-        yield _trouble(
+        yield _finding(
             one,
             "offsets-gap",
-            Weight.WARNING,
+            Severity.WARNING,
             f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
             "Spark reads only the newest ones; find out who deletes files here",
         )
     if one.planned:
         counts = {len(batch.offsets) for batch in one.planned[-2:]}
         if len(counts) > 1:
-            yield _trouble(
+            yield _finding(
                 one,
                 "sources-changed",
-                Weight.WARNING,
+                Severity.WARNING,
                 "the number of sources changed between the last two batches",
                 "a query with other sources needs a new checkpoint",
             )
 
 
-def _copied(one: Checkpoint, owners: list[str]) -> Trouble:
-    return _trouble(
+def _copied(one: Checkpoint, owners: list[str]) -> Finding:
+    return _finding(
         one,
         "query-id-shared",
-        Weight.ERROR,
+        Severity.ERROR,
         f"{len(owners)} checkpoints have the query id {one.query_id}: one is a copy of the other "
         f"({', '.join(owners)})",
         "each flow needs a checkpoint of its own: reset the one that was copied",
     )
 
 
-def _old(one: Checkpoint) -> Trouble:
-    return _trouble(
+def _old(one: Checkpoint) -> Finding:
+    return _finding(
         one,
         "not-used",
-        Weight.NOTE,
+        Severity.NOTE,
         f"{one.path} ({one.size:,} bytes) belongs to an earlier epoch; no flow goes on with it",
         "it may be deleted when nobody wants to look back",
     )
@@ -230,7 +232,7 @@ def _old(one: Checkpoint) -> Trouble:
 # -- state --------------------------------------------------------------------------------------
 
 
-def _state(one: Checkpoint) -> Iterator[Trouble]:
+def _state(one: Checkpoint) -> Iterator[Finding]:
     if not one.state or one.last_finished is None:
         return
     pinned = one.planned[-1].conf.get(_PARTITIONS, "") if one.planned else ""
@@ -238,10 +240,10 @@ def _state(one: Checkpoint) -> Iterator[Trouble]:
     for operator in operators:
         parts = [part for part in one.state if part.operator == operator]
         if pinned.isdecimal() and len(parts) != int(pinned):
-            yield _trouble(
+            yield _finding(
                 one,
                 "state-partitions",
-                Weight.WARNING,
+                Severity.WARNING,
                 f"stateful operator {operator} has {len(parts)} partitions, the checkpoint "
                 f"was made with {pinned}",
                 _rebuild(one),
@@ -251,10 +253,10 @@ def _state(one: Checkpoint) -> Iterator[Trouble]:
             part.partition for part in parts if not part.versions or part.versions[-1] < wanted
         ]
         if behind:
-            yield _trouble(
+            yield _finding(
                 one,
                 "state-behind",
-                Weight.WARNING,
+                Severity.WARNING,
                 f"stateful operator {operator} has no version {wanted} of partition "
                 f"{behind[0]}{' and others' if len(behind) > 1 else ''}, which batch "
                 f"{one.last_finished} has made",
@@ -267,7 +269,7 @@ def _state(one: Checkpoint) -> Iterator[Trouble]:
 
 def _table(
     one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
-) -> Iterator[Trouble]:
+) -> Iterator[Finding]:
     record = flow_records(settings).get(one.flow)
     if record is None or record.target_id is None:
         return
@@ -275,10 +277,10 @@ def _table(
     if path is None and any(_table_logs(settings)):
         return  # it may be the one that nobody can read
     if path is None:
-        yield _trouble(
+        yield _finding(
             one,
             "table-unknown",
-            Weight.WARNING,
+            Severity.WARNING,
             "the table that it belongs to does not lie in the storage of the pipeline: it was "
             "dropped or made anew, or has a path of its own",
             "if it was dropped: --full-refresh it",
@@ -294,10 +296,10 @@ def _table(
     if taken is None:
         return
     if last is None or taken > last:
-        yield _trouble(
+        yield _finding(
             one,
             "behind-table",
-            Weight.ERROR,
+            Severity.ERROR,
             f"the table has batch {taken}, the newest one of the checkpoint is "
             f"{'none' if last is None else last}: it is an older copy, and its next batches would "
             "be taken for ones that are in already",
@@ -310,7 +312,7 @@ def _identity(one: Checkpoint, settings: PipelineSettings) -> str:
     return f"{settings.name}/{one.flow}/writer/{one.epoch}"
 
 
-def _behind(one: Checkpoint, target: Path) -> Iterator[Trouble]:
+def _behind(one: Checkpoint, target: Path) -> Iterator[Finding]:
     """What the flow has noted as committed, and its tables do not have."""
     try:
         note = commits_of((one.path / NOTE_FILE).read_text(encoding="utf-8"))
@@ -337,33 +339,33 @@ def _behind(one: Checkpoint, target: Path) -> Iterator[Trouble]:
             continue
         last = table.transaction_version(commit.app_id)
         damage = behind(one, ".".join(names), role, commit, -1 if last is None else last, newest)
-        yield _trouble(one, "table-behind", Weight.ERROR, damage.message, damage.hint)
+        yield _finding(one, "table-behind", Severity.ERROR, damage.message, damage.hint)
 
 
 def _lost_state(
     one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
-) -> Trouble | None:
-    """The trouble with a checkpoint of a flow of which nothing else is known."""
+) -> Finding | None:
+    """The finding with a checkpoint of a flow of which nothing else is known."""
     identity = _identity(one, settings)
     state = local_path(StorageLayout(settings.storage).state_dir)
     for path in tables.values():
         if _opened(path).transaction_version(identity) is not None:
             file = f"{state}/flows/{one.flow}.json"
             damage = state_lost(one.flow, ".".join(path.parts[-3:]), str(one.path), file)
-            return _trouble(one, "state-missing", Weight.ERROR, damage.message, damage.hint)
+            return _finding(one, "state-missing", Severity.ERROR, damage.message, damage.hint)
     return None
 
 
-def _table_logs(settings: PipelineSettings) -> Iterator[Trouble]:
+def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
     """Logs of tables that nobody can read to their end."""
     for path in _table_paths(settings):
         log = local_log(str(path))
         if log is not None and log.problem:
-            yield Trouble(
+            yield Finding(
                 flow="",
                 epoch="",
                 kind="table-log-damaged",
-                weight=Weight.ERROR,
+                severity=Severity.ERROR,
                 message=log_message(".".join(path.parts[-3:]), log),
                 hint=log_hint(str(path), log),
             )

@@ -43,7 +43,7 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
 
 
 @contextlib.contextmanager
-def steps_seen_by(on_step: Step) -> Iterator[None]:
+def step_callback(on_step: Step) -> Iterator[None]:
     """Call a function at each step of all flows of this process; an error of it fails the flow."""
     global _on_step
     before, _on_step = _on_step, on_step

@@ -48,7 +48,7 @@ from penstock.quality.split import (
 )
 
 STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
-"""Steps after which a replay may die; given to `reached`."""
+"""Steps after which a replay may die; given to `on_step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class QuarantineReplay:
         quarantine: Its quarantine; need not exist.
         staging: Place of the staging folder.
         expectations: Of the table, as they are now.
-        reached: Called after each step; tests die there.
+        on_step: Called after each step; tests die there.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class QuarantineReplay:
         quarantine: TableRef,
         staging: str,
         expectations: Sequence[Expectation],
-        reached: Callable[[str], None] = lambda _: None,
+        on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spark = spark
         self._delta = DeltaJvm(spark)
@@ -168,7 +168,7 @@ class QuarantineReplay:
         self._read = f"{staging}/read"
         self._quarantine_path = quarantine.path
         self._expectations = expectations
-        self._reached = reached
+        self._on_step = on_step
         self._exists = int(self._delta.snapshot(quarantine.path).version()) >= 0
         table_id = ""
         if self._exists:
@@ -270,7 +270,7 @@ class QuarantineReplay:
             found = read.where(SELECTED).drop(SELECTED)
         self._judged(found).write.parquet(self._rows)
         self._files.write(self._decided, staged.text())
-        self._reached(STAGED)
+        self._on_step(STAGED)
         try:
             return self._finish(staged)
         except Exception:
@@ -317,9 +317,9 @@ class QuarantineReplay:
             moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
             if moved:
                 self._fill_table(staged, version, moved)
-                self._reached(IN_TABLE)
+                self._on_step(IN_TABLE)
                 self._empty_quarantine(staged, pending, kept)
-                self._reached(OUT_OF_QUARANTINE)
+                self._on_step(OUT_OF_QUARANTINE)
         self._files.delete_tree(self._staging)
         return Replayed(
             table=self._name, version=version, chosen=moved + kept, moved=moved, kept=kept

@@ -50,7 +50,7 @@ class UniqueWriter(FlowWriter):
         allow_missing: Columns of the table that the query lacks become NULL.
         late: As for `FlowWriter`.
         stateful: As for `FlowWriter`.
-        judge: As for `FlowWriter`.
+        apply_rules: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
         note: As for `FlowWriter`.
     """
@@ -68,7 +68,7 @@ class UniqueWriter(FlowWriter):
         allow_missing: bool = False,
         late: FindLateRows | None = None,
         stateful: bool = False,
-        judge: Callable[[DataFrame], DataFrame] | None = None,
+        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
         note: CommitNote | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class UniqueWriter(FlowWriter):
             allow_missing=allow_missing,
             late=late,
             stateful=stateful,
-            judge=judge,
+            apply_rules=apply_rules,
             decisions=decisions,
             note=note,
         )

@@ -50,7 +50,7 @@ class UpsertWriter(FlowWriter):
         allow_missing: Columns of the table that the query lacks stay as they are.
         late: As for `FlowWriter`.
         rewrite: Force (or forbid) the rewrite of the table; by default its size decides.
-        judge: As for `FlowWriter`.
+        apply_rules: As for `FlowWriter`.
         decisions: As for `FlowWriter`.
         note: As for `FlowWriter`.
     """
@@ -70,7 +70,7 @@ class UpsertWriter(FlowWriter):
         allow_missing: bool = False,
         late: FindLateRows | None = None,
         rewrite: bool | None = None,
-        judge: Callable[[DataFrame], DataFrame] | None = None,
+        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
         note: CommitNote | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class UpsertWriter(FlowWriter):
             allow_missing=allow_missing,
             late=late,
             stateful=True,
-            judge=judge,
+            apply_rules=apply_rules,
             decisions=decisions,
             note=note,
         )

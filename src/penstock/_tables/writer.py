@@ -96,7 +96,7 @@ class FlowWriter:
         stateful: Whether the query keeps state: then a repeated batch is evaluated, though nothing
             of it is written, and small batches are not written from one task, which would compute
             the state of all partitions.
-        judge: Adds the helper columns of the split to a batch that lacks them; see `write`.
+        apply_rules: Adds the helper columns of the split to a batch that lacks them; see `write`.
         decisions: Where decisions about batches are recorded; `None` for `write_batch` only.
         note: Where the commits of a batch are noted.
     """
@@ -120,7 +120,7 @@ class FlowWriter:
         row_rules: Sequence[Expectation] = (),
         late: FindLateRows | None = None,
         stateful: bool = False,
-        judge: Callable[[DataFrame], DataFrame] | None = None,
+        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
         decisions: DecisionFile | None = None,
         note: CommitNote | None = None,
     ) -> None:
@@ -147,7 +147,7 @@ class FlowWriter:
         self._coalesce = not stateful
         self._late = late
         self._stateful = stateful
-        self._judge = judge
+        self._apply_rules = apply_rules
         self._decisions = decisions
         self._note = note
         # Only the first batch after a start or a failure can have been decided upon before.
@@ -165,7 +165,7 @@ class FlowWriter:
         """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
 
         Args:
-            df: The batch, with the split's helper columns if there is a split and no `judge`.
+            df: The batch, with the split's helper columns if there is a split and no `apply_rules`.
             batch_id: Spark's.
 
         Raises:
@@ -221,7 +221,7 @@ class FlowWriter:
         self, df: DataFrame, begun: Begun, batch_id: int | None, fingerprint: str | None
     ) -> Batch:
         """Compute a batch: which rows go where; recorded where two tables are to be committed."""
-        df = self._fitting(df if self._judge is None else self._judge(df), begun)
+        df = self._fitting(df if self._apply_rules is None else self._apply_rules(df), begun)
         query = self._data_schema(df)
         schema = self._evolve(begun, query)
         written, late = self._write_files(self._small(df), begun, schema), LateCounts()
