@@ -1,12 +1,12 @@
-"""What was decided about a batch, made durable before the first of its commits.
+"""The plan of a batch with several commits, made durable before the first of them.
 
-The rows of one batch can go to more than one table, and Delta commits one table at a time. If a
-process dies between two commits, Spark hands the batch out again. What its rules look at - a joined
-table, a function, the rules themselves - can have changed by then: rows that are judged again would
-end in neither table, or in both. So the files of each table are recorded first, and a repeated
+The rows of one batch can go to several tables, and a Delta commit covers one table. If the process
+dies between two commits, Spark runs the batch again. By then its rules may give other results (a
+joined table, a function or the rules themselves have changed): rows that are evaluated again would
+end in neither table, or in both. So the files for each table are recorded first, and a repeated
 batch commits the recorded files.
 
-A batch with one commit needs no record: the commit is the decision.
+A batch with one commit needs no record.
 """
 
 import json
@@ -26,12 +26,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineFiles:
-    """The part of a decision that is about the quarantine table.
+    """Files for the quarantine table.
 
     Attributes:
         schema: Columns of the rows.
-        staged: `AddFile` contents that lie below the target until they are moved.
-        written: `AddFile` contents that lie below the quarantine table.
+        staged: `AddFile` contents below the target, until they are moved.
+        written: `AddFile` contents below the quarantine table.
     """
 
     schema: StructType
@@ -41,16 +41,16 @@ class QuarantineFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchDecision:
-    """Where the rows of one batch go.
+    """The files of one batch, by table.
 
     Attributes:
-        kind: Of the writer: how it brings the rows into the target.
-        result: Record of the batch, as its commit will have it.
-        schema: Columns of the rows that go to the target.
+        kind: Kind of the writer; see `FlowWriter.kind`.
+        result: Record of the batch for its commit.
+        schema: Columns of the rows for the target.
         target_version: Version of the target that was read.
-        files: `AddFile` contents with the rows that passed.
-        has_rows: Whether the rows that passed are in `DecisionFile.rows`, for writers that merge.
-        quarantine: `None` if nothing goes there.
+        files: `AddFile` contents with the valid rows.
+        has_rows: Whether the valid rows are in `DecisionFile.rows`, for writers that merge.
+        quarantine: `None` if no row is quarantined.
         counts: Further counts of the writer, by name.
     """
 
@@ -64,7 +64,6 @@ class BatchDecision:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text that is stored."""
         content: dict[str, Any] = {
             "format": _FORMAT,
             "kind": self.kind,
@@ -84,12 +83,12 @@ class BatchDecision:
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
-def _decision_of(text: str) -> BatchDecision | None:
-    """Read a decision back; `None` for a file that was not written to its end."""
+def _parse(text: str) -> BatchDecision | None:
+    """A stored decision; `None` for a truncated file."""
     try:
         content = json.loads(text)
     except ValueError:
-        # Only where files are not replaced atomically. The first commit comes after the whole file.
+        # Only on storage without atomic replacement. The first commit comes after the whole file.
         return None
     result = result_from_commit(-1, {"userMetadata": content["record"]})
     if content["format"] != _FORMAT or result is None:
@@ -102,9 +101,8 @@ def _decision_of(text: str) -> BatchDecision | None:
         target_version=content["target_version"],
         files=content["files"],
         has_rows=content["has_rows"],
-        quarantine=None
-        if quarantine is None
-        else QuarantineFiles(
+        quarantine=quarantine
+        and QuarantineFiles(
             schema=_schema(quarantine["schema"]),
             staged=quarantine["staged"],
             written=quarantine["written"],
@@ -118,12 +116,7 @@ def _schema(text: str) -> StructType:
 
 
 class DecisionFile:
-    """Holds the newest decision of one flow; a small file in its checkpoint.
-
-    Args:
-        files: Of the storage.
-        path: Of the file.
-    """
+    """The newest decision of one flow, in a small file of its checkpoint."""
 
     def __init__(self, files: StorageFiles, path: str) -> None:
         self._files = files
@@ -137,38 +130,38 @@ class DecisionFile:
     def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
         """The decision about a batch; `None` if there is none."""
         text = self._files.read(self._path)
-        decision = None if text is None else _decision_of(text)
+        decision = None if text is None else _parse(text)
         if decision is None:
             return None
         is_same = (decision.result.app_id, decision.result.batch_id) == (app_id, batch_id)
         return decision if is_same else None
 
     def save(self, decision: BatchDecision) -> None:
-        """Replace the decision; it survives the death of the process from here on."""
-        # As durable as what Spark and Delta write, which do not wait for the disk either.
+        """Replace the decision; it survives the death of the process."""
+        # No fsync, like the files of Spark and Delta themselves.
         self._files.write(self._path, decision.to_json(), sync=False)
 
     def is_complete(self, decision: BatchDecision, table: str, quarantine: str) -> bool:
-        """Whether every file of a decision is still there.
+        """Whether every file of a decision still exists.
 
         Args:
             decision: From `load`.
-            table: Path of the table that `files` and staged files lie below.
+            table: Path of the table above `files` and the staged files.
             quarantine: Path of the quarantine table.
         """
-        places: list[tuple[str, ...]] = [
+        locations: list[tuple[str, ...]] = [
             (f"{table}/{unquote(file['path'])}",) for file in decision.files
         ]
         if decision.has_rows:
-            places.append((f"{self.rows}/_SUCCESS",))
+            locations.append((f"{self.rows}/_SUCCESS",))
         if decision.quarantine is not None:
             for file in decision.quarantine.staged:
                 name = unquote(file["path"])
-                places.append((f"{table}/{name}", f"{quarantine}/{name}"))
+                locations.append((f"{table}/{name}", f"{quarantine}/{name}"))
             for file in decision.quarantine.written:
-                places.append((f"{quarantine}/{unquote(file['path'])}",))
-        return all(any(self._files.exists(place) for place in each) for each in places)
+                locations.append((f"{quarantine}/{unquote(file['path'])}",))
+        return all(any(map(self._files.exists, paths)) for paths in locations)
 
-    def forget_rows(self) -> None:
-        """Delete the rows of a decision that was carried out."""
+    def delete_rows(self) -> None:
+        """Delete the rows of a decision that was committed."""
         self._files.delete_tree(self.rows)

@@ -1,4 +1,4 @@
-"""A table as one flow sees it: transactions that know whether a batch is in, and fenced commits."""
+"""Transactions of one flow on one table, with Delta's `SetTransaction` as the fence per batch."""
 
 import time
 from collections.abc import Sequence
@@ -30,33 +30,27 @@ _UNKNOWN = -2
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A transaction that was started.
+class TableTransaction:
+    """An open transaction.
 
     Attributes:
-        transaction: Delta's `OptimisticTransaction`.
-        done: The batch is in the table already.
+        jvm: Delta's `OptimisticTransaction`.
+        is_committed: Whether the table has the batch already.
         metadata: Of the version that the transaction read.
     """
 
-    transaction: Any
-    done: bool
+    jvm: Any
+    is_committed: bool
     metadata: TableMetadata
 
     @property
     def version(self) -> int:
         """Version that the transaction read."""
-        return int(self.transaction.snapshot().version())
+        return int(self.jvm.snapshot().version())
 
 
 class FencedTable:
-    """One table and the app id under which one flow writes it.
-
-    Args:
-        delta: The bridge.
-        ref: The table; it must exist.
-        app_id: Names the fence.
-    """
+    """One existing table, and the application id under which one flow writes it."""
 
     def __init__(self, delta: DeltaJvm, ref: TableRef, app_id: str) -> None:
         self.ref = ref
@@ -67,15 +61,15 @@ class FencedTable:
         self._difference: SchemaDifference | None = None
         self._query: StructType | None = None
         self.generation = 0
-        """Grows when the table's metadata may have changed."""
+        """Incremented when the table's metadata may have changed."""
         self.last_commit: NotedCommit | None = None
         """The newest one with a batch that was made through this object."""
 
-    def begin(self, batch_id: int | None) -> Begun:
+    def begin(self, batch_id: int | None) -> TableTransaction:
         """Start a transaction on the newest version.
 
         The last batch is looked up in the newest commits, else in the state of the whole table; not
-        at all while every version of the table is one that this process committed.
+        at all while every version of the table was committed by this process.
 
         Args:
             batch_id: `None` for a write without a fence.
@@ -95,24 +89,23 @@ class FencedTable:
             self._version = version
             self.generation += 1
         if batch_id is None:
-            return Begun(transaction, False, self._metadata)
+            return TableTransaction(transaction, False, self._metadata)
         last = known_versions.last(self._metadata.id, version, self._app_id)
         if last is None:
-            logged = last_batch(self._delta, self.ref.path, version, self._app_id)
-            last = int(transaction.txnVersion(self._app_id)) if logged is None else logged
+            last = _last_batch(self._delta, self.ref.path, transaction, self._app_id)
             known_versions.looked_up(self._metadata.id, version, self._app_id, last)
-        # A commit of our app id by anyone else in between must fail ours.
+        # A concurrent commit with our app id must conflict with ours.
         transaction.readTxn().addOne(self._app_id)
-        done = last >= batch_id and not is_switched_off("fence")
-        return Begun(transaction, done, self._metadata)
+        is_committed = last >= batch_id and not is_switched_off("fence")
+        return TableTransaction(transaction, is_committed, self._metadata)
 
     def evolve(
-        self, begun: Begun, query: StructType, *, allow_missing: bool, replaces: bool
+        self, txn: TableTransaction, query: StructType, *, allow_missing: bool, replaces: bool
     ) -> StructType:
-        """Check the query's schema and make the transaction carry what it adds.
+        """Check the query's schema and add its new columns to the transaction.
 
         Args:
-            begun: From `begin`.
+            txn: From `begin`.
             query: Columns that will be written.
             allow_missing: Columns that the query lacks become NULL.
             replaces: All rows are replaced, so any schema fits.
@@ -123,7 +116,7 @@ class FencedTable:
         Raises:
             PlanError: `SCHEMA_INCOMPATIBLE`.
         """
-        have = begun.metadata.schema
+        have = txn.metadata.schema
         if self._difference is None or self._query != query:
             self._query = query
             self.generation += 1
@@ -135,43 +128,42 @@ class FencedTable:
         merged = self._difference.merged
         text = schema_json(merged)
         if text != schema_json(have):
-            content = dict(begun.metadata.content, schemaString=text)
-            begun.transaction.updateMetadata(self._delta.action({"metaData": content}), False)
+            content = dict(txn.metadata.content, schemaString=text)
+            txn.jvm.updateMetadata(self._delta.action({"metaData": content}), False)
             self._version = _UNKNOWN
         return merged
 
-    def commit_evolution(self, begun: Begun, batch_id: int | None) -> Begun:
+    def commit_evolution(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
         """Commit the columns that `evolve` added, alone and without the fence.
 
         Returns:
-            A transaction on the version that has them; the same one where there are none.
+            A transaction on the version with these columns; `txn` itself if there are none.
         """
-        if not begun.transaction.newMetadata().isDefined():
-            return begun
-        operation = self._delta.alter_operation(begun.metadata.jvm, begun.transaction.metadata())
-        begun.transaction.commit(self._delta.seq([]), operation)
+        if not txn.jvm.newMetadata().isDefined():
+            return txn
+        operation = self._delta.alter_operation(txn.metadata.jvm, txn.jvm.metadata())
+        txn.jvm.commit(self._delta.seq([]), operation)
         return self.begin(batch_id)
 
-    def removals(self, begun: Begun) -> list[Any]:
+    def removals(self, txn: TableTransaction) -> list[Any]:
         """Actions that remove every file of the table."""
-        known = live_files(self._delta, self.ref.path, begun.version)
-        if known is not None:
-            # As after a look at all files: an append by anyone in between must fail our commit.
-            begun.transaction.readWholeTable()
-            return [file.remove() for file in self._delta.add_files(known)]
-        files = begun.transaction.filterFiles()
-        return [file.remove() for file in self._delta.items(files)]
+        live = live_files(self._delta, self.ref.path, txn.version)
+        if live is not None:
+            # As if all files had been read: a concurrent append must fail our commit.
+            txn.jvm.readWholeTable()
+            return [file.remove() for file in self._delta.add_files(live)]
+        return [file.remove() for file in self._delta.items(txn.jvm.filterFiles())]
 
-    def removals_where(self, begun: Begun, condition: str) -> tuple[list[Any], int]:
-        """Actions that remove the rows that fulfil a condition, and how many these are.
+    def removals_where(self, txn: TableTransaction, condition: str) -> tuple[list[Any], int]:
+        """Actions that remove the rows that match a condition, and the number of these rows.
 
-        Files of which other rows stay are written anew without them, or get a deletion vector.
+        Files with other rows are rewritten without the removed ones, or get a deletion vector.
         """
-        return self._delta.deletions(begun.transaction, condition)
+        return self._delta.deletions(txn.jvm, condition)
 
     def commit(
         self,
-        begun: Begun,
+        txn: TableTransaction,
         actions: Sequence[Any],
         batch_id: int | None,
         result: CommitResult,
@@ -179,15 +171,15 @@ class FencedTable:
         complete: bool,
         where: str | None = None,
     ) -> int:
-        """Commit with the fence and the record of the batch; returns the version made.
+        """Commit with the fence and the record of the batch; returns the new version.
 
         Args:
-            begun: From `begin`.
-            actions: What is added and removed.
+            txn: From `begin`.
+            actions: Files to add and to remove.
             batch_id: `None` for a write without a fence.
             result: The record.
-            complete: Rows that were there are replaced, says the history.
-            where: Only those that fulfil this, it says.
+            complete: Shown in the history: existing rows are replaced.
+            where: Shown in the history: only the rows that match this are replaced.
         """
         record = result.to_metadata()
         if batch_id is None:
@@ -198,30 +190,30 @@ class FencedTable:
             operation = self._delta.streaming_operation(
                 self._app_id, batch_id, record, complete=complete
             )
-        version = int(begun.transaction.commit(self._delta.seq(actions), operation))
-        known_versions.committed(begun.metadata.id, version, self._app_id, batch_id)
-        self._committed(begun.metadata.id, version, batch_id)
-        # The metadata is still the one we know only when nobody committed in between, and Delta did
-        # not note in it how far an identity column has counted.
-        is_same = self._version == version - 1 and not has_identity(begun.metadata.schema)
+        version = int(txn.jvm.commit(self._delta.seq(actions), operation))
+        known_versions.committed(txn.metadata.id, version, self._app_id, batch_id)
+        self._remember(txn.metadata.id, version, batch_id)
+        # The metadata is still valid only if no other commit came in between, and Delta did not
+        # record the high-water mark of an identity column in it.
+        is_same = self._version == version - 1 and not has_identity(txn.metadata.schema)
         self._version = version if is_same else _UNKNOWN
         return version
 
     def recorded(self, batch_id: int | None) -> CommitResult | None:
-        """What the commit of a batch that is in recorded; `None` if it is too long ago."""
-        newest = int(self._delta.snapshot(self.ref.path).version())
+        """The record of a committed batch; `None` if its commit is too old."""
+        newest = self._delta.version(self.ref.path)
         for version in range(newest, max(-1, newest - _REPLAY_SEARCH), -1):
             info = self._delta.commit_info(self.ref.path, version)
             if info is None:
                 return None
-            found = result_from_commit(version, info)
-            if found and found.app_id == self._app_id and found.batch_id == batch_id:
+            result = result_from_commit(version, info)
+            if result and result.app_id == self._app_id and result.batch_id == batch_id:
                 if self._metadata is not None:
-                    self._committed(self._metadata.id, version, batch_id)
-                return replace(found, replayed=True)
+                    self._remember(self._metadata.id, version, batch_id)
+                return replace(result, replayed=True)
         return None
 
-    def _committed(self, table_id: str, version: int, batch_id: int | None) -> None:
+    def _remember(self, table_id: str, version: int, batch_id: int | None) -> None:
         if batch_id is not None:
             self.last_commit = NotedCommit(
                 table_id=table_id, version=version, batch_id=batch_id, app_id=self._app_id
@@ -229,17 +221,19 @@ class FencedTable:
 
 
 def last_number(delta: DeltaJvm, path: str, app_id: str) -> int:
-    """The last batch of an app id that a table has taken; -1 before the first."""
-    transaction = delta.begin(path)
-    version = int(transaction.snapshot().version())
-    logged = last_batch(delta, path, version, app_id)
+    """The last committed batch of an app id in a table; -1 if there is none."""
+    return _last_batch(delta, path, delta.begin(path), app_id)
+
+
+def _last_batch(delta: DeltaJvm, path: str, transaction: Any, app_id: str) -> int:
+    logged = last_batch(delta, path, int(transaction.snapshot().version()), app_id)
     return int(transaction.txnVersion(app_id)) if logged is None else logged
 
 
 def _replacing(
     table: StructType, query: StructType, name: str, allow_missing: bool
 ) -> SchemaDifference:
-    """The schema of a table whose rows are replaced: the query's, where it does not just add."""
+    """The schema of a table whose rows are replaced: the query's, unless it only adds columns."""
     check_columns(query, name)
     difference = compare(table, query)
     if difference.conflicts or (difference.missing and not allow_missing):

@@ -1,8 +1,8 @@
-"""Answers that the newest commits of a table's log give at once.
+"""Answers from the newest commits of a table's log, read directly.
 
-Delta would answer all of them from the state of the whole table, which takes a Spark job or two:
-the larger part of a small update. Each function gives up (`None`) where the log is long or cleaned
-up; the caller then asks Delta.
+Delta would compute all of them from the state of the whole table, which takes a Spark job or two:
+most of the time of a small update. Each function returns `None` if the log is too long or was
+cleaned up; the caller then asks Delta.
 """
 
 import json
@@ -17,16 +17,16 @@ _WHOLE = 100
 
 
 def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | None:
-    """The last batch of an app id at a version; -1 when the whole log has none."""
+    """The last batch of an app id at a version; -1 if the whole log has none."""
     for at in range(version, max(version - _NEWEST, -1), -1):
         lines = delta.commit_lines(path, at)
         if lines is None:
             return None
         for line in lines:
             if line.startswith('{"txn"'):
-                fence = json.loads(line)["txn"]
-                if fence["appId"] == app_id:
-                    return int(fence["version"])
+                transaction = json.loads(line)["txn"]
+                if transaction["appId"] == app_id:
+                    return int(transaction["version"])
     return -1 if version < _NEWEST else None
 
 
@@ -34,23 +34,21 @@ def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]]
     """`AddFile` contents of all files of a version."""
     commits: list[list[dict[str, Any]]] = []
     for at in range(version, max(version - _NEWEST, -1), -1):
-        lines = delta.commit_lines(path, at)
-        if lines is None:
+        actions = _actions(delta, path, at)
+        if actions is None:
             return None
-        commits.append([json.loads(line) for line in lines])
-        # What came before a replacement of all rows is gone.
-        if at == 0 or _replaces_all(commits[-1]):
+        commits.append(actions)
+        # No file before a replacement of all rows is live.
+        if at == 0 or _replaces_all(actions):
             break
     else:
         return None
     live: dict[tuple[str, str], dict[str, Any]] = {}
     for actions in reversed(commits):
-        for action in actions:
-            if "remove" in action:
-                live.pop(file_identity(action["remove"]), None)
-        for action in actions:
-            if "add" in action:
-                live[file_identity(action["add"])] = action["add"]
+        for file in _of_kind(actions, "remove"):
+            live.pop(file_identity(file), None)
+        for file in _of_kind(actions, "add"):
+            live[file_identity(file)] = file
     return list(live.values())
 
 
@@ -59,15 +57,15 @@ def append_only_start(
 ) -> int | None:
     """The version from which a stream sees every row of the table by reading appends alone.
 
-    0, or the one after the last reset. `None` when files were removed since, be it by a compaction
-    (VACUUM may have deleted what the older commits name), when columns or partitions changed on the
-    way, or when the log is not whole.
+    0, or the version after the last reset. `None` if files were removed since, even by a compaction
+    (VACUUM may have deleted the files of older commits), if columns or partitions changed, or if
+    the log is incomplete.
 
     Args:
         delta: The bridge.
         path: The table.
         version: Its newest version.
-        most: Give up where the log is longer.
+        most: Longest log that is read.
     """
     if version > most:
         return None
@@ -75,18 +73,16 @@ def append_only_start(
     shape: tuple[str, ...] | None = None
     live: set[tuple[str, str]] = set()
     for at in range(version + 1):
-        lines = delta.commit_lines(path, at)
-        if lines is None:
+        actions = _actions(delta, path, at)
+        if actions is None:
             return None
-        actions = [json.loads(line) for line in lines]
         new_shape = _shape(actions) or shape
         if shape is not None and new_shape != shape:
             start = None
         shape = new_shape
-        removed = [action["remove"] for action in actions if "remove" in action]
-        added = [action["add"] for action in actions if "add" in action]
-        live -= {file_identity(file) for file in removed}
-        live |= {file_identity(file) for file in added}
+        removed, added = _of_kind(actions, "remove"), _of_kind(actions, "add")
+        live -= set(map(file_identity, removed))
+        live |= set(map(file_identity, added))
         if any(file.get("deletionVector") for file in added):
             start = None
         elif removed:
@@ -96,11 +92,11 @@ def append_only_start(
 
 @dataclass(frozen=True)
 class LoggedRemovals:
-    """Commits that took rows away, or changed them.
+    """Commits that deleted or changed rows.
 
     Attributes:
-        first: The oldest version that the log still has.
-        versions: Version to its operation and its time in milliseconds; a compaction is none.
+        first: The oldest version in the log.
+        versions: Version to its operation and its time in milliseconds; without compactions.
     """
 
     first: int
@@ -108,14 +104,8 @@ class LoggedRemovals:
 
 
 def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
-    """The commits of a table, as far back as its log goes, that did more than add rows.
-
-    Args:
-        delta: The bridge.
-        path: The table.
-        version: Its newest version.
-    """
-    found: dict[int, tuple[str, int]] = {}
+    """The commits of a table up to a version that did more than add rows."""
+    removals: dict[int, tuple[str, int]] = {}
     at = version
     while at >= 0:
         lines = delta.commit_lines(path, at)
@@ -123,66 +113,66 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
             break
         if any(line.startswith('{"remove"') and _changes_rows(line) for line in lines):
             info = delta.commit_info(path, at) or {}
-            found[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
+            removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
         at -= 1
-    return LoggedRemovals(at + 1, dict(sorted(found.items())))
+    return LoggedRemovals(at + 1, dict(sorted(removals.items())))
 
 
 def replaced_at(delta: DeltaJvm, path: str, version: int) -> int:
-    """When all rows of a table were removed or replaced the last time, in milliseconds.
+    """When all rows of a table were last removed or replaced, in milliseconds; 0 if unknown.
 
-    0 if the log, as far as it goes, does not say. A table that was restored is what it was at the
-    version that it went back to.
-
-    Args:
-        delta: The bridge.
-        path: The table.
-        version: Its newest version.
+    A RESTORE counts as the version that it restored.
     """
     at = version
     while at >= 0:
         info = delta.commit_info(path, at)
         if info is None:
             break
-        kind, parameters = info.get("operation"), info.get("operationParameters", {})
-        if kind == "RESTORE" and str(parameters.get("version", "")).isdecimal():
+        operation, parameters = info.get("operation"), info.get("operationParameters", {})
+        if operation == "RESTORE" and str(parameters.get("version", "")).isdecimal():
             at = int(parameters["version"])
             continue
-        is_whole = kind == "WRITE" and parameters.get("mode") == "Overwrite"
-        if (is_whole and "predicate" not in parameters) or (
-            kind == "STREAMING UPDATE" and parameters.get("outputMode") == "Complete"
+        if _overwrites(info) or (
+            operation == "STREAMING UPDATE" and parameters.get("outputMode") == "Complete"
         ):
             return int(info.get("timestamp", 0))
         at -= 1
     return 0
 
 
-def _changes_rows(line: str) -> bool:
-    return bool(json.loads(line)["remove"].get("dataChange", True))
-
-
 def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
-    """What tells a file with its deleted rows from any other, given the content of its action."""
+    """Path and deletion vector of a file, given the content of its action."""
     vector = file.get("deletionVector")
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
 
 
+def _actions(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
+    lines = delta.commit_lines(path, version)
+    return None if lines is None else [json.loads(line) for line in lines]
+
+
+def _of_kind(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [action[kind] for action in actions if kind in action]
+
+
+def _changes_rows(line: str) -> bool:
+    return bool(json.loads(line)["remove"].get("dataChange", True))
+
+
 def _shape(actions: list[dict[str, Any]]) -> tuple[str, ...] | None:
     """Columns and partition columns that a commit sets."""
-    found = [action["metaData"] for action in actions if "metaData" in action]
-    return (found[-1]["schemaString"], *found[-1]["partitionColumns"]) if found else None
+    metadata = _of_kind(actions, "metaData")
+    return (metadata[-1]["schemaString"], *metadata[-1]["partitionColumns"]) if metadata else None
+
+
+def _overwrites(info: Mapping[str, Any]) -> bool:
+    parameters = info.get("operationParameters", {})
+    is_overwrite = info.get("operation") == "WRITE" and parameters.get("mode") == "Overwrite"
+    return is_overwrite and "predicate" not in parameters
 
 
 def _replaces_all(actions: list[dict[str, Any]]) -> bool:
-    """Whether this is a commit of ours that removed every file there was."""
-    for action in actions:
-        info = action.get("commitInfo")
-        if info is not None:
-            parameters = info.get("operationParameters", {})
-            return (
-                info.get("operation") == "WRITE"
-                and parameters.get("mode") == "Overwrite"
-                and "predicate" not in parameters
-                and '"penstock"' in (info.get("userMetadata") or "")
-            )
-    return False
+    """Whether this is one of our commits, and removed all files of the table."""
+    infos = _of_kind(actions, "commitInfo")
+    info = infos[0] if infos else {}
+    return _overwrites(info) and '"penstock"' in (info.get("userMetadata") or "")
