@@ -20,7 +20,7 @@ from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.decision import DecisionFile
 from penstock._tables.layout import TableRef
 from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
-from penstock._tables.refused_rows import Refused
+from penstock._tables.row_files import Refused
 from penstock._tables.row_files import Strategy
 from penstock._tables.unique import UniqueWriter
 from penstock._tables.upsert import UpsertWriter
@@ -259,7 +259,7 @@ def test_batch_is_refused_when_the_files_of_a_decision_were_deleted_between_its_
     interrupted(harness, df, monkeypatch, "after_quarantine_commit")
     for file in harness.root.glob("orders/**/*.parquet"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="files of it were deleted") as caught:
+    with pytest.raises(CheckpointError, match="some of its files were deleted") as caught:
         harness.writer().write(df, 0)
     assert caught.value.condition == "BATCH_UNFINISHED"
     assert (harness.rows().count(), harness.bad().count()) == (0, 10)

@@ -260,7 +260,7 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     migrated = state.read_text(), project.table("windows_quarantine").count()
     for name in ("windows_quarantine", "windows"):
         with _taken_away(project, name):
-            assert f"{name} cannot go back to version" in _says(
+            assert f"{name} cannot be restored to version" in _says(
                 capsys, "windows", "--undo", "--yes", code=2
             )
         assert (state.read_text(), project.table("windows_quarantine").count()) == migrated
@@ -319,7 +319,7 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
         return sorted((tuple(row) for row in found), key=str)
 
     swapped = [
-        swap_rows(spark, target=old, made=new, flow="f", app_id="p/f/writer/e", last=4)
+        swap_rows(spark, target=old, source=new, flow="f", app_id="p/f/writer/e", last=4)
         for _ in range(2)
     ]
     assert [one.replayed for one in swapped] == [False, True]
@@ -338,5 +338,5 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
     assert again is not None
     assert (again.schema, again.partition_columns) == (before.schema, ("at",))
     assert rows() == [(1, datetime(2026, 1, 1, tzinfo=UTC).date(), "x")]
-    with pytest.raises(PlanError, match="cannot go back to version 99"):
+    with pytest.raises(PlanError, match="cannot be restored to version 99"):
         restore_rows(spark, old, 99)

@@ -51,7 +51,7 @@ from penstock._tables.prepare import (
     table_state,
 )
 from penstock._tables.quarantine_replay import QuarantineReplay
-from penstock._tables.refused_rows import FindLateRows
+from penstock._tables.row_files import FindLateRows
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError

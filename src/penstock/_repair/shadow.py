@@ -199,7 +199,7 @@ class Shadow:
         quarantined()
         target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
         return swap_rows(
-            self.spark, target=target, made=self.table, flow=name, app_id=identity, last=last
+            self.spark, target=target, source=self.table, flow=name, app_id=identity, last=last
         )
 
     def _take_quarantine(self, target: TableRef, identity: str, last: int) -> None:
@@ -213,7 +213,7 @@ class Shadow:
         swap_rows(
             self.spark,
             target=target,
-            made=self.quarantine,
+            source=self.quarantine,
             flow=self.node.flow.name,
             app_id=identity,
             last=last,

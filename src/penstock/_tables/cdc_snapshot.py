@@ -1,4 +1,4 @@
-"""Snapshots of a source become changes of a table: what is new, what differs, what vanished.
+"""Applies snapshots of a source to a table: inserts, updates and deletes.
 
 Snapshots come in the order of their versions, so the rows of the table are all the state there is.
 """
@@ -22,7 +22,7 @@ from penstock._tables.cdc_events import (
 )
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.keyed import KeyedTable, in_one_task, of_keys
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
@@ -35,13 +35,7 @@ _SMALL_ROWS = 50_000
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotShape:
-    """What the snapshots of one flow look like.
-
-    Attributes:
-        spec: The declaration.
-        columns: Columns of a snapshot.
-        version: Type of the versions.
-    """
+    """Declaration and columns of the snapshots of one flow; `version` is the versions' type."""
 
     spec: SnapshotSpec
     columns: StructType
@@ -49,7 +43,6 @@ class SnapshotShape:
 
     @property
     def scd_type(self) -> ScdType:
-        """What the table keeps."""
         return self.spec.scd_type
 
     @property
@@ -61,7 +54,6 @@ class SnapshotShape:
 
     @property
     def keys(self) -> list[StructField]:
-        """Columns of the key."""
         by_name = {field.name.lower(): field for field in self.columns}
         return [by_name[key.lower()] for key in self.spec.keys]
 
@@ -82,11 +74,11 @@ class SnapshotWriter:
     Args:
         spark: Any session of the application.
         flow: Name of the flow.
-        app_id: From `writer.app_id`; the numbers of snapshots are counted under it.
+        app_id: From `writer.app_id`; its batches are the numbers of snapshots.
         target: The table; must exist.
         shape: Of the snapshots.
         allow_missing: Columns of the table that a snapshot lacks become NULL.
-        rewrite: Force (or forbid) the rewrite of the target; by default its size decides.
+        rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
     """
 
     def __init__(
@@ -111,13 +103,13 @@ class SnapshotWriter:
     def apply(
         self, df: DataFrame, version: Any, number: int, *, always: bool
     ) -> CommitResult | None:
-        """Make the table follow a snapshot; applying it again has no effect.
+        """Apply a snapshot to the table; applying it again has no effect.
 
         Args:
             df: The snapshot.
             version: Its version.
             number: Counts the snapshots from 0, without gaps.
-            always: Commit also when nothing differs, so that the number counts.
+            always: Commit even if nothing differs, so that the number is recorded.
 
         Returns:
             `None` if nothing differs and nothing was committed.
@@ -128,19 +120,19 @@ class SnapshotWriter:
         """
         started = time.monotonic()
         kill_point("before_write", self._flow, number)
-        begun = self._table.begin(number)
+        txn = self._table.begin(number)
         result = CommitResult(flow=self._flow, app_id=self._app_id, batch_id=number, version=None)
-        if begun.done:
+        if txn.is_committed:
             return self._table.recorded(number) or replace(result, replayed=True)
         self._table.evolve(
-            begun, self._shape.target_schema(), allow_missing=self._allow_missing, replaces=False
+            txn, self._shape.target_schema(), allow_missing=self._allow_missing, replaces=False
         )
         snapshot = df.select(*[F.col(quoted(f.name)) for f in self._shape.columns]).persist()
         try:
             rows = self._count(snapshot)
-            differences = self._compare(begun, snapshot, small=rows <= _SMALL_ROWS).persist()
+            differences = self._compare(txn, snapshot, small=rows <= _SMALL_ROWS).persist()
             try:
-                committed = self._commit(begun, differences, version, result, always=always)
+                committed = self._commit(txn, differences, version, result, always=always)
             finally:
                 differences.unpersist()
         finally:
@@ -166,24 +158,22 @@ class SnapshotWriter:
             )
         return int(row["rows"])
 
-    def _current(self, begun: Begun, like: DataFrame) -> DataFrame:
+    def _current(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
         """The rows of the table, with NULL in columns that it is about to get."""
-        rows = self._keyed.rows(begun, like)
+        rows = self._keyed.rows(txn, like)
         have = {name.lower() for name in rows.columns}
         missing = [f for f in self._shape.target_schema() if f.name.lower() not in have]
         for field in missing:
             rows = rows.withColumn(field.name, F.lit(None).cast(field.dataType))
         return rows
 
-    def _compare(self, begun: Begun, snapshot: DataFrame, *, small: bool) -> DataFrame:
-        """Keys that differ.
+    def _compare(self, txn: TableTransaction, snapshot: DataFrame, *, small: bool) -> DataFrame:
+        """Keys that differ: `k`, values `old` and `new`, the `start` of the open version, `tracked`.
 
-        Returns:
-            `k`, values `old` and `new`, the `start` of the open version, and `tracked`: whether a
-            column differs that opens a version.
+        `tracked` says whether a column differs that opens a version.
         """
         shape = self._shape
-        have = self._current(begun, snapshot)
+        have = self._current(txn, snapshot)
         start = F.lit(None).cast(shape.version)
         if shape.scd_type is ScdType.TWO:
             have, start = have.where(F.col(END_AT).isNull()), F.col(START_AT)
@@ -200,7 +190,7 @@ class SnapshotWriter:
 
     def _commit(
         self,
-        begun: Begun,
+        txn: TableTransaction,
         differences: DataFrame,
         version: Any,
         result: CommitResult,
@@ -215,22 +205,22 @@ class SnapshotWriter:
         if not row["written"] and not row["deleted"]:
             if not always:
                 return None
-            made = self._table.commit(begun, [], result.batch_id, result, complete=False)
-            return replace(result, version=made)
+            committed = self._table.commit(txn, [], result.batch_id, result, complete=False)
+            return replace(result, version=committed)
         touched = differences.select("k")
         if self._shape.scd_type is ScdType.ONE:
-            wanted = self._rows(differences.where("new IS NOT NULL"), "new")
+            rows = self._rows(differences.where("new IS NOT NULL"), "new")
         else:
-            wanted = self._versions(begun, differences, touched, version)
-        return replace(result, version=self._keyed.replace(begun, touched, wanted, result))
+            rows = self._versions(txn, differences, touched, version)
+        return replace(result, version=self._keyed.replace(txn, touched, rows, result))
 
     def _versions(
-        self, begun: Begun, differences: DataFrame, touched: DataFrame, version: Any
+        self, txn: TableTransaction, differences: DataFrame, touched: DataFrame, version: Any
     ) -> DataFrame:
         """All versions of the keys that differ."""
         kind = self._shape.version
         now, never = F.lit(version).cast(kind), F.lit(None).cast(kind)
-        closed = self._current(begun, differences).where(F.col(END_AT).isNotNull())
+        closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())
         closed = of_keys(closed, touched)
         old, new = F.col("old").isNotNull(), F.col("new").isNotNull()
         opens = new & (~old | F.col("tracked"))
@@ -263,10 +253,10 @@ def _values(fields: Sequence[StructField]) -> Column:
 
 
 def _same(fields: Sequence[StructField]) -> Column:
-    """Whether old and new agree in some columns; NULL equals NULL."""
+    """Whether old and new are equal in some columns; NULL equals NULL."""
     same = F.lit(True)
     for field in fields:
-        one, other = (F.col(side).getField(field.name) for side in ("old", "new"))
         kind = field.dataType
-        same = same & comparable(one, kind).eqNullSafe(comparable(other, kind))
+        old, new = (comparable(F.col(s).getField(field.name), kind) for s in ("old", "new"))
+        same = same & old.eqNullSafe(new)
     return same

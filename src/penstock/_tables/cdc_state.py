@@ -1,19 +1,18 @@
-"""What a CDC target must remember beside its rows: a Delta table in the storage's state folder.
+"""The state of a CDC target beside its rows: a Delta table in the storage's state folder.
 
-Rows are only appended, one commit for a batch; reading merges them. So the write of a batch costs
-one small job however large the state is, and what two flows append cannot conflict. Now and then
-the files are merged into fewer.
+Rows are only appended, one commit per batch; reading merges them. So the write of a batch costs one
+small job however large the state is, and appends of two flows cannot conflict. From time to time
+the files are compacted.
 """
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import StructType
 
 from penstock._tables.cdc_events import EventShape, TargetShape
 from penstock._tables.cdc_history import (
@@ -26,28 +25,27 @@ from penstock._tables.cdc_history import (
 )
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
-from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.layout import TableRef
 from penstock._tables.log_scan import live_files
 from penstock._tables.prepare import TableSpec, prepare_table, table_state
-from penstock._tables.schema import compare
+from penstock._tables.schema import FORBIDDEN_IN_NAMES, compare, nested_types
 from penstock.errors import CheckpointError
 
 _PROPERTY = "penstock.cdc"
 _COMPACT_EVERY = 16
 _SMALL_FILE = 32 * 1024 * 1024
-_FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 
 
 class CdcState:
-    """The state of one target, as one flow sees it.
+    """The state of one target for one flow.
 
     Args:
         delta: The bridge.
         ref: The state table.
         app_id: Of the flow.
         events: Of the flow.
-        tombstone_seconds: SCD type 1: for how long a deleted key is remembered; `None` = for ever.
+        tombstone_seconds: SCD type 1: how long deleted keys are remembered; `None` = forever.
     """
 
     def __init__(
@@ -68,26 +66,24 @@ class CdcState:
 
     @property
     def path(self) -> str:
-        """Where the state table lies."""
         return self._table.ref.path
 
     @property
     def table(self) -> FencedTable:
-        """The state table."""
         return self._table
 
     @property
     def schema(self) -> StructType:
-        """Columns of the state table; known once it is prepared."""
+        """Columns of the state table; after `prepare`."""
         assert self._schema is not None
         return self._schema
 
     @property
     def key_type(self) -> StructType:
         """Type of the keys."""
-        found = self.schema["k"].dataType
-        assert isinstance(found, StructType)
-        return found
+        key_type = self.schema["k"].dataType
+        assert isinstance(key_type, StructType)
+        return key_type
 
     @property
     def value_type(self) -> StructType:
@@ -95,10 +91,10 @@ class CdcState:
         return stored_values(self.schema)
 
     def prepare(self, *, target_has_rows: bool, flow: str) -> None:
-        """Make the table, or bring it in line with what the flow has now.
+        """Create the table, or align it with the flow.
 
         Args:
-            target_has_rows: Whether there is something that the state should know.
+            target_has_rows: Whether a missing state is an error.
             flow: Name of the flow, for messages.
 
         Raises:
@@ -109,8 +105,8 @@ class CdcState:
         if state is None and target_has_rows:
             raise CheckpointError(
                 "CDC_STATE_MISSING",
-                f"flow {flow!r} changes a table that has rows, but no CDC state: it was filled by "
-                "other means, or the state was removed",
+                f"flow {flow!r} changes a table that has rows, but no CDC state: the rows were "
+                "written in another way, or the state was deleted",
                 flow=flow,
                 hint="--full-refresh of the table rebuilds both from the source",
             )
@@ -125,26 +121,25 @@ class CdcState:
             if changed:
                 raise CheckpointError(
                     "CDC_STATE_INCOMPATIBLE",
-                    f"flow {flow!r}: {changed}; what its table remembers of earlier events does "
-                    "not fit any more",
+                    f"flow {flow!r}: {changed}; the state of its table does not match any more",
                     flow=flow,
-                    hint="take the change back, or --full-refresh the table",
+                    hint="revert the change, or --full-refresh the table",
                 )
         elif state is not None:
             wanted = self._wanted(None)
         properties = {_PROPERTY: json.dumps(mark, sort_keys=True)}
-        if _has_odd_name(wanted):
+        if _needs_column_mapping(wanted):
             properties["delta.columnMapping.mode"] = "name"
         spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
         self._schema = prepare_table(self._delta.spark, ref, spec).schema
 
     def _wanted(self, stored: StructType | None) -> StructType:
-        """The table's columns with those that the flow has more."""
+        """The table's columns with those that the flow adds."""
         keys, values = self._events.key_type(), self._events.value_type()
         if stored is not None:
-            found = stored["k"].dataType
-            if isinstance(found, StructType) and not compare(found, keys).added:
-                keys = found
+            have = stored["k"].dataType
+            if isinstance(have, StructType) and not compare(have, keys).added:
+                keys = have
             values = compare(stored_values(stored), values).merged
         return state_schema(self._events.shape, keys, values, self._events.sequence)
 
@@ -153,51 +148,35 @@ class CdcState:
 
     # -- one batch -----------------------------------------------------------------------------
 
-    def begin(self, batch_id: int | None) -> Begun:
-        """Start the transaction of a batch; learn what other flows added to the columns."""
-        begun = self._table.begin(batch_id)
-        wanted = self._wanted(begun.metadata.schema)
-        self._schema = self._table.evolve(begun, wanted, allow_missing=True, replaces=False)
-        return begun
+    def begin(self, batch_id: int | None) -> TableTransaction:
+        """Start the transaction of a batch, with the columns that other flows added meanwhile."""
+        txn = self._table.begin(batch_id)
+        wanted = self._wanted(txn.metadata.schema)
+        self._schema = self._table.evolve(txn, wanted, allow_missing=True, replaces=False)
+        return txn
 
-    def write(self, begun: Begun, events: DataFrame) -> list[dict[str, Any]]:
-        """Write the events of a batch as files that no commit names yet.
-
-        Returns:
-            Their `AddFile` contents.
-        """
+    def write(self, txn: TableTransaction, events: DataFrame) -> list[dict[str, Any]]:
+        """Write the events of a batch as files; `AddFile` contents for `commit`."""
         rows = merged(state_rows(events, self.schema), self.schema)
-        return self._delta.file_contents(begun.transaction.writeFiles(rows._jdf))
+        return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
 
     def commit(
-        self, begun: Begun, files: Sequence[Mapping[str, Any]], result: CommitResult
+        self, txn: TableTransaction, files: Sequence[Mapping[str, Any]], result: CommitResult
     ) -> int | None:
-        """Add the files of a batch; nothing happens if they are in.
-
-        Returns:
-            The version made.
-        """
-        if begun.done:
+        """Commit the files of a batch unless they are committed already; the new version."""
+        if txn.is_committed:
             return None
         actions = self._delta.add_files(files)
-        return self._table.commit(begun, actions, result.batch_id, result, complete=False)
+        return self._table.commit(txn, actions, result.batch_id, result, complete=False)
 
-    def written(self, begun: Begun, files: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Read the files of a batch, whether or not a version has them.
-
-        Returns:
-            Rows of the state with `kind`.
-        """
+    def written(self, txn: TableTransaction, files: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """The rows of the files of a batch with `kind`, whether or not they are committed."""
         known = self._delta.seq(self._delta.add_files(files))
-        rows = self._read(begun.transaction.snapshot(), known, self._delta.spark)
+        rows = self._read(txn.jvm.snapshot(), known, self._delta.spark)
         return rows if "kind" in rows.columns else rows.withColumn("kind", F.lit(0))
 
     def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
-        """All rows, not merged, and the size of their files in bytes.
-
-        Args:
-            like: Any DataFrame of the session to read in.
-        """
+        """All rows, not merged, in the session of `like`; and the size of their files in bytes."""
         path = self._table.ref.path
         snapshot = self._delta.snapshot(path)
         known = live_files(self._delta, path, int(snapshot.version()))
@@ -209,62 +188,61 @@ class CdcState:
         return self._read(snapshot, files, like.sparkSession), size
 
     def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
-        log = self._delta.log(self._table.ref.path)
-        return DataFrame(log.createDataFrame(snapshot, files, False, self._delta.none), session)
+        return self._delta.read_files(self._table.ref.path, snapshot, files, session)
 
     # -- housekeeping --------------------------------------------------------------------------
 
     def compact_if_due(self, version: int | None, like: DataFrame) -> None:
-        """Merge files, every so many commits.
+        """Compact the files after a number of commits.
 
         Args:
-            version: That the last append made.
+            version: Of the last append.
             like: Any DataFrame of the session to work in.
         """
         if version is not None and version % _COMPACT_EVERY == 0:
             self.compact(like)
 
     def compact(self, like: DataFrame) -> None:
-        """Merge the small files; all files when these hold most of the state.
+        """Merge the small files, or all files if the small ones hold most of the state.
 
-        Only when all are merged may a row be dropped: in a part of the files a deleted key could be
-        known by its delete alone.
+        Rows are dropped only if all files are merged: some of the files may have the delete of a
+        key, and others its upserts.
         """
-        begun = self._table.begin(None)
-        files = list(self._delta.items(begun.transaction.filterFiles()))
+        txn = self._table.begin(None)
+        files = list(self._delta.items(txn.jvm.filterFiles()))
         small = [file for file in files if int(file.size()) < _SMALL_FILE]
         whole = 2 * sum(int(f.size()) for f in small) >= sum(int(f.size()) for f in files)
         chosen = files if whole else small
         if len(chosen) < 2:
             return
-        rows = self._read(begun.transaction.snapshot(), self._delta.seq(chosen), like.sparkSession)
+        rows = self._read(txn.jvm.snapshot(), self._delta.seq(chosen), like.sparkSession)
         rows = merged(rows, self.schema)
         if whole and "kind" in self.schema.fieldNames():
             rows = self._without_dead(rows)
         if sum(int(file.size()) for file in chosen) < _SMALL_FILE:
             rows = rows.coalesce(1)
-        added = list(self._delta.items(begun.transaction.writeFiles(rows._jdf)))
+        added = self._delta.write_files(txn.jvm, rows)
         removed = [file.remove() for file in chosen]
         record = CommitResult(
             flow="compaction", app_id=f"{self._app_id}/compaction", batch_id=None, version=None
         )
-        self._table.commit(begun, [*removed, *added], None, record, complete=whole)
+        self._table.commit(txn, [*removed, *added], None, record, complete=whole)
 
     def _without_dead(self, rows: DataFrame) -> DataFrame:
-        """Drop keys without a row that nothing needs to know any more."""
+        """The rows without deleted keys that are not needed any more."""
         known = settled(rows, self.schema, truncates=True)
-        forgotten = ~F.col("alive") & ~F.coalesce(
+        expired = ~F.col("alive") & ~F.coalesce(
             outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
         )
         if self._tombstone_seconds is not None:
             oldest = int((time.time() - self._tombstone_seconds) * 1000)
-            forgotten = forgotten | (~F.col("alive") & (F.col("at") < oldest))
-        keyed = known.where(~F.coalesce(forgotten, F.lit(False)))
+            expired = expired | (~F.col("alive") & (F.col("at") < oldest))
+        keyed = known.where(~F.coalesce(expired, F.lit(False)))
         return keyed.select(*rows.columns).unionByName(rows.where(F.col("kind") == 1))
 
 
 def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:
-    """What must not change while a state lives."""
+    """The parts of the declaration that a state depends on."""
 
     def folded(names: tuple[str, ...] | None) -> list[str] | None:
         return None if names is None else sorted(name.lower() for name in names)
@@ -305,11 +283,6 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _has_odd_name(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_FORBIDDEN_IN_NAMES.search(f.name) or _has_odd_name(f.dataType) for f in kind)
-    if isinstance(kind, ArrayType):
-        return _has_odd_name(kind.elementType)
-    if isinstance(kind, MapType):
-        return _has_odd_name(kind.keyType) or _has_odd_name(kind.valueType)
-    return False
+def _needs_column_mapping(schema: StructType) -> bool:
+    structs = (kind for kind in nested_types(schema) if isinstance(kind, StructType))
+    return any(FORBIDDEN_IN_NAMES.search(name) for kind in structs for name in kind.names)

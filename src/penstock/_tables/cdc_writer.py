@@ -1,15 +1,15 @@
-"""The writer of auto CDC flows: events go to the state, the touched keys are derived from it.
+"""The writer of auto CDC flows: events are added to the state, and rows of the target computed.
 
-Three commits at most, each with the mark of the batch: quarantine, state, target. The files of the
-first two are recorded before they are committed, so a batch that a crash interrupted is completed
-as it was decided; the rows of the touched keys follow from the state alone.
+Up to three commits, each with the fence of the batch: quarantine, state, target. The files of the
+first two are recorded before they are committed, so an interrupted batch is completed with the same
+files; the rows of the touched keys follow from the state alone.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,24 +21,18 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
 from penstock._tables.cdc_history import current_rows, history_rows, merged
 from penstock._tables.cdc_state import CdcState
-from penstock._tables.commit_note import CDC_STATE, CommitNote
+from penstock._tables.commit_note import CDC_STATE
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import file_count
-from penstock._tables.fenced import Begun, FencedTable
-from penstock._tables.keyed import KeyedTable, in_one_task
+from penstock._tables.fenced import FencedTable, TableTransaction
+from penstock._tables.keyed import REWRITE_BYTES, KeyedTable, in_one_task
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
 from penstock._tables.prepare import TableSpec, prepare_table
 from penstock._tables.row_files import Written
-from penstock._tables.staging import (
-    QUARANTINE_FIELDS,
-    StagedFiles,
-    count_rows_and,
-    data_columns,
-)
-from penstock._tables.upsert import REWRITE_BYTES
-from penstock._tables.writer import Batch, FlowWriter
+from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles, count_rows, valid_rows
+from penstock._tables.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column
 from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows
@@ -50,7 +44,7 @@ _SMALL_ROWS = 50_000
 
 
 class _Locks:
-    """One lock for each target: its flows take turns, batch by batch."""
+    """One lock per target: its flows write one batch at a time."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -74,8 +68,8 @@ def split_events(
 ) -> RowSplit:
     """Separate the events that can be applied from the others.
 
-    The rules of the target bind upserts; a delete or a truncate passes. An event without a sequence
-    or without its key can never be applied.
+    The rules of the target apply to upserts; a delete or a truncate passes. An event without a
+    sequence or without its key cannot be applied.
     """
     is_upsert = events.op() == UPSERT
     own = {HAS_SEQUENCE: events.has_sequence(), HAS_KEY: events.has_key()}
@@ -93,15 +87,15 @@ def split_events(
 
 @dataclass(frozen=True)
 class _Events:
-    """The events of one batch that can be applied.
+    """The valid events of one batch.
 
     Attributes:
-        begun: Transaction on the state.
+        txn: Transaction on the state.
         files: `AddFile` contents below the state.
-        rows: Their keys in `k`, where `kind` is 0.
+        rows: Their keys in `k`, for a `kind` of 0.
     """
 
-    begun: Begun
+    txn: TableTransaction
     files: Sequence[Mapping[str, Any]]
     rows: DataFrame
 
@@ -111,20 +105,12 @@ class CdcWriter(FlowWriter):
 
     Args:
         spark: Any session of the application.
-        flow: Name of the flow.
-        app_id: From `writer.app_id`.
-        target: The table; must exist.
-        state: Where the state of the target lies; made when it is not there.
-        events: What the rows of the flow mean.
         split: From `split_events`.
-        quarantine: Where events go that break a drop rule, or cannot be applied; made when needed.
-        allow_missing: Columns of the target that the flow lacks become NULL.
-        tombstone_seconds: For how long a deleted key is remembered; `None` = for ever.
-        rewrite: Force (or forbid) the rewrite of the target; by default its size decides.
-        stateful: As for `FlowWriter`.
-        apply_rules: As for `FlowWriter`.
-        decisions: As for `FlowWriter`.
-        note: As for `FlowWriter`.
+        state: The state table of the target; created if it does not exist.
+        events: How rows of the flow become events.
+        tombstone_seconds: How long deleted keys are remembered; `None` = forever.
+        rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
+        options: As for `FlowWriter`; the quarantine is created when it is needed.
     """
 
     kind = "auto CDC"
@@ -133,45 +119,25 @@ class CdcWriter(FlowWriter):
         self,
         spark: SparkSession,
         *,
-        flow: str,
-        app_id: str,
-        target: TableRef,
+        split: RowSplit,
         state: TableRef,
         events: EventShape,
-        split: RowSplit,
-        quarantine: TableRef | None = None,
-        allow_missing: bool = False,
         tombstone_seconds: float | None = None,
         rewrite: bool | None = None,
-        stateful: bool = False,
-        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
-        decisions: DecisionFile | None = None,
-        note: CommitNote | None = None,
+        **options: Unpack[WriterOptions],
     ) -> None:
-        super().__init__(
-            spark,
-            flow=flow,
-            app_id=app_id,
-            target=target,
-            split=split,
-            quarantine=quarantine,
-            allow_missing=allow_missing,
-            stateful=stateful,
-            apply_rules=apply_rules,
-            decisions=decisions,
-            note=note,
-        )
+        options["split"] = split
+        super().__init__(spark, **options)
         self._events = events
         self._event_split = split
-        self._lock = target_locks.of(target.path)
-        self._keyed = KeyedTable(self._delta, self._target, app_id, rewrite)
+        self._lock = target_locks.of(self.target.path)
+        self._keyed = KeyedTable(self._delta, self._target, self._app_id, rewrite)
         self._state = CdcState(
-            self._delta, state, app_id, events, tombstone_seconds=tombstone_seconds
+            self._delta, state, self._app_id, events, tombstone_seconds=tombstone_seconds
         )
         with self._lock:
-            has_rows = file_count(self._delta.snapshot(target.path)) > 0
-            self._state.prepare(target_has_rows=has_rows, flow=flow)
-        self._kept: DataFrame | None = None
+            has_rows = file_count(self._delta.snapshot(self.target.path)) > 0
+            self._state.prepare(target_has_rows=has_rows, flow=self._flow)
         self._events_of_batch: _Events | None = None
         self._counts: Mapping[str, int] = {}
 
@@ -180,30 +146,28 @@ class CdcWriter(FlowWriter):
             try:
                 return super()._run(df, batch_id, fingerprint)
             finally:
-                if self._kept is not None:
-                    self._kept.unpersist()
-                self._kept = self._events_of_batch = None
+                self._events_of_batch = None
 
     def _fenced(self) -> dict[str, FencedTable]:
         return {**super()._fenced(), CDC_STATE: self._state.table}
 
-    def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
-        return df  # events are no rows of the table
+    def _fitting(self, df: DataFrame, txn: TableTransaction) -> DataFrame:
+        return df  # events are not rows of the table
 
     def _data_schema(self, df: DataFrame) -> StructType:
         return self._events.target_schema()
 
-    def _evolve(self, begun: Begun, query: StructType) -> StructType:
-        # The rows follow from the state, be the batch one of an earlier version of the flow.
-        return super()._evolve(begun, self._events.target_schema())
+    def _evolve(self, txn: TableTransaction, query: StructType) -> StructType:
+        # The rows follow from the state, even in a batch of an earlier version of the flow.
+        return super()._evolve(txn, self._events.target_schema())
 
-    def _write_files(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
-        # Read several times: counted, added to the state, and looked up in it.
+    def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        # Read several times: counted, added to the state, and joined with it.
         self._kept = kept = df.persist()
         split = self._event_split
         applied, op = F.col(DESTINATION) == TO_TABLE, self._events.op()
         operations = {"deletes": DELETE, "truncates": TRUNCATE}
-        counts, self._counts = count_rows_and(
+        counts, self._counts = count_rows(
             kept,
             split,
             {
@@ -213,9 +177,9 @@ class CdcWriter(FlowWriter):
         )
         self._refuse_invalid(counts)
         rules = {
-            name: found
-            for name, found in counts.rules.items()
-            if name not in _OWN_RULES or found.failed
+            name: rows
+            for name, rows in counts.rules.items()
+            if name not in _OWN_RULES or rows.failed
         }
         counts = replace(counts, rules=rules)
         return Written(counts, bad=self._write_bad(kept, counts, split))
@@ -226,21 +190,21 @@ class CdcWriter(FlowWriter):
         return replace(result, rows_written=upserts, rows_deleted=deletes)
 
     def _refuse_invalid(self, counts: StagedFiles) -> None:
-        """Without quarantine there is no place for events that cannot be applied."""
+        """Fail on events that cannot be applied, if there is no quarantine for them."""
         if self._quarantine is not None:
             return
-        for name, what in ((HAS_SEQUENCE, "no sequence"), (HAS_KEY, "NULL in a key column")):
+        for name, problem in ((HAS_SEQUENCE, "no sequence"), (HAS_KEY, "NULL in a key column")):
             failed = counts.rules.get(name, RuleCounts(0, 0)).failed
             if failed:
                 spec = self._events.spec
                 shown = "sequence_by" if name == HAS_SEQUENCE else ", ".join(spec.keys)
                 raise FlowError(
                     "CDC_EVENT_INVALID",
-                    f"flow {self._flow!r}: {failed} event(s) of one batch have {what} ({shown}), "
+                    f"flow {self._flow!r}: {failed} event(s) of one batch have {problem} ({shown}), "
                     "so they cannot be applied",
                     flow=self._flow,
                     retryable=False,
-                    hint="filter them out in a view, or switch quarantine on to keep them apart",
+                    hint="filter them out in a view, or switch quarantine on",
                 )
 
     # -- quarantine ----------------------------------------------------------------------------
@@ -258,7 +222,7 @@ class CdcWriter(FlowWriter):
         return self._files.write_bad(kept, counts, split)
 
     def _quarantine_fields(self, schema: StructType) -> list[StructField]:
-        # The quarantine has the columns of the source, so that an event can be sent again.
+        # The quarantine has the columns of the source, so that an event can be replayed.
         assert self._kept is not None
         names = set(self._event_split.data_columns)
         return [field for field in self._kept.schema if field.name in names]
@@ -275,9 +239,7 @@ class CdcWriter(FlowWriter):
         if not batch.written.counts.clean_rows:
             return replace(decision, counts=counts)
         assert self._kept is not None
-        clean = self._kept.where(F.col(DESTINATION) == TO_TABLE).select(
-            *data_columns(self._event_split)
-        )
+        clean = valid_rows(self._kept, self._event_split)
         state = self._state.begin(batch.result.batch_id)
         events = self._events.events(
             clean, self._state.key_type, self._state.value_type, int(time.time() * 1000)
@@ -290,9 +252,10 @@ class CdcWriter(FlowWriter):
     def _files_path(self) -> str:
         return self._state.path
 
-    def _is_begun(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
-        is_in_state = bool(decision.files) and self._state.begin(decision.result.batch_id).done
-        return is_in_state or super()._is_begun(decision, quarantine)
+    def _is_partly_committed(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
+        batch_id = decision.result.batch_id
+        is_in_state = bool(decision.files) and self._state.begin(batch_id).is_committed
+        return is_in_state or super()._is_partly_committed(decision, quarantine)
 
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
         self._counts = decision.counts
@@ -308,18 +271,18 @@ class CdcWriter(FlowWriter):
         result, events = batch.result, self._events_of_batch
         if events is None:
             version: int | None = self._target.commit(
-                batch.begun, [], result.batch_id, result, complete=False
+                batch.txn, [], result.batch_id, result, complete=False
             )
             return replace(result, version=version)
-        appended = self._state.commit(events.begun, events.files, result)
+        appended = self._state.commit(events.txn, events.files, result)
         kill_point("after_state_commit", self._flow, result.batch_id)
-        touched, wanted = self._derive(events.rows, batch.written.counts.clean_rows)
-        version = self._keyed.replace(batch.begun, touched, wanted, result)
+        touched, rows = self._derive(events.rows, batch.written.counts.clean_rows)
+        version = self._keyed.replace(batch.txn, touched, rows, result)
         self._state.compact_if_due(appended, events.rows)
         return replace(result, version=version)
 
     def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
-        """The keys that a batch touches, and the rows that the target shall have for them."""
+        """The keys that a batch touches, and the new rows of the target for them."""
         schema, shape = self._state.schema, self._events.shape
         rows, size = self._state.rows(events)
         is_small = size <= REWRITE_BYTES and count <= _SMALL_ROWS

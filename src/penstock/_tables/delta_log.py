@@ -328,23 +328,16 @@ class DeltaJvm:
 
 
 def read_commit_counts(
-    spark: SparkSession, path: str, since_version: int = -1, *, newest: int | None = None
+    spark: SparkSession, path: str, since_version: int = -1
 ) -> list[CommitResult]:
     """What Penstock's commits after a version recorded, oldest first.
 
     Commits that log retention deleted are missing.
-
-    Args:
-        spark: The session.
-        path: The table.
-        since_version: Commits up to this version are skipped.
-        newest: Last version to read; the newest version by default.
     """
     delta = DeltaJvm(spark)
-    last = delta.version(path) if newest is None else newest
     results = []
     # From the newest back to the first that was deleted: all older ones were deleted, too.
-    for version in range(last, max(since_version, -1), -1):
+    for version in range(delta.version(path), max(since_version, -1), -1):
         info = delta.commit_info(path, version)
         if info is None:
             break

@@ -1,29 +1,34 @@
-"""Replacing all rows of some keys in one commit: what CDC and snapshots do to their target.
+"""Replaces all rows of some keys in one commit; for CDC, snapshots and update mode.
 
-Small tables are rewritten by a transaction of our own, which needs one job; large ones are merged
-by Delta's MERGE. Both are fenced.
+Small tables are rewritten by a transaction of our own, which needs one or two jobs; large ones are
+merged by Delta's MERGE, which needs seven or more. Both are fenced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.cdc_events import START_AT, comparable
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.log_scan import live_files
 from penstock._tables.schema import is_computed
-from penstock._tables.upsert import can_rewrite, merge_identity
 from penstock.quality.rules import quoted
 
+# The cost of a rewrite grows with the table; MERGE has a high fixed cost.
+REWRITE_BYTES = 8 * 1024 * 1024
 _ACTION = "penstock_action"
 _KEY = "penstock_key"
+_WRITE_CONF = "spark.databricks.delta.write."
+_CONSTRAINTS = "spark.sql.constraintPropagation.enabled"
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ class KeyedTable:
     Attributes:
         delta: The bridge.
         table: The table.
-        app_id: Under which its batches are counted.
-        rewrite: Force (or forbid) the rewrite of the table; by default its size decides.
+        app_id: Application id of its batches.
+        rewrite: Forces (or forbids) the rewrite of the table; by default its size decides.
     """
 
     delta: DeltaJvm
@@ -42,90 +47,104 @@ class KeyedTable:
     app_id: str
     rewrite: bool | None = None
 
-    def rows(self, begun: Begun, like: DataFrame) -> DataFrame:
-        """The rows of the version that a transaction read.
+    def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
+        """The rows of the version that a transaction read, in the session of `like`."""
+        live = self._live_files(txn)
+        if live is None:
+            files = txn.jvm.filterFiles()
+        else:
+            txn.jvm.readWholeTable()
+            files = self.delta.seq(self.delta.add_files(live))
+        path = self.table.ref.path
+        return self.delta.read_files(path, txn.jvm.snapshot(), files, like.sparkSession)
+
+    def replace(
+        self,
+        txn: TableTransaction,
+        touched: DataFrame,
+        rows: DataFrame,
+        result: CommitResult,
+        *,
+        deletes: bool = True,
+    ) -> int | None:
+        """Replace all rows of some keys; returns the new version.
 
         Args:
-            begun: From `FencedTable.begin`.
-            like: Any DataFrame of the session to read in.
+            txn: From `FencedTable.begin`, with the schema evolved.
+            touched: The keys, as structs in a column `k`; each once.
+            rows: The new rows of these keys.
+            result: Record of the batch.
+            deletes: Whether a touched key may have no new row.
         """
-        known = self._live_files(begun)
-        if known is None:
-            files = begun.transaction.filterFiles()
-        else:
-            begun.transaction.readWholeTable()
-            files = self.delta.seq(self.delta.add_files(known))
-        log = self.delta.log(self.table.ref.path)
-        frame = log.createDataFrame(begun.transaction.snapshot(), files, False, self.delta.none)
-        return DataFrame(frame, like.sparkSession)
+        if self._rewrites(txn):
+            return self._rewrite(txn, touched, rows, result)
+        return self._merge(txn, touched, rows, result, deletes=deletes)
 
-    def _live_files(self, begun: Begun) -> list[dict[str, Any]] | None:
-        return live_files(self.delta, self.table.ref.path, begun.version)
+    def _live_files(self, txn: TableTransaction) -> list[dict[str, Any]] | None:
+        return live_files(self.delta, self.table.ref.path, txn.version)
 
-    def _rewrites(self, begun: Begun) -> bool:
-        if any(is_computed(column) for column in begun.metadata.schema):
+    def _rewrites(self, txn: TableTransaction) -> bool:
+        if any(is_computed(column) for column in txn.metadata.schema):
             return False
         if self.rewrite is not None:
             return self.rewrite
-        known = self._live_files(begun)
-        # Asking Delta for the size would make it compute the state of the table.
-        return can_rewrite(begun, None if known is None else sum(int(f["size"]) for f in known))
-
-    def replace(
-        self, begun: Begun, touched: DataFrame, wanted: DataFrame, result: CommitResult
-    ) -> int | None:
-        """Make the rows of some keys what they should be; returns the version made.
-
-        Args:
-            begun: From `FencedTable.begin`, with the schema evolved.
-            touched: The keys, as structs in a column `k`.
-            wanted: All rows that the table shall have for these keys.
-            result: Record of the batch.
-        """
-        if self._rewrites(begun):
-            return self._rewrite(begun, touched, wanted, result)
-        return self._merge(begun, touched, wanted, result)
+        configuration = txn.metadata.configuration
+        for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
+            if configuration.get(feature, "false").lower() == "true":
+                return False  # only MERGE keeps them
+        live = self._live_files(txn)
+        if live is not None:
+            return sum(int(file["size"]) for file in live) <= REWRITE_BYTES
+        # Without a checksum, Delta computes the state of the table for its size.
+        return size_in_bytes(txn.jvm.snapshot()) <= REWRITE_BYTES
 
     def _rewrite(
-        self, begun: Begun, touched: DataFrame, wanted: DataFrame, result: CommitResult
+        self, txn: TableTransaction, touched: DataFrame, rows: DataFrame, result: CommitResult
     ) -> int:
-        removed = self.table.removals(begun)
-        staying = without_keys(in_one_task(self.rows(begun, wanted)), in_one_task(touched))
-        rows = staying.unionByName(wanted, allowMissingColumns=True).coalesce(1)
-        added = self.delta.items(begun.transaction.writeFiles(rows._jdf))
-        return self.table.commit(begun, [*removed, *added], result.batch_id, result, complete=False)
+        removed = self.table.removals(txn)
+        other = without_keys(in_one_task(self.rows(txn, rows)), in_one_task(touched))
+        written = other.unionByName(rows, allowMissingColumns=True).coalesce(1)
+        added = self.delta.write_files(txn.jvm, written)
+        return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
 
     def _merge(
-        self, begun: Begun, touched: DataFrame, wanted: DataFrame, result: CommitResult
+        self,
+        txn: TableTransaction,
+        touched: DataFrame,
+        rows: DataFrame,
+        result: CommitResult,
+        *,
+        deletes: bool,
     ) -> int | None:
         from delta.tables import DeltaTable
 
-        # MERGE makes its own transaction.
-        self.table.commit_evolution(begun, None)
-        session = wanted.sparkSession
+        # MERGE starts its own transaction.
+        self.table.commit_evolution(txn, None)
+        session = rows.sparkSession
         keys = _field_names(touched)
-        has_history = START_AT in wanted.columns
+        has_history = START_AT in rows.columns
         identity = [*keys, START_AT] if has_history else keys
-        if has_history:
-            path = self.table.ref.path
-            have = of_keys(session.read.format("delta").load(path), touched)
-        else:
-            # A key without a row is no harm: there is nothing to delete.
-            have = touched.select(*[F.col("k").getField(key).alias(key) for key in keys])
-        have = have.select(*[F.col(quoted(name)) for name in identity])
-        gone = _anti_join(have, wanted.select(*[F.col(quoted(n)) for n in identity]))
-        changes = wanted.withColumn(_ACTION, F.lit(1)).unionByName(
-            gone.withColumn(_ACTION, F.lit(0)), allowMissingColumns=True
-        )
+        changes = rows.withColumn(_ACTION, F.lit(1))
+        if deletes:
+            if has_history:
+                path = self.table.ref.path
+                have = of_keys(session.read.format("delta").load(path), touched)
+            else:
+                # A key that the table does not have matches no row.
+                have = touched.select(*[F.col("k").getField(key).alias(key) for key in keys])
+            have = have.select(*[F.col(quoted(name)) for name in identity])
+            gone = _anti_join(have, rows.select(*[F.col(quoted(n)) for n in identity]))
+            deletions = gone.withColumn(_ACTION, F.lit(0))
+            changes = changes.unionByName(deletions, allowMissingColumns=True)
         stays = F.col(f"s.{_ACTION}") == 1
         columns: dict[str, str | Column] = {
-            quoted(name): f"s.{quoted(name)}" for name in wanted.columns
+            quoted(name): f"s.{quoted(name)}" for name in rows.columns
         }
         same = [
             comparable(F.col(f"t.{quoted(f.name)}"), f.dataType).eqNullSafe(
                 comparable(F.col(f"s.{quoted(f.name)}"), f.dataType)
             )
-            for f in wanted.schema
+            for f in rows.schema
         ]
         matches = [F.col(f"t.{quoted(n)}").eqNullSafe(F.col(f"s.{quoted(n)}")) for n in identity]
         with merge_identity(session, self.app_id, result):
@@ -138,8 +157,35 @@ class KeyedTable:
                 .whenNotMatchedInsert(condition=stays, values=columns)
                 .execute()
             )
-        found = self.table.recorded(result.batch_id)
-        return found.version if found else None
+        recorded = self.table.recorded(result.batch_id)
+        return recorded.version if recorded else None
+
+
+@contextmanager
+def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> Iterator[None]:
+    """Set the transaction id and the record of the one MERGE in the block.
+
+    MERGE takes both only from the session's configuration, and any later statement of the session
+    would inherit them and be skipped without an error.
+
+    Constraint propagation of the optimizer is off meanwhile: its time grows with the square of the
+    columns, and for a history of 20 columns exceeds that of the rest of the MERGE.
+    """
+    settings = {_USER_METADATA: result.to_metadata(), _CONSTRAINTS: "false"}
+    if result.batch_id is not None:
+        settings[f"{_WRITE_CONF}txnAppId"] = app_id
+        settings[f"{_WRITE_CONF}txnVersion"] = str(result.batch_id)
+    before = {key: session.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, earlier)
 
 
 def _field_names(touched: DataFrame) -> list[str]:
@@ -154,13 +200,13 @@ def in_one_task(rows: DataFrame) -> DataFrame:
 
 
 # Spark pushes semi and anti joins below a coalesce, where they need a shuffle again; so the keys,
-# each of which is there once, are joined by inner and outer joins.
+# which are unique, are joined by inner and outer joins.
 
 
 def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
-    """The rows with one of some keys; NULL equals NULL, as it does inside of structs."""
-    apart = keys.withColumnRenamed("k", _KEY)
-    return rows.join(apart, _key_of_row(keys) == F.col(_KEY)).select(*_columns(rows))
+    """The rows with one of some keys; NULL equals NULL, as within structs."""
+    renamed = keys.withColumnRenamed("k", _KEY)
+    return rows.join(renamed, _key_of_row(keys) == F.col(_KEY)).select(*_columns(rows))
 
 
 def without_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:

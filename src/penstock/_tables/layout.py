@@ -59,12 +59,6 @@ class StorageLayout:
         """Location of a table's quarantine: beside the table."""
         return f"{self.table_path(name, override)}{QUARANTINE_SUFFIX}"
 
-    def table(self, name: DatasetName, override: str | None = None) -> TableRef:
-        return TableRef(self.table_path(name, override), str(name))
-
-    def quarantine(self, name: DatasetName, override: str | None = None) -> TableRef:
-        return TableRef(self.quarantine_path(name, override), f"{name}{QUARANTINE_SUFFIX}")
-
     def cdc_state(self, name: DatasetName) -> TableRef:
         """The table with the auto CDC state of a table."""
         return TableRef(self._below(f"{self.state_dir}/cdc", name), f"{name} (CDC state)")
@@ -90,11 +84,6 @@ class StorageLayout:
 
     def note_file(self, flow: str, epoch: str) -> str:
         return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
-
-    @property
-    def events_dir(self) -> str:
-        """Folder of event logs."""
-        return f"{self.root}/events"
 
     @property
     def state_dir(self) -> str:

@@ -1,25 +1,21 @@
-"""The rows of a batch as files that no commit names yet: in one job for two tables, or in two."""
+"""Writes the rows of a batch as files that are not committed yet: one job for two tables, or two.
+
+Also the rows that a stateful operator refused, which the batch's query does not return.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import Begun, FencedTable
-from penstock._tables.move_files import renames_cheaply
-from penstock._tables.refused_rows import (
-    FindLateRows,
-    LateCounts,
-    as_quarantine_rows,
-    count_refused,
-)
+from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.schema import plain_schema
 from penstock._tables.staging import (
     StagedFiles,
@@ -27,32 +23,78 @@ from penstock._tables.staging import (
     count_masks,
     count_rows,
     data_columns,
+    renames_cheaply,
     sort_files,
     staging_metadata,
+    valid_rows,
 )
-from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
+from penstock.quality.rules import quoted
+from penstock.quality.split import (
+    DESTINATION,
+    FAILED_RULES,
+    QUARANTINE_COLUMNS,
+    TO_TABLE,
+    RowSplit,
+)
+
+LATE = "late"
+"""Reason of a row behind the watermark."""
+NO_EVENT_TIME = "no_event_time"
+"""Reason of a row that belongs to no window, because its event time is NULL."""
 
 
 class Strategy(StrEnum):
-    """How the rows of one batch get into two tables."""
+    """How the rows of one batch are written to two tables."""
 
     ONE_JOB = "one job"
-    """One job writes both; the files of the quarantine are moved into their table."""
+    """One job writes both; the files of the quarantine are moved into its folder."""
     TWO_JOBS = "two jobs"
-    """The batch is kept in memory and written twice: where a rename is a copy, and for tables with
+    """The batch is persisted and written twice: where a rename is a copy, and for tables with
     column mapping or identity columns."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What the jobs of one batch produced, not committed yet.
+class Refused:
+    """Rows of one batch that a stateful operator refused.
 
     Attributes:
-        counts: Rows and rules, and the files that still have to move to the quarantine table.
+        late: Number of rows behind the watermark; -1 = counted when `frame` is written.
+        frame: The rows with the columns of the quarantine, if they are to be kept.
+    """
+
+    late: int = 0
+    frame: DataFrame | None = None
+
+
+class FindLateRows(Protocol):
+    """Finds refused rows; called once per batch, when the batch has been computed."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the rows go to quarantine."""
+
+    def find(self, df: DataFrame) -> Refused:
+        """The refused rows of the batch `df` of the writer."""
+
+
+@dataclass(frozen=True)
+class LateCounts:
+    """Number of late rows, and of refused rows written to quarantine."""
+
+    rows: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of one batch, not committed yet.
+
+    Attributes:
+        counts: Rows and rules, and the files that still have to be moved to the quarantine table.
         actions: For the target's commit.
-        bad: `AddFile` contents for the quarantine table that lie there already.
+        bad: `AddFile` contents that are in the folder of the quarantine table already.
         duplicates: Rows that were left out because the table has their key.
-        rows: The rows that passed, for writers that merge them.
+        rows: The valid rows, for writers that merge them.
     """
 
     counts: StagedFiles
@@ -68,9 +110,9 @@ class RowFiles:
     Args:
         delta: The bridge.
         target: The table.
-        quarantine: Where rows that break a drop rule go, if they are kept.
-        split: What `quality.split_rows` made of the query; `None` without expectations.
-        strategy: Force one; by default the table decides.
+        quarantine: Table for the rows that break a drop rule, if they are kept.
+        split: From `quality.split_rows`; `None` without expectations.
+        strategy: `None` = chosen by the table.
         replaces: Whether each batch replaces the contents of the tables.
     """
 
@@ -93,46 +135,48 @@ class RowFiles:
         self._staging: Any = None
         self._staging_generation = -1
 
-    def write(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
+    def write(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         """Write all rows of a batch.
 
         Args:
             df: The batch, with the split's helper columns if there is a split.
-            begun: Transaction on the target.
+            txn: Transaction on the target.
             schema: Of the target after the batch.
         """
         if self._split is None:
-            files = begun.transaction.writeFiles(df._jdf)
+            files = txn.jvm.writeFiles(df._jdf)
             rows = self.row_count(self._delta.file_contents(files))
             return Written(StagedFiles([], [], rows, 0, {}), list(self._delta.items(files)))
-        if self._uses_one_job(df, begun):
-            return self._one_job(df, begun, schema, self._split)
-        return self._two_jobs(df, begun, self._split)
+        if self._uses_one_job(df, txn):
+            return self._one_job(df, txn, schema, self._split)
+        return self._two_jobs(df, txn, self._split)
 
     def row_count(self, files: Sequence[Mapping[str, Any]]) -> int:
-        """Rows in new files: from their statistics, or their footers where those are off."""
+        """Rows in new files: from their statistics, or from their footers if those are off."""
         if all(file.get("stats") for file in files):
             return sum(int(json.loads(file["stats"])["numRecords"]) for file in files)
         root = self._target.ref.path
         paths = [f"{root}/{unquote(file['path'])}" for file in files]
         return self._delta.spark.read.parquet(*paths).count()
 
-    def _uses_one_job(self, df: DataFrame, begun: Begun) -> bool:
+    def _uses_one_job(self, df: DataFrame, txn: TableTransaction) -> bool:
         if self._strategy is not None:
             return self._strategy is Strategy.ONE_JOB
         collects = df.sparkSession.conf.get("spark.databricks.delta.stats.collect", "true")
         return (
-            can_stage(begun.metadata)
+            can_stage(txn.metadata)
             and collects == "true"
             and renames_cheaply(self._target.ref.path)
         )
 
-    def _one_job(self, df: DataFrame, begun: Begun, schema: StructType, split: RowSplit) -> Written:
+    def _one_job(
+        self, df: DataFrame, txn: TableTransaction, schema: StructType, split: RowSplit
+    ) -> Written:
         if self._staging is None or self._staging_generation != self._target.generation:
-            self._staging = staging_metadata(self._delta, begun.metadata, schema, split)
+            self._staging = staging_metadata(self._delta, txn.metadata, schema, split)
             self._staging_generation = self._target.generation
         staging = self._delta.log(self._target.ref.path).startTransaction(
-            self._delta.none, self._delta.option(begun.transaction.snapshot())
+            self._delta.none, self._delta.option(txn.jvm.snapshot())
         )
         staging.updateMetadata(self._staging, False)
         staged = sort_files(
@@ -142,14 +186,13 @@ class RowFiles:
         )
         return Written(staged, self._delta.add_files(staged.clean))
 
-    def _two_jobs(self, df: DataFrame, begun: Begun, split: RowSplit) -> Written:
+    def _two_jobs(self, df: DataFrame, txn: TableTransaction, split: RowSplit) -> Written:
         kept = df.persist()
         try:
-            counts = count_rows(kept, split)
+            counts, _ = count_rows(kept, split)
             bad = self.write_bad(kept, counts, split)
-            clean = kept.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
-            files = begun.transaction.writeFiles(clean._jdf)
-            return Written(counts, list(self._delta.items(files)), bad)
+            files = self._delta.write_files(txn.jvm, valid_rows(kept, split))
+            return Written(counts, files, bad)
         finally:
             kept.unpersist()
 
@@ -161,26 +204,42 @@ class RowFiles:
             return []
         helpers = [F.col(column) for column in QUARANTINE_COLUMNS]
         frame = kept.where(F.col(DESTINATION) != TO_TABLE).select(*data_columns(split), *helpers)
-        begun = self._quarantine.begin(None)
-        self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=self._replaces)
-        return self._delta.file_contents(begun.transaction.writeFiles(frame._jdf))
+        return self._write_quarantine(self._quarantine, frame, replaces=self._replaces)
 
     def add_late(
         self, df: DataFrame, late: FindLateRows, written: Written, schema: StructType
     ) -> tuple[Written, LateCounts]:
-        """Find the rows that a stateful operator refused; those to keep become files."""
+        """Count the rows that a stateful operator refused, and write those to keep."""
         refused = late.find(df)
         if refused.frame is None or self._quarantine is None:
             return written, LateCounts(refused.late)
         kept = refused.frame.persist()
         try:
-            refused_late, rows = count_refused(kept)
-            if not rows:
+            is_late = F.array_contains(F.col(FAILED_RULES), LATE)
+            row: Any = kept.agg(F.count(F.when(is_late, 1)), F.count(F.lit(1))).head()
+            if not row[1]:
                 return written, LateCounts()
-            frame = as_quarantine_rows(kept, plain_schema(schema, nullable=True))
-            begun = self._quarantine.begin(None)
-            self._quarantine.evolve(begun, frame.schema, allow_missing=True, replaces=False)
-            files = self._delta.file_contents(begun.transaction.writeFiles(frame._jdf))
-            return replace(written, bad=[*written.bad, *files]), LateCounts(refused_late, rows)
+            frame = _as_quarantine_rows(kept, plain_schema(schema, nullable=True))
+            files = self._write_quarantine(self._quarantine, frame, replaces=False)
+            written = replace(written, bad=[*written.bad, *files])
+            return written, LateCounts(int(row[0]), int(row[1]))
         finally:
             kept.unpersist()
+
+    def _write_quarantine(
+        self, table: FencedTable, rows: DataFrame, *, replaces: bool
+    ) -> list[dict[str, Any]]:
+        txn = table.begin(None)
+        table.evolve(txn, rows.schema, allow_missing=True, replaces=replaces)
+        return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
+
+
+def _as_quarantine_rows(df: DataFrame, schema: StructType) -> DataFrame:
+    """Refused rows with the columns of the table: NULL if they have none of that name and type."""
+    have = {field.name: field.dataType for field in df.schema}
+    columns: list[Column] = []
+    for field in schema:
+        is_same = have.get(field.name) == field.dataType
+        value = F.col(quoted(field.name)) if is_same else F.lit(None).cast(field.dataType)
+        columns.append(value.alias(field.name))
+    return df.select(*columns, *[F.col(name) for name in QUARANTINE_COLUMNS])

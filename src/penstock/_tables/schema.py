@@ -1,13 +1,14 @@
-"""Comparing the schema of a query with that of a table: equal, additive, or incompatible.
+"""Compares the schema of a query with that of a table: equal, additive, or incompatible.
 
-Delta's `writeFiles` checks nothing: a string written into a double column makes a table that cannot
-be read any more. Everything that is written goes through `reconcile` first.
+Delta's `writeFiles` checks nothing: a table with a string written into a double column cannot be
+read any more. So every write calls `reconcile` first.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -37,7 +38,9 @@ IDENTITY_START = "delta.identity.start"
 IDENTITY_STEP = "delta.identity.step"
 IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
 LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
-"""Metadata of a column: its type with the lengths of CHAR and VARCHAR; a table holds STRING."""
+"""Metadata of a column: its type with the lengths of CHAR and VARCHAR; the table has STRING."""
+FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+"""Characters that column names can have only with column mapping."""
 _KEPT_METADATA = ("comment", LENGTHS)
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _DIGITS = {"ByteType": 3, "ShortType": 5, "IntegerType": 10, "LongType": 19}
@@ -57,7 +60,7 @@ class SchemaDifference:
     merged: StructType
     added: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    conflicts: tuple[tuple[str, str, str], ...] = field(default=())
+    conflicts: tuple[tuple[str, str, str], ...] = ()
 
 
 def compare(table: StructType, query: StructType) -> SchemaDifference:
@@ -77,14 +80,14 @@ def reconcile(
     allow_missing: bool = False,
     declared: bool = False,
 ) -> SchemaDifference:
-    """Compare, and refuse what cannot be written.
+    """Compare, and raise if rows of the query cannot be written.
 
     Args:
         table: Schema of the table.
         query: Schema of the query, without helper columns.
         name: Of the table, for messages.
         allow_missing: Columns that the query lacks become NULL instead of an error.
-        declared: Whether `query` is what the table declares, not what a query has.
+        declared: Whether `query` is the declared schema of the table.
 
     Raises:
         PlanError: `SCHEMA_INCOMPATIBLE`.
@@ -94,13 +97,13 @@ def reconcile(
     if difference.conflicts:
         column, have, want = difference.conflicts[0]
         more = len(difference.conflicts) - 1
-        there = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
-        way = "declare it as it is" if declared else "cast the column in the query"
+        other = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
+        way_out = "declare the type of the table" if declared else "cast the column in the query"
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",
-            f"column {column!r} of {name} is {have.upper()} in the table and {there}"
+            f"column {column!r} of {name} is {have.upper()} in the table and {other}"
             + (f" ({more} more columns differ)" if more else ""),
-            hint=f"{way}, or rebuild the table: --full-refresh {name}",
+            hint=f"{way_out}, or rebuild the table: --full-refresh {name}",
         )
     if difference.missing and not allow_missing:
         columns = ", ".join(repr(column) for column in difference.missing)
@@ -113,10 +116,10 @@ def reconcile(
 
 
 def check_columns(query: StructType, name: str) -> None:
-    """Refuse a schema that no table can have.
+    """Refuse columns with the same name, and columns of type VOID.
 
     Raises:
-        PlanError: `SCHEMA_INCOMPATIBLE`: two columns with one name, or a column without a type.
+        PlanError: `SCHEMA_INCOMPATIBLE`.
     """
     seen: set[str] = set()
     for column in query:
@@ -135,15 +138,50 @@ def check_columns(query: StructType, name: str) -> None:
             )
 
 
-def conform(df: DataFrame, table: StructType) -> DataFrame:
-    """Cast columns up to the table's type where no value can change.
+def nested_types(kind: DataType) -> Iterator[DataType]:
+    """A type and all types within it."""
+    yield kind
+    children: list[DataType] = []
+    if isinstance(kind, StructType):
+        children = [field.dataType for field in kind]
+    elif isinstance(kind, ArrayType):
+        children = [kind.elementType]
+    elif isinstance(kind, MapType):
+        children = [kind.keyType, kind.valueType]
+    for child in children:
+        yield from nested_types(child)
 
-    Anything else stays as it is and is refused by `reconcile`.
 
-    Args:
-        df: The query.
-        table: Schema of the table, or the declared one.
+Leaf: TypeAlias = Callable[[DataType, DataType, tuple[str, ...]], DataType]
+"""Gets two atomic types, or types of different kinds, and the path of their column."""
+
+
+def map_leaves(kind: DataType, other: DataType, leaf: Leaf, path: tuple[str, ...] = ()) -> DataType:
+    """A type with each leaf replaced by what `leaf` returns for it and the same leaf of `other`.
+
+    Struct fields are matched by name, in any case; those that `other` lacks stay.
     """
+    if isinstance(kind, StructType) and isinstance(other, StructType):
+        types = {field.name.lower(): field.dataType for field in other}
+        fields = []
+        for field in kind:
+            inner = field.dataType
+            if field.name.lower() in types:
+                inner = map_leaves(inner, types[field.name.lower()], leaf, (*path, field.name))
+            fields.append(StructField(field.name, inner, field.nullable, field.metadata))
+        return StructType(fields)
+    if isinstance(kind, ArrayType) and isinstance(other, ArrayType):
+        element = map_leaves(kind.elementType, other.elementType, leaf, (*path, "element"))
+        return ArrayType(element, kind.containsNull)
+    if isinstance(kind, MapType) and isinstance(other, MapType):
+        key = map_leaves(kind.keyType, other.keyType, leaf, (*path, "key"))
+        value = map_leaves(kind.valueType, other.valueType, leaf, (*path, "value"))
+        return MapType(key, value, kind.valueContainsNull)
+    return leaf(kind, other, path)
+
+
+def conform(df: DataFrame, table: StructType) -> DataFrame:
+    """Cast columns to the table's types if no value changes; others are left to `reconcile`."""
     casts = {
         column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(kind)
         for column, kind in zip(df.schema, conformed(df.schema, table), strict=True)
@@ -160,56 +198,41 @@ def conformed(
     Args:
         query: Schema of the query.
         table: Schema of the table.
-        fits: Whether a type that is not made of others becomes that of the table; by default, where
-            no value changes by that.
+        fits: Whether an atomic type is cast to that of the table; by default if no value changes.
     """
     fits = fits or _lossless
-    wanted = {column.name.lower(): column.dataType for column in table}
-    return [_conformed(c.dataType, wanted.get(c.name.lower(), c.dataType), fits) for c in query]
 
+    def leaf(have: DataType, want: DataType, _: object) -> DataType:
+        return want if have == want or fits(have, want) else have
 
-def _conformed(
-    source: DataType, target: DataType, fits: Callable[[DataType, DataType], bool]
-) -> DataType:
-    """A type with the target's leaves in the place of its own where they fit."""
-    if isinstance(source, StructType) and isinstance(target, StructType):
-        kinds = conformed(source, target, fits)
-        fields = zip(source, kinds, strict=True)
-        return StructType([StructField(f.name, kind, f.nullable, f.metadata) for f, kind in fields])
-    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
-        element = _conformed(source.elementType, target.elementType, fits)
-        return ArrayType(element, source.containsNull)
-    if isinstance(source, MapType) and isinstance(target, MapType):
-        key = _conformed(source.keyType, target.keyType, fits)
-        value = _conformed(source.valueType, target.valueType, fits)
-        return MapType(key, value, source.valueContainsNull)
-    return target if source == target or fits(source, target) else source
+    kinds = map_leaves(query, table, leaf)
+    assert isinstance(kinds, StructType)
+    return [field.dataType for field in kinds]
 
 
 def merged(schemas: Iterable[StructType]) -> StructType:
-    """The columns of several queries for one table, each once.
+    """The columns of several queries for one table.
 
-    A column has the wider of two types where one holds all values of the other, else the first.
+    A column has the wider of two types if one holds all values of the other, else the first.
     """
-    found: dict[str, StructField] = {}
+    columns: dict[str, StructField] = {}
     for schema in schemas:
         for column in schema:
-            first = found.setdefault(column.name.lower(), column)
+            first = columns.setdefault(column.name.lower(), column)
             if _lossless(first.dataType, column.dataType):
-                found[column.name.lower()] = StructField(
+                columns[column.name.lower()] = StructField(
                     first.name, column.dataType, first.nullable, first.metadata
                 )
-    return StructType(list(found.values()))
+    return StructType(list(columns.values()))
 
 
 def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
-    """The query with STRING in the place of VOID: a column that is always NULL has no type.
+    """The query with the declared type, or STRING, instead of VOID (the type of NULL)."""
 
-    Args:
-        df: The query.
-        declared: Columns of its table; one that is VOID in the query has the type that it has here.
-    """
-    kinds = conformed(df.schema, declared or StructType(), _is_void)
+    def is_void(kind: DataType, _: DataType) -> bool:
+        return isinstance(kind, NullType)
+
+    kinds = conformed(df.schema, declared or StructType(), is_void)
     untyped = {
         column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(without_void(kind))
         for column, kind in zip(df.schema, kinds, strict=True)
@@ -218,36 +241,17 @@ def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
     return df.withColumns(untyped) if untyped else df
 
 
-def _is_void(kind: DataType, _: DataType) -> bool:
-    return isinstance(kind, NullType)
-
-
 def without_void(kind: DataType) -> DataType:
-    """A type with STRING in the place of every VOID, which no table can hold."""
-    if isinstance(kind, NullType):
-        return StringType()
-    if isinstance(kind, ArrayType):
-        return ArrayType(without_void(kind.elementType), kind.containsNull)
-    if isinstance(kind, MapType):
-        key, value = without_void(kind.keyType), without_void(kind.valueType)
-        return MapType(key, value, kind.valueContainsNull)
-    if isinstance(kind, StructType):
-        return StructType(
-            [StructField(f.name, without_void(f.dataType), f.nullable, f.metadata) for f in kind]
-        )
-    return kind
+    """A type with STRING instead of every VOID, which no table can have."""
+    return map_leaves(
+        kind, kind, lambda have, *_: StringType() if isinstance(have, NullType) else have
+    )
 
 
 def plain_schema(
     schema: StructType, *, nullable: bool = False, keep_comments: bool = True
 ) -> StructType:
-    """A schema as a table should store it: without watermark and other query metadata.
-
-    Args:
-        schema: Of a query or a table.
-        nullable: Make every column nullable, as a query's columns are.
-        keep_comments: Keep column comments.
-    """
+    """A schema for a table: without watermark and other query metadata."""
     columns = []
     for column in schema:
         metadata = {
@@ -261,7 +265,7 @@ def plain_schema(
 
 
 def as_nullable(data_type: DataType) -> DataType:
-    """The type with nullable fields, elements and values at every depth."""
+    """The type with nullable fields, elements and values at every level."""
     if isinstance(data_type, StructType):
         return StructType(
             [StructField(f.name, as_nullable(f.dataType), True, f.metadata) for f in data_type]
@@ -274,7 +278,7 @@ def as_nullable(data_type: DataType) -> DataType:
 
 
 def leaf_count(columns: Collection[StructField]) -> int:
-    """How many leaf columns Delta counts when it decides which ones get statistics."""
+    """Number of leaf columns, as Delta counts them for statistics."""
     return sum(
         leaf_count(column.dataType.fields) if isinstance(column.dataType, StructType) else 1
         for column in columns
@@ -282,18 +286,16 @@ def leaf_count(columns: Collection[StructField]) -> int:
 
 
 def is_computed(column: StructField) -> bool:
-    """Whether Delta fills the column when the query does not."""
+    """Whether Delta computes the column if the query does not have it."""
     metadata = column.metadata or {}
     return _GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
 
 
 def is_identity(column: StructField) -> bool:
-    """Whether Delta numbers the rows in the column."""
     return IDENTITY_START in (column.metadata or {})
 
 
 def has_identity(schema: StructType) -> bool:
-    """Whether a column is an identity column."""
     return any(is_identity(column) for column in schema)
 
 
@@ -355,17 +357,8 @@ def _merge_type(
     return table
 
 
-def _has_void(data_type: DataType) -> bool:
-    if isinstance(data_type, NullType):
-        return True
-    children: list[Any] = []
-    if isinstance(data_type, StructType):
-        children = [column.dataType for column in data_type]
-    elif isinstance(data_type, ArrayType):
-        children = [data_type.elementType]
-    elif isinstance(data_type, MapType):
-        children = [data_type.keyType, data_type.valueType]
-    return any(_has_void(child) for child in children)
+def _has_void(kind: DataType) -> bool:
+    return any(isinstance(nested, NullType) for nested in nested_types(kind))
 
 
 def _lossless(source: DataType, target: DataType) -> bool:

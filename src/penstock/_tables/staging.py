@@ -1,17 +1,21 @@
 """One job for two tables: a transaction that writes the files and is never committed.
 
-Its schema is the target's plus the helper columns, partitioned by the destination first. The files
-of `penstock_dest=table` are committed to the target as they are (a reader never looks at columns
-that the table does not have), the others are moved into the quarantine table and committed there.
+Its schema is the target's plus the helper columns, partitioned by the destination first. Files with
+`penstock_dest=table` are committed to the target (readers ignore columns that the table does not
+have), the others are moved into the folder of the quarantine table and committed there.
 """
 
+import errno
 import json
+import os
 import re
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,7 +24,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
-from penstock._tables.files import local_path
+from penstock._tables.files import hadoop_path, local_path
 from penstock._tables.schema import as_nullable, has_identity, leaf_count, schema_json
 from penstock.quality.rules import quoted
 from penstock.quality.split import (
@@ -40,6 +44,7 @@ _STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _CONSTRAINT = "delta.constraints."
 _DEFAULT_INDEXED = 32
 _MASK_STATISTIC = re.compile(rf'"{MASK_PREFIX}\d+":\d+,|,?"{MASK_PREFIX}\d+":\d+(?=\}})')
+_CHEAP_RENAME = frozenset({"file", "hdfs", "viewfs"})
 
 RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
 """Rows by the values of the mask columns."""
@@ -54,8 +59,8 @@ QUARANTINE_FIELDS = (
 def can_stage(metadata: TableMetadata) -> bool:
     """Whether files written for a staging schema are valid files of this table.
 
-    Not with column mapping (physical names), identity columns (their high-water mark is in the
-    transaction that writes) and the old form of invariants.
+    Not with column mapping (physical names), identity columns (the transaction that writes has
+    their high-water mark) and invariants of the old form.
     """
     configuration = metadata.configuration
     if configuration.get("delta.columnMapping.mode", "none").lower() != "none":
@@ -72,8 +77,8 @@ def staging_metadata(
 ) -> Any:
     """Metadata of the staging transaction, as Delta's object.
 
-    The target's constraints bind only the rows that go to it; the staging schema states them that
-    way, so that Delta itself enforces them while it writes.
+    The target's constraints apply only to the rows for the target; the staging schema states them
+    that way, so that Delta itself enforces them while it writes.
 
     Args:
         delta: The bridge.
@@ -82,7 +87,7 @@ def staging_metadata(
         split: The split whose DataFrame will be written.
     """
     masks = [StructField(name, LongType()) for name in split.masks]
-    # With the same types as the DataFrame: nothing may reject a row that goes to quarantine.
+    # With the types of the DataFrame: no constraint may reject a row for the quarantine.
     data = [StructField(c.name, as_nullable(c.dataType), True, c.metadata) for c in schema]
     helpers = list(QUARANTINE_FIELDS) if split.quarantine else []
     destination = StructField(DESTINATION, StringType())
@@ -94,25 +99,25 @@ def staging_metadata(
 
 
 def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit) -> dict[str, str]:
-    found = metadata.configuration
-    result = {key: value for key, value in found.items() if not key.startswith(_CONSTRAINT)}
-    # Masks come first, so that counting them takes nothing from the table's own statistics.
-    if _STATS_COLUMNS in found:
-        result[_STATS_COLUMNS] = ",".join([*split.masks, found[_STATS_COLUMNS]])
+    have = metadata.configuration
+    result = {key: value for key, value in have.items() if not key.startswith(_CONSTRAINT)}
+    # Masks come first, so that their statistics do not displace those of the table's columns.
+    if _STATS_COLUMNS in have:
+        result[_STATS_COLUMNS] = ",".join([*split.masks, have[_STATS_COLUMNS]])
     else:
         partitioned = {name.lower() for name in metadata.partition_columns}
         leaves = leaf_count([c for c in schema if c.name.lower() not in partitioned])
-        indexed = int(found.get(_INDEXED, _DEFAULT_INDEXED))
+        indexed = int(have.get(_INDEXED, _DEFAULT_INDEXED))
         own = leaves if indexed < 0 else min(leaves, indexed)
         result[_INDEXED] = str(len(split.masks) + own)
-    elsewhere = f"{DESTINATION} = '{TO_QUARANTINE}'"
-    for key, value in found.items():
+    quarantined = f"{DESTINATION} = '{TO_QUARANTINE}'"
+    for key, value in have.items():
         if key.startswith(_CONSTRAINT):
-            result[key] = f"{elsewhere} OR ({value})"
+            result[key] = f"{quarantined} OR ({value})"
     for column in schema:
         if not column.nullable:
             key = f"{_CONSTRAINT}not_null_{column.name.lower()}"
-            result[key] = f"{elsewhere} OR {quoted(column.name)} IS NOT NULL"
+            result[key] = f"{quarantined} OR {quoted(column.name)} IS NOT NULL"
     return result
 
 
@@ -138,15 +143,15 @@ class StagedFiles:
 def sort_files(
     files: list[dict[str, Any]], split: RowSplit, count: Callable[[list[str]], RuleHistogram]
 ) -> StagedFiles:
-    """Separate the files of a staging job and count their rows and broken rules.
+    """Group the files of a staging job by destination, and count their rows and broken rules.
 
-    Counts come from the files that survive: a task that was retried or ran twice counts once.
+    Counts come from the final files: a task that was retried or speculated counts once.
 
     Args:
         files: `AddFile` contents.
         split: Whose DataFrame was written.
-        count: How often each combination of masks occurs in files, given by the `path` of their
-            `AddFile`; asked only for files with a row that breaks a rule.
+        count: Returns how often each combination of masks occurs in files, given by the `path` of
+            their `AddFile`; called only for files with a row that breaks a rule.
     """
     result = StagedFiles([], [], 0, 0, {})
     to_count = []
@@ -166,11 +171,14 @@ def sort_files(
             result.clean.append(moved)
             result.clean_rows += rows
     failed = rule_counts(count(to_count), split) if to_count else {}
-    total = result.clean_rows + result.bad_rows
-    result.rules = {
+    result.rules = _counts(split, result.clean_rows + result.bad_rows, failed)
+    return result
+
+
+def _counts(split: RowSplit, total: int, failed: Mapping[str, int]) -> dict[str, RuleCounts]:
+    return {
         rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
     }
-    return result
 
 
 def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
@@ -185,11 +193,11 @@ def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
 
 
 def count_masks(spark: SparkSession, root: str, files: list[str], split: RowSplit) -> RuleHistogram:
-    """Read the mask columns of files back.
+    """Read the mask columns of files back; with Spark from remote storage.
 
     Args:
-        spark: Reads files that are not on a disk of this machine.
-        root: Of the table below which the files lie.
+        spark: The session.
+        root: Of the table above the files.
         files: `path` of their `AddFile`.
         split: Whose DataFrame was written.
     """
@@ -203,17 +211,16 @@ def count_masks(spark: SparkSession, root: str, files: list[str], split: RowSpli
                 histogram[tuple(row[mask] for mask in split.masks)] += row["count_all"]
         return histogram
     paths = [f"{root}/{unquote(file)}" for file in files]
-    found = spark.read.parquet(*paths).groupBy(*split.masks).count().collect()
-    for line in found:
-        histogram[tuple(line[mask] for mask in split.masks)] += line["count"]
+    for row in spark.read.parquet(*paths).groupBy(*split.masks).count().collect():
+        histogram[tuple(row[mask] for mask in split.masks)] += row["count"]
     return histogram
 
 
 def without_masks(statistics: str) -> str:
     """A file's statistics without those of the mask columns.
 
-    As text: parsing numbers in Python would lose digits of decimals. A quote inside of a value is
-    escaped, so the pattern finds keys only.
+    Edited as a string: parsing numbers in Python would lose digits of decimals. Quotes within
+    values are escaped, so the pattern matches keys only.
     """
     return _MASK_STATISTIC.sub("", statistics)
 
@@ -223,24 +230,27 @@ def data_columns(split: RowSplit) -> list[Column]:
     return [F.col(quoted(column)) for column in split.data_columns]
 
 
-def count_rows(kept: DataFrame, split: RowSplit) -> StagedFiles:
-    """Count a persisted batch by destination and rule, without files."""
-    return count_rows_and(kept, split, {})[0]
+def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
+    """The rows for the target, without helper columns."""
+    if split is None:
+        return batch
+    return batch.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
 
 
-def count_rows_and(
-    kept: DataFrame, split: RowSplit, more: Mapping[str, Column]
+def count_rows(
+    kept: DataFrame, split: RowSplit, more: Mapping[str, Column] | None = None
 ) -> tuple[StagedFiles, dict[str, int]]:
-    """Count a persisted batch as `count_rows` does, and whatever else, in the same job.
+    """Count a persisted batch by destination and rule, without files, in one job.
 
     Args:
         kept: The batch, with the split's helper columns.
         split: Its split.
         more: Further counts by name.
     """
+    more = more or {}
     sums = [
-        F.count(F.when(is_broken(*place), 1)).alias(f"rule_{number}")
-        for number, place in enumerate(split.bits.values())
+        F.count(F.when(is_broken(*bit), 1)).alias(f"rule_{number}")
+        for number, bit in enumerate(split.bits.values())
     ]
     is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
     row: Any = kept.agg(
@@ -251,8 +261,74 @@ def count_rows_and(
     ).first()
     total, bad = int(row["total"]), int(row["bad"])
     failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
-    rules = {
-        rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
-    }
-    others = {name: int(row[f"more_{name}"]) for name in more}
-    return StagedFiles([], [], total - bad, bad, rules), others
+    staged = StagedFiles([], [], total - bad, bad, _counts(split, total, failed))
+    return staged, {name: int(row[f"more_{name}"]) for name in more}
+
+
+# -- files of the quarantine --------------------------------------------------------------------
+
+
+def renames_cheaply(path: str) -> bool:
+    """Whether a rename is one step on the file system of a path; on object stores it is a copy."""
+    return local_path(path) is not None or urlparse(path).scheme in _CHEAP_RENAME
+
+
+def move_files(delta: DeltaJvm, files: Iterable[str], source: str, target: str) -> None:
+    """Move data files from one table to another; skips files that were moved already.
+
+    Args:
+        delta: The bridge.
+        files: URL-encoded paths relative to the table, as in `AddFile`.
+        source: Path of the table to move from.
+        target: Path of the table to move to.
+    """
+    here, there = local_path(source), local_path(target)
+    for file in files:
+        relative = unquote(file)
+        if here is not None and there is not None:
+            _move_locally(here / relative, there / relative)
+        else:
+            _move_with_hadoop(delta, f"{source}/{relative}", f"{target}/{relative}")
+
+
+def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
+    """Delete data files that are in no commit."""
+    here = local_path(table)
+    for file in files:
+        relative = unquote(file)
+        if here is not None:
+            path = here / relative
+            path.unlink(missing_ok=True)
+            _checksum(path).unlink(missing_ok=True)
+        else:
+            system, remote = hadoop_path(delta.spark, f"{table}/{relative}")
+            system.delete(remote, False)
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def _move_locally(source: Path, target: Path) -> None:
+    # VACUUM does not delete a checksum file that is left behind.
+    _checksum(source).unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not source.exists() and target.exists():
+        return
+    try:
+        os.rename(source, target)  # noqa: PTH104 - the two paths may be on different disks
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copy2(source, target)
+        source.unlink()
+
+
+def _move_with_hadoop(delta: DeltaJvm, source: str, target: str) -> None:
+    system, source_path = hadoop_path(delta.spark, source)
+    _, target_path = hadoop_path(delta.spark, target)
+    system.mkdirs(target_path.getParent())
+    if not system.exists(source_path) and system.exists(target_path):
+        return
+    if not system.rename(source_path, target_path):
+        raise OSError(f"could not move {source} to {target}")

@@ -1,4 +1,4 @@
-"""The rows of a table replaced by those of another one, in one commit; and back."""
+"""Replaces the rows of a table by those of another table in one commit, and restores them."""
 
 import json
 from collections.abc import Mapping
@@ -19,44 +19,42 @@ _MAPPING = "delta.columnMapping."
 
 
 def swap_rows(
-    spark: SparkSession, *, target: TableRef, made: TableRef, flow: str, app_id: str, last: int
+    spark: SparkSession, *, target: TableRef, source: TableRef, flow: str, app_id: str, last: int
 ) -> CommitResult:
-    """Replace the rows, columns and partitions of a table by those of another one.
+    """Replace the rows, columns and partitions of a table by those of another table.
 
-    Readers see the old rows or the new ones. The commit says that the batches up to `last` of
-    `app_id` are in, so whoever writes under that identity goes on behind them. Called again, it
-    does nothing.
+    Readers see the old rows or the new ones. The commit records batch `last` of `app_id`, so a
+    writer with that app id continues after it. Called again, it does nothing.
 
     Args:
         spark: The session.
-        target: The table; it keeps its identity, properties and history.
-        made: Where the rows are.
+        target: The table; it keeps its id, properties and history.
+        source: The table with the new rows.
         flow: Name of the flow, for the record.
-        app_id: Under which `made` was written.
+        app_id: Application id of the batches in `source`.
         last: Its last batch there; -1 if there was none.
     """
     delta = DeltaJvm(spark)
     table = FencedTable(delta, target, app_id)
     batch_id = last if last >= 0 else None
-    begun = table.begin(batch_id)
+    txn = table.begin(batch_id)
     result = CommitResult(flow=flow, app_id=app_id, batch_id=batch_id, version=None)
-    if begun.done:
+    if txn.is_committed:
         return table.recorded(batch_id) or replace(result, replayed=True)
-    wanted = delta.metadata(delta.snapshot(made.path))
-    content = dict(begun.metadata.content, **_shape(wanted))
-    if _shape(wanted) != _shape(begun.metadata):
-        metadata = delta.action({"metaData": content})
-        begun.transaction.updateMetadataForTableOverwrite(metadata)
-    rows = spark.read.format("delta").load(made.path)
-    added = list(delta.items(begun.transaction.writeFiles(rows._jdf)))
+    shape = _shape(delta.metadata(delta.snapshot(source.path)))
+    if shape != _shape(txn.metadata):
+        metadata = delta.action({"metaData": dict(txn.metadata.content, **shape)})
+        txn.jvm.updateMetadataForTableOverwrite(metadata)
+    rows = spark.read.format("delta").load(source.path)
+    added = delta.write_files(txn.jvm, rows)
     result = replace(result, rows_written=rows.count())
-    actions = [*table.removals(begun), *added]
-    version = table.commit(begun, actions, batch_id, result, complete=True)
+    actions = [*table.removals(txn), *added]
+    version = table.commit(txn, actions, batch_id, result, complete=True)
     return replace(result, version=version)
 
 
 def _shape(metadata: TableMetadata) -> dict[str, Any]:
-    """Columns and partition columns, without what column mapping has numbered."""
+    """Columns and partition columns, without the ids of column mapping."""
     schema = json.loads(metadata.content["schemaString"])
     return {
         "schemaString": json.dumps(_unmapped(schema), separators=(",", ":")),
@@ -73,10 +71,10 @@ def _unmapped(part: Any) -> Any:
 
 
 def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
-    """Bring a table back to an earlier version, by a commit; -1 = to no rows.
+    """Restore an earlier version of a table in a commit; -1 = no rows.
 
     Raises:
-        PlanError: `MIGRATION_NOT_POSSIBLE`: the version, or files of it, are gone.
+        PlanError: `MIGRATION_NOT_POSSIBLE`: the version, or files of it, were deleted.
     """
     if version < 0:
         reset_table(spark, table)
@@ -86,7 +84,7 @@ def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
     except Exception as error:
         raise PlanError(
             "MIGRATION_NOT_POSSIBLE",
-            f"{table.name} cannot go back to version {version}: {first_line(error)}",
-            hint="what VACUUM or the retention of the log removed is gone; --full-refresh "
-            f"{table.name} computes it anew",
+            f"{table.name} cannot be restored to version {version}: {first_line(error)}",
+            hint="VACUUM or log retention has deleted its files; --full-refresh "
+            f"{table.name} recomputes the table",
         ) from error

@@ -1,7 +1,6 @@
-"""Which types of columns may become wider in place, and which type holds the values of two.
+"""Delta's type widening: pure functions over types, and the ALTER TABLE for them.
 
-Delta's rules of type widening, as pure functions over types: files that were written before stay as
-they are, and are read with the wider type.
+Existing files are not rewritten; they are read with the wider type.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import (
-    ArrayType,
     ByteType,
     DataType,
     DateType,
@@ -19,9 +17,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
-    MapType,
     ShortType,
-    StructField,
     StructType,
     TimestampNTZType,
 )
@@ -30,6 +26,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
+from penstock._tables.schema import map_leaves
 from penstock.errors import PlanError
 
 ENABLED = "delta.enableTypeWidening"
@@ -37,7 +34,7 @@ ENABLED = "delta.enableTypeWidening"
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _EXACT_IN_DOUBLE = (ByteType, ShortType, IntegerType, FloatType)
-# Digits of the decimals that Delta lets these become, at the least; and those of their values.
+# Digits of the smallest decimals that Delta widens these types to; and those of their values.
 _LEAST_DIGITS: dict[type[DataType], int] = {
     ByteType: 10,
     ShortType: 10,
@@ -50,14 +47,7 @@ _MOST_DIGITS = 38
 
 @dataclass(frozen=True)
 class TypeChange:
-    """One column that becomes wider.
-
-    Attributes:
-        path: Its name behind those of the structs around it; `element`, `key` and `value` inside of
-            collections.
-        before: Its type.
-        after: The type that it gets.
-    """
+    """The change of a column's type; `path` as in `ALTER COLUMN`: `a.element.b`."""
 
     path: tuple[str, ...]
     before: DataType
@@ -69,19 +59,15 @@ class TypeChange:
 
 
 def widened(have: DataType, want: DataType) -> DataType | None:
-    """The type that a column gets so that it holds the values of both types.
-
-    Args:
-        have: Type of the column.
-        want: Type of what shall go into it.
+    """The type that a column of type `have` is widened to for values of type `want`.
 
     Returns:
-        `None` if there is no such type that Delta changes `have` to, or if `have` is it.
+        `None` if Delta does not widen `have` to such a type, or if no change is needed.
     """
     if isinstance(have, _INTEGERS) and isinstance(want, _INTEGERS):
         return want if _INTEGERS.index(type(have)) < _INTEGERS.index(type(want)) else None
     if isinstance(have, _EXACT_IN_DOUBLE) and isinstance(want, (*_EXACT_IN_DOUBLE, DoubleType)):
-        # Two that a double holds, and of which neither holds the other.
+        # A double holds both; neither holds the other.
         return DoubleType() if type(have) is not type(want) else None
     if isinstance(have, DateType) and isinstance(want, TimestampNTZType):
         return want
@@ -96,62 +82,31 @@ def _decimal(have: DataType, want: DataType) -> DataType | None:
     if not whole or not more:
         return None
     whole, scale = max(whole, more), max(scale, finer)
-    found = DecimalType(min(whole + scale, _MOST_DIGITS), scale)
-    return found if whole + scale <= _MOST_DIGITS and found != have else None
+    wider = DecimalType(min(whole + scale, _MOST_DIGITS), scale)
+    return wider if whole + scale <= _MOST_DIGITS and wider != have else None
 
 
 def _digits(kind: DataType, of_integers: dict[type[DataType], int]) -> tuple[int, int]:
-    """Digits before and behind the point; none at all for a type that no decimal holds."""
+    """Digits before and after the point; 0 before it for a type that no decimal holds."""
     if isinstance(kind, DecimalType):
         return max(kind.precision - kind.scale, 1), kind.scale
     return of_integers.get(type(kind), 0), 0
 
 
 def widen(table: StructType, query: StructType) -> tuple[StructType, tuple[TypeChange, ...]]:
-    """The schema of a table with every column wide enough for a query, where that is possible.
-
-    Args:
-        table: Schema of the table; names and metadata stay.
-        query: Columns by name, in any case.
-
-    Returns:
-        The schema, and what changed in it.
-    """
+    """The schema of a table with columns widened for a query, if possible; and the changes."""
     changes: list[TypeChange] = []
-    return _struct(table, query, (), changes), tuple(changes)
 
+    def leaf(have: DataType, want: DataType, path: tuple[str, ...]) -> DataType:
+        wider = widened(have, want)
+        if wider is None:
+            return have
+        changes.append(TypeChange(path, have, wider))
+        return wider
 
-def _struct(
-    table: StructType, query: StructType, path: tuple[str, ...], changes: list[TypeChange]
-) -> StructType:
-    theirs = {column.name.lower(): column.dataType for column in query}
-    columns = []
-    for column in table:
-        want = theirs.get(column.name.lower())
-        kind = column.dataType
-        if want is not None:
-            kind = _type(kind, want, (*path, column.name), changes)
-        columns.append(StructField(column.name, kind, column.nullable, column.metadata))
-    return StructType(columns)
-
-
-def _type(
-    have: DataType, want: DataType, path: tuple[str, ...], changes: list[TypeChange]
-) -> DataType:
-    if isinstance(have, StructType) and isinstance(want, StructType):
-        return _struct(have, want, path, changes)
-    if isinstance(have, ArrayType) and isinstance(want, ArrayType):
-        element = _type(have.elementType, want.elementType, (*path, "element"), changes)
-        return ArrayType(element, have.containsNull)
-    if isinstance(have, MapType) and isinstance(want, MapType):
-        key = _type(have.keyType, want.keyType, (*path, "key"), changes)
-        value = _type(have.valueType, want.valueType, (*path, "value"), changes)
-        return MapType(key, value, have.valueContainsNull)
-    wider = widened(have, want)
-    if wider is None:
-        return have
-    changes.append(TypeChange(path, have, wider))
-    return wider
+    schema = map_leaves(table, query, leaf)
+    assert isinstance(schema, StructType)
+    return schema, tuple(changes)
 
 
 def alter_types(
@@ -161,19 +116,13 @@ def alter_types(
     *,
     origin: SourceLocation | None = None,
 ) -> None:
-    """Make columns of a table wider: one commit for all of them, which leaves its files alone.
+    """Widen columns of a table in one commit, without rewriting files.
 
-    The table gets `delta.enableTypeWidening`, and needs Delta 4.0 or newer to be read from then on.
-
-    Args:
-        delta: The bridge.
-        table: The table.
-        changes: From `widen`.
-        origin: Where the table was declared.
+    The table gets `delta.enableTypeWidening`, and readers need Delta 4.0 or newer from then on.
 
     Raises:
-        PlanError: `SCHEMA_INCOMPATIBLE`: Delta refuses, as where a CHECK constraint or a generated
-            column depends on the column.
+        PlanError: `SCHEMA_INCOMPATIBLE`: Delta refuses, for example because a CHECK constraint or a
+            generated column depends on the column.
     """
     properties = {ENABLED: "true"}
     if any(isinstance(change.after, TimestampNTZType) for change in changes):
@@ -184,15 +133,15 @@ def alter_types(
         + f" TYPE {change.after.simpleString()}"
         for change in changes
     )
-    place = f"ALTER TABLE delta.`{table.path}`"
+    alter = f"ALTER TABLE delta.`{table.path}`"
     try:
-        delta.spark.sql(f"{place} SET TBLPROPERTIES ({pairs})")
-        delta.spark.sql(f"{place} ALTER COLUMN {columns}")
+        delta.spark.sql(f"{alter} SET TBLPROPERTIES ({pairs})")
+        delta.spark.sql(f"{alter} ALTER COLUMN {columns}")
     except (PySparkException, Py4JJavaError) as error:
-        told = ", ".join(str(change) for change in changes)
+        listed = ", ".join(str(change) for change in changes)
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",
-            f"{table.name} cannot become wider in place ({told}): {first_line(error)}",
+            f"columns of {table.name} cannot be widened ({listed}): {first_line(error)}",
             origin=origin,
             hint="drop what depends on the column, cast the column in the query, or rebuild the "
             f"table: --full-refresh {table.name}",

@@ -1,16 +1,17 @@
-"""The exactly-once writer: one job, one Delta commit per table, fence and counts in the commit.
+"""Writes micro-batches exactly once: one Spark job, one Delta commit per table.
 
-A commit carries `SetTransaction(app_id, batch_id)`. A batch that is in already is not written
-again; a stateful query still evaluates it, or Spark never commits its state. The quarantine commits
-first, the target last; a batch is in when the target says so. What goes where is recorded before
-the first of two commits (`decision`), so that a batch is judged once.
+Each commit carries `SetTransaction(app_id, batch_id)`. A batch that is committed already is not
+written again; a stateful query still evaluates it, otherwise Spark never commits its state. The
+quarantine is committed first, the target last: the commit of the target completes a batch. The
+files of both are recorded before the first of two commits (`decision`), so that the rules are
+applied to a batch once.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
@@ -20,60 +21,68 @@ from penstock._tables.commit_note import QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
-from penstock._tables.move_files import delete_files, move_files
-from penstock._tables.refused_rows import (
-    FindLateRows,
-    LateCounts,
-)
-from penstock._tables.row_files import RowFiles, Strategy, Written
+from penstock._tables.row_files import FindLateRows, LateCounts, RowFiles, Strategy, Written
 from penstock._tables.schema import conform, has_identity, is_identity, plain_schema
-from penstock._tables.staging import (
-    QUARANTINE_FIELDS,
-    StagedFiles,
-)
+from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles, delete_files, move_files
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
 from penstock.quality.split import RowSplit
 
-# Batches of fewer rows are written by one task: fewer files, less to schedule.
+# Batches with fewer rows are written by one task: fewer files and less scheduling.
 _SMALL_ROWS = 50_000
 
 
 class WriteMode(StrEnum):
-    """What a batch does to the rows that are in the table."""
+    """What a batch does to existing rows."""
 
     APPEND = "append"
     COMPLETE = "complete"
     WINDOW = "window"
-    """Those that fulfil a condition are replaced."""
+    """Replaces the rows that match a condition."""
 
 
 def app_id(pipeline: str, flow: str, epoch: str, role: str = "writer") -> str:
-    """The identity under which a flow's batches are counted, in one epoch of its checkpoint."""
+    """The application id of a flow's transactions, in one epoch of its checkpoint."""
     return f"{pipeline}/{flow}/{role}/{epoch}"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch whose rows are decided upon.
+    """A batch whose files are written, before its commits.
 
     Attributes:
-        begun: Transaction on the target.
+        txn: Transaction on the target.
         written: Its files.
-        result: The record, without the versions that the commits will make.
-        schema: Columns of the rows that go to the target.
-        quarantine: Its table, if the batch commits there.
-        quarantine_schema: Columns of the rows that go there.
+        result: The record, without the versions of the commits.
+        schema: Columns of the rows for the target.
+        quarantine: The quarantine table, if the batch commits to it.
+        quarantine_schema: Columns of the rows for the quarantine.
     """
 
-    begun: Begun
+    txn: TableTransaction
     written: Written
     result: CommitResult
     schema: StructType
     quarantine: FencedTable | None = None
     quarantine_schema: StructType | None = None
+
+
+class WriterOptions(TypedDict, total=False):
+    """Options that all writers of micro-batches have; see `FlowWriter`."""
+
+    flow: Required[str]
+    app_id: Required[str]
+    target: Required[TableRef]
+    split: RowSplit | None
+    quarantine: TableRef | None
+    allow_missing: bool
+    late: FindLateRows | None
+    stateful: bool
+    apply_rules: Callable[[DataFrame], DataFrame] | None
+    decisions: DecisionFile | None
+    note: CommitNote | None
 
 
 class FlowWriter:
@@ -84,25 +93,25 @@ class FlowWriter:
         flow: Name of the flow.
         app_id: From `app_id`; the same as long as the checkpoint is the same.
         target: The table; must exist (`prepare.prepare_table`).
-        split: What `quality.split_rows` made of the query; `None` without expectations.
-        quarantine: Where rows that break a drop rule go; must exist if the split keeps them.
+        split: From `quality.split_rows` for the query; `None` without expectations.
+        quarantine: Table for rows that break a drop rule; must exist if the split keeps them.
         mode: Append, or replace the contents, or those of a window, with every batch.
-        where: Condition of the rows in the window, SQL text. The caller gives no other rows.
+        where: Condition of the rows in the window, a SQL expression. The batch has no other rows.
         allow_missing: Columns of the table that the query lacks become NULL.
-        strategy: Force one; by default the table decides.
+        strategy: Forces one; by default the table decides.
         row_rules: Expectations about the number of rows, in complete mode.
-        late: Finds rows of a batch that a stateful operator refused; asked when the batch is
+        late: Finds rows of a batch that a stateful operator refused; called when the batch is
             computed, before anything is committed.
-        stateful: Whether the query keeps state: then a repeated batch is evaluated, though nothing
-            of it is written, and small batches are not written from one task, which would compute
-            the state of all partitions.
+        stateful: Whether the query keeps state: then a repeated batch is evaluated without being
+            written, and small batches are not written from one task, which would compute the state
+            of all partitions.
         apply_rules: Adds the helper columns of the split to a batch that lacks them; see `write`.
-        decisions: Where decisions about batches are recorded; `None` for `write_batch` only.
-        note: Where the commits of a batch are noted.
+        decisions: Records the files of batches with two commits; `None` for `write_batch` only.
+        note: Records the commits of a batch.
     """
 
     kind = "append"
-    """How rows get into the target; a recorded decision is carried out by a writer of its kind."""
+    """How rows are written; a recorded decision is completed by a writer of its kind."""
 
     def __init__(
         self,
@@ -150,15 +159,16 @@ class FlowWriter:
         self._apply_rules = apply_rules
         self._decisions = decisions
         self._note = note
-        # Only the first batch after a start or a failure can have been decided upon before.
+        # Only the first batch after a start or a failure can have a recorded decision.
         self._may_repeat = True
         self._last_rows: int | None = None
         self._schema: tuple[int, StructType] | None = None
         self._fitting_generation = -1
+        self._kept: DataFrame | None = None
+        """The batch, if a writer reads it several times; unpersisted after it."""
 
     @property
     def target(self) -> TableRef:
-        """The table that it writes."""
         return self._target.ref
 
     def write(self, df: DataFrame, batch_id: int) -> CommitResult:
@@ -177,8 +187,8 @@ class FlowWriter:
     def write_batch(self, df: DataFrame, *, fingerprint: str | None = None) -> CommitResult:
         """Write the result of a batch query in one commit, without a fence.
 
-        In complete mode the table's contents are replaced: readers see the old or the new rows,
-        never none. Its schema follows the query. With a window, so are the rows of the window.
+        In complete mode the table's contents are replaced: readers see the old or the new rows.
+        Its schema follows the query. With a window, the rows of the window are replaced.
 
         Args:
             df: With the split's helper columns if there is a split.
@@ -192,16 +202,27 @@ class FlowWriter:
     # -- one batch -----------------------------------------------------------------------------
 
     def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
+        try:
+            return self._write(df, batch_id, fingerprint)
+        finally:
+            if self._kept is not None:
+                self._kept.unpersist()
+                self._kept = None
+
+    def _write(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
         started = time.monotonic()
         may_repeat, self._may_repeat = self._may_repeat, True
         kill_point("before_write", self._flow, batch_id)
-        begun = self._target.begin(batch_id)
-        if begun.done:
-            result = self._replay(df, batch_id)
+        txn = self._target.begin(batch_id)
+        if txn.is_committed:
+            self._evaluate(df)
+            result = self._target.recorded(batch_id) or CommitResult(
+                flow=self._flow, app_id=self._app_id, batch_id=batch_id, version=None, replayed=True
+            )
         else:
             decision = self._recorded_decision(batch_id) if may_repeat else None
             if decision is None:
-                batch = self._decide(df, begun, batch_id, fingerprint)
+                batch = self._decide(df, txn, batch_id, fingerprint)
             else:
                 self._evaluate(df)
                 batch = self._resume(decision)
@@ -218,17 +239,17 @@ class FlowWriter:
         return tables if self._quarantine is None else {**tables, QUARANTINE: self._quarantine}
 
     def _decide(
-        self, df: DataFrame, begun: Begun, batch_id: int | None, fingerprint: str | None
+        self, df: DataFrame, txn: TableTransaction, batch_id: int | None, fingerprint: str | None
     ) -> Batch:
-        """Compute a batch: which rows go where; recorded where two tables are to be committed."""
-        df = self._fitting(df if self._apply_rules is None else self._apply_rules(df), begun)
+        """Write the files of a batch, and record them if it has several commits."""
+        df = self._fitting(df if self._apply_rules is None else self._apply_rules(df), txn)
         query = self._data_schema(df)
-        schema = self._evolve(begun, query)
-        written, late = self._write_files(self._small(df), begun, schema), LateCounts()
+        schema = self._evolve(txn, query)
+        written, late = self._write_files(self._small(df), txn, schema), LateCounts()
         if self._late is not None:
             written, late = self._files.add_late(df, self._late, written, schema)
         counts = written.counts
-        counts.rules |= self._judge_rows(counts.clean_rows)
+        counts.rules |= self._check_row_rules(counts.clean_rows)
         self._last_rows = counts.clean_rows + counts.bad_rows
         keeps = self._split is None or self._split.quarantine
         if not keeps and counts.bad:
@@ -247,7 +268,7 @@ class FlowWriter:
             rules=counts.rules,
             fingerprint=fingerprint,
         )
-        batch = Batch(begun, written, self._counted(result), query)
+        batch = Batch(txn, written, self._counted(result), query)
         if self._quarantine is not None and (written.counts.bad or written.bad or self._removes):
             fields = self._quarantine_fields(schema)
             batch = replace(
@@ -264,27 +285,21 @@ class FlowWriter:
             version = self._commit_quarantine(batch, batch.quarantine)
             result = replace(result, quarantine_version=version)
         kill_point("after_quarantine_commit", self._flow, result.batch_id)
-        # A batch without rows leaves no commit: running it again finds no rows again.
+        # A batch without rows is not committed: if it is repeated, it has no rows again.
         counted = result.rows_late or result.rows_quarantined or result.rows_duplicate
         if counts.clean_rows or counts.bad_rows or counted or self._removes:
             result = self._commit_target(replace(batch, result=result))
         kill_point("after_target_commit", self._flow, result.batch_id)
         return result
 
-    def _replay(self, df: DataFrame, batch_id: int | None) -> CommitResult:
-        self._evaluate(df)
-        return self._target.recorded(batch_id) or CommitResult(
-            flow=self._flow, app_id=self._app_id, batch_id=batch_id, version=None, replayed=True
-        )
-
     def _evaluate(self, df: DataFrame) -> None:
-        """Compute a batch of which nothing is written, where Spark needs that for its state."""
+        """Compute a batch without writing it, if Spark needs that for its state."""
         if self._stateful:
             df.write.format("noop").mode("overwrite").save()
 
     @property
     def _removes(self) -> bool:
-        """Whether a batch takes rows out of the tables."""
+        """Whether a batch removes rows from the tables."""
         return self._replaces or self._where is not None
 
     def _counted(self, result: CommitResult) -> CommitResult:
@@ -298,7 +313,7 @@ class FlowWriter:
     # -- decisions -----------------------------------------------------------------------------
 
     def _record(self, batch: Batch) -> None:
-        """Make the decision about a batch durable, unless one commit holds all of it."""
+        """Make the decision about a batch durable, unless it has one commit."""
         batch_id = batch.result.batch_id
         if batch_id is None or not self._needs_decision(batch):
             return
@@ -313,7 +328,7 @@ class FlowWriter:
             kind=self.kind,
             result=batch.result,
             schema=batch.schema,
-            target_version=batch.begun.version,
+            target_version=batch.txn.version,
             quarantine=quarantine,
             counts={"clean": written.counts.clean_rows, "bad": written.counts.bad_rows},
         )
@@ -321,23 +336,23 @@ class FlowWriter:
         kill_point("after_decision", self._flow, batch_id)
 
     def _needs_decision(self, batch: Batch) -> bool:
-        """Whether the batch has more than one commit."""
+        """Whether the batch has several commits."""
         return batch.quarantine is not None
 
     def _with_rows(
         self, decision: BatchDecision, batch: Batch, file: DecisionFile
     ) -> BatchDecision:
-        """The decision with the rows that passed."""
+        """The decision with the valid rows."""
         files = self._delta.file_contents(self._delta.seq(batch.written.actions))
         return replace(decision, files=files)
 
     @property
     def _files_path(self) -> str:
-        """Path of the table below which the files of a decision lie."""
+        """Path of the table above the files of a decision."""
         return self._target.ref.path
 
     def _recorded_decision(self, batch_id: int | None) -> BatchDecision | None:
-        """What was decided about a batch before; `None` if it is still to be decided.
+        """The recorded decision about a batch; `None` if there is none to complete.
 
         Raises:
             CheckpointError: `BATCH_UNFINISHED`.
@@ -348,17 +363,17 @@ class FlowWriter:
         if decision is None:
             return None
         table = self._quarantine_of(decision)
-        exists = table is None or int(self._delta.snapshot(table.ref.path).version()) >= 0
-        place = self._target.ref.path if table is None else table.ref.path
+        exists = table is None or self._delta.version(table.ref.path) >= 0
+        path = self._target.ref.path if table is None else table.ref.path
         problem = ""
         if decision.kind != self.kind:
-            problem = f"it was begun as {decision.kind}, and the flow now writes as {self.kind}"
-        elif not exists or not self._decisions.is_complete(decision, self._files_path, place):
-            problem = "files of it were deleted since"
+            problem = f"it was started in mode {decision.kind}, and the flow now has {self.kind}"
+        elif not exists or not self._decisions.is_complete(decision, self._files_path, path):
+            problem = "some of its files were deleted since"
         if not problem:
             return decision
-        if not self._is_begun(decision, table if exists else None):
-            return None  # nothing of it is in any table: it can be judged anew
+        if not self._is_partly_committed(decision, table if exists else None):
+            return None  # no table has a part of it: the rules can be applied again
         raise CheckpointError(
             "BATCH_UNFINISHED",
             f"batch {batch_id} of flow {self._flow!r} was interrupted between its commits and "
@@ -368,25 +383,24 @@ class FlowWriter:
             f"--full-refresh {self._target.ref.name} rebuilds the table from its sources",
         )
 
-    def _is_begun(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
-        """Whether one of the commits of a decision was made."""
-        return quarantine is not None and quarantine.begin(decision.result.batch_id).done
+    def _is_partly_committed(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
+        return quarantine is not None and quarantine.begin(decision.result.batch_id).is_committed
 
     def _quarantine_of(self, decision: BatchDecision) -> FencedTable | None:
         if decision.quarantine is None:
             return None
         if self._quarantine is not None:
             return self._quarantine
-        # The rules were removed since; the rows still go where they were decided to go.
+        # The rules were removed since; the rows still go to quarantine as decided.
         ref = self._target.ref
-        place = TableRef(f"{ref.path}{QUARANTINE_SUFFIX}", f"{ref.name}{QUARANTINE_SUFFIX}")
-        return FencedTable(self._delta, place, self._app_id)
+        quarantine = TableRef(f"{ref.path}{QUARANTINE_SUFFIX}", f"{ref.name}{QUARANTINE_SUFFIX}")
+        return FencedTable(self._delta, quarantine, self._app_id)
 
     def _resume(self, decision: BatchDecision) -> Batch:
-        """The batch that a decision is about, ready for its commits."""
+        """The batch of a decision, ready for its commits."""
         result, quarantine = decision.result, decision.quarantine
-        begun = self._target.begin(result.batch_id)
-        self._evolve(begun, decision.schema)
+        txn = self._target.begin(result.batch_id)
+        self._evolve(txn, decision.schema)
         counts = StagedFiles(
             clean=[],
             bad=[dict(file) for file in quarantine.staged] if quarantine is not None else [],
@@ -396,7 +410,7 @@ class FlowWriter:
         )
         bad = quarantine.written if quarantine is not None else ()
         batch = Batch(
-            begun,
+            txn,
             Written(counts, bad=bad, duplicates=result.rows_duplicate),
             result,
             decision.schema,
@@ -406,37 +420,36 @@ class FlowWriter:
         return self._with_recorded_rows(batch, decision)
 
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
-        """A resumed batch with what a decision recorded of the rows that passed."""
-        if not has_identity(batch.begun.metadata.schema):
+        """A resumed batch with the recorded valid rows."""
+        if not has_identity(batch.txn.metadata.schema):
             actions = self._delta.add_files(decision.files)
             return replace(batch, written=replace(batch.written, actions=actions))
-        # How far an identity column has counted is in the transaction that writes the files.
+        # The transaction that writes the files has the high-water mark of identity columns.
         batch, rows = self._recorded_rows(batch, decision)
-        files = batch.begun.transaction.writeFiles(rows._jdf)
-        return replace(batch, written=replace(batch.written, actions=[*self._delta.items(files)]))
+        actions = self._delta.write_files(batch.txn.jvm, rows)
+        return replace(batch, written=replace(batch.written, actions=actions))
 
     def _recorded_rows(self, batch: Batch, decision: BatchDecision) -> tuple[Batch, DataFrame]:
         """Read the files of a decision, which are in no version of the target."""
-        begun = self._target.commit_evolution(batch.begun, batch.result.batch_id)
-        log, files = self._delta.log(self._target.ref.path), self._delta.add_files(decision.files)
-        snapshot = begun.transaction.snapshot()
-        frame = log.createDataFrame(snapshot, self._delta.seq(files), False, self._delta.none)
-        identity = [column.name for column in begun.metadata.schema if is_identity(column)]
-        return replace(batch, begun=begun), DataFrame(frame, self._delta.spark).drop(*identity)
+        txn = self._target.commit_evolution(batch.txn, batch.result.batch_id)
+        files = self._delta.seq(self._delta.add_files(decision.files))
+        rows = self._delta.read_files(self._target.ref.path, txn.jvm.snapshot(), files)
+        identity = [column.name for column in txn.metadata.schema if is_identity(column)]
+        return replace(batch, txn=txn), rows.drop(*identity)
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _fitting(self, df: DataFrame, begun: Begun) -> DataFrame:
-        """The batch in the types of the table, which another flow may have made wider meanwhile."""
+    def _fitting(self, df: DataFrame, txn: TableTransaction) -> DataFrame:
+        """The batch in the types of the table, which another flow may have widened meanwhile."""
         if self._replaces or self._fitting_generation == self._target.generation:
             return df
-        fitting = conform(df, begun.metadata.schema)
+        fitting = conform(df, txn.metadata.schema)
         if fitting is df:
             self._fitting_generation = self._target.generation
         return fitting
 
     def _data_schema(self, df: DataFrame) -> StructType:
-        """The batch's own columns; fetched from the JVM only when it is not the last batch's."""
+        """The batch's own columns; read from the JVM only if they may differ from the last ones."""
         identity = int(df._jdf.schema().hashCode())
         if self._schema is None or self._schema[0] != identity:
             data = None if self._split is None else set(self._split.data_columns)
@@ -444,9 +457,9 @@ class FlowWriter:
             self._schema = (identity, StructType(columns))
         return self._schema[1]
 
-    def _evolve(self, begun: Begun, query: StructType) -> StructType:
+    def _evolve(self, txn: TableTransaction, query: StructType) -> StructType:
         return self._target.evolve(
-            begun, query, allow_missing=self._allow_missing, replaces=self._replaces
+            txn, query, allow_missing=self._allow_missing, replaces=self._replaces
         )
 
     def _small(self, df: DataFrame) -> DataFrame:
@@ -454,66 +467,61 @@ class FlowWriter:
             return df.coalesce(1)
         return df
 
-    def _judge_rows(self, rows: int) -> dict[str, RuleCounts]:
+    def _check_row_rules(self, rows: int) -> dict[str, RuleCounts]:
         """Apply the rules about the number of rows; before anything is committed."""
-        found = {}
+        counts = {}
         for rule in self._row_rules:
             holds = rule.rows is None or rule.rows.hold(rows)
             if not holds and rule.on_violation is OnViolation.FAIL:
                 raise ExpectationFailedError(
                     "EXPECTATION_VIOLATED",
-                    f"flow {self._flow!r}: the result has {rows} rows, but {rule.name!r} wants "
+                    f"flow {self._flow!r}: the result has {rows} rows, but {rule.name!r} requires "
                     f"{rule.condition}",
                     flow=self._flow,
                     origin=rule.origin,
                     hint="nothing was written: the table keeps its last rows",
                 )
-            found[rule.name] = RuleCounts(int(holds), int(not holds))
-        return found
+            counts[rule.name] = RuleCounts(int(holds), int(not holds))
+        return counts
 
-    def _write_files(self, df: DataFrame, begun: Begun, schema: StructType) -> Written:
-        return self._files.write(df, begun, schema)
+    def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        return self._files.write(df, txn, schema)
 
     # -- commits -------------------------------------------------------------------------------
 
     def _commit_target(self, batch: Batch) -> CommitResult:
-        removed, rows = self._removals(self._target, batch.begun)
+        removed, rows = self._removals(self._target, batch.txn)
         actions = [*removed, *batch.written.actions]
         result = replace(batch.result, rows_deleted=rows)
         if self._where is not None and not actions:
-            return result  # an empty window stays one
+            return result  # the window was empty and stays empty
         version = self._target.commit(
-            batch.begun,
-            actions,
-            result.batch_id,
-            result,
-            complete=self._removes,
-            where=self._where,
+            batch.txn, actions, result.batch_id, result, complete=self._removes, where=self._where
         )
         return replace(result, version=version)
 
-    def _removals(self, table: FencedTable, begun: Begun) -> tuple[list[Any], int]:
-        """Actions that take away what the batch replaces, and the rows of a window as a number."""
+    def _removals(self, table: FencedTable, txn: TableTransaction) -> tuple[list[Any], int]:
+        """Actions that remove the rows that the batch replaces, and the row count of a window."""
         if self._where is not None:
-            return table.removals_where(begun, self._where)
-        return table.removals(begun) if self._replaces else [], 0
+            return table.removals_where(txn, self._where)
+        return table.removals(txn) if self._replaces else [], 0
 
     def _commit_quarantine(self, batch: Batch, table: FencedTable) -> int | None:
         written, result = batch.written, batch.result
-        begun = table.begin(result.batch_id)
+        txn = table.begin(result.batch_id)
         paths = [file["path"] for file in written.counts.bad]
-        if begun.done:
-            # In without a decision that says so, it was judged by a version that recorded none.
+        if txn.is_committed:
+            # Committed without a decision, by a version of Penstock that recorded none.
             delete_files(self._delta, paths, self._target.ref.path)
             return None
         assert batch.quarantine_schema is not None
         evolved = table.evolve(
-            begun, batch.quarantine_schema, allow_missing=True, replaces=self._replaces
+            txn, batch.quarantine_schema, allow_missing=True, replaces=self._replaces
         )
         move_files(self._delta, paths, self._target.ref.path, table.ref.path)
-        removed, rows = self._removals(table, begun)
+        removed, rows = self._removals(table, txn)
         actions = [*removed, *self._delta.add_files([*written.counts.bad, *written.bad])]
-        if not actions and evolved == begun.metadata.schema:
+        if not actions and evolved == txn.metadata.schema:
             return None
         record = replace(
             result,
@@ -524,5 +532,5 @@ class FlowWriter:
             fingerprint=None,
         )
         return table.commit(
-            begun, actions, result.batch_id, record, complete=self._removes, where=self._where
+            txn, actions, result.batch_id, record, complete=self._removes, where=self._where
         )
