@@ -1,10 +1,10 @@
-"""Making tables and altering them to what is declared; cheap when nothing changed.
+"""Creates tables and alters them to their declaration; cheap if nothing changed.
 
-Most tables are made by a transaction of our own, which takes a tenth of the time of SQL. Delta
-decides about protocol and table features in both cases.
+Most tables are created by a transaction of our own, which takes a tenth of the time of SQL. Delta
+chooses protocol and table features in both cases.
 """
 
-import re
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,8 +20,8 @@ from penstock._tables.damage import check_log
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
-from penstock._tables.properties import check_properties
 from penstock._tables.schema import (
+    FORBIDDEN_IN_NAMES,
     IDENTITY_EXPLICIT,
     IDENTITY_START,
     IDENTITY_STEP,
@@ -40,28 +40,27 @@ from penstock.errors import DefinitionError, PlanError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _GENERATED = "delta.generationExpression"
-_FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+_FEATURE = "delta.feature."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """What a table should be.
+    """The declaration of a table.
 
     Attributes:
         schema: Columns; of the query, or declared.
         declared: Whether the user declared the schema: then nullability, generated columns and
-            comments count; a query's columns are all nullable.
+            comments apply; a query's columns are all nullable.
         partition_cols: Identity partition columns.
         cluster_by: Liquid clustering columns.
-        comment: Table comment; `None` leaves the one that is there.
-        properties: `delta.*` and free keys. Keys that are no longer declared stay.
-        replace_schema: The contents will be replaced with the next write, so a schema that does not
-            fit is left to it.
-        widen: Whether columns that are too narrow for the schema become wider in place. The
-            property `delta.enableTypeWidening`, declared or of the table, counts before it; `None`
-            forbids it all the same.
-        cast: Whether rows will be cast to the types of the table where no value changes by that, so
-            that narrower columns fit.
+        comment: Table comment; `None` leaves the existing one.
+        properties: `delta.*` and other keys. Keys that are no longer declared stay.
+        replace_schema: The next write replaces the contents, and with them an incompatible schema.
+        widen: Whether columns that are too narrow for the schema are widened in place. The property
+            `delta.enableTypeWidening`, declared or of the table, takes precedence; `None` forbids
+            widening in any case.
+        cast: Whether rows will be cast to the types of the table if no value changes, so that
+            narrower columns fit.
         origin: Where the dataset was declared.
     """
 
@@ -78,24 +77,12 @@ class TableSpec:
 
     def table_schema(self) -> StructType:
         """The schema to store."""
-        if not self.declared:
-            return plain_schema(self.schema, nullable=True)
-        return self.schema
+        return self.schema if self.declared else plain_schema(self.schema, nullable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
-    """What a table is right now.
-
-    Attributes:
-        id: Delta's id of the table; another one after it was dropped and made again.
-        version: Newest version.
-        schema: Columns.
-        partition_columns: Identity partition columns.
-        cluster_by: Liquid clustering columns.
-        properties: Table properties.
-        comment: Table comment.
-    """
+    """The newest version of a table; `id` changes when the table is dropped and recreated."""
 
     id: str
     version: int
@@ -135,22 +122,20 @@ def parse_schema(
 
 
 def table_state(spark: SparkSession, path: str) -> TableState | None:
-    """The state of a table; `None` where there is none."""
+    """The state of a table; `None` if it does not exist."""
     delta = DeltaJvm(spark)
     snapshot = delta.snapshot(path)
-    if snapshot.version() < 0:
-        return None
-    return _state(delta, snapshot, delta.metadata(snapshot))
+    return _state(delta, snapshot) if snapshot.version() >= 0 else None
 
 
 def read_version(spark: SparkSession, path: str) -> int | None:
-    """The newest version of a table; `None` where there is none."""
-    version = int(DeltaJvm(spark).snapshot(path).version())
+    """The newest version of a table; `None` if it does not exist."""
+    version = DeltaJvm(spark).version(path)
     return version if version >= 0 else None
 
 
 def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> TableState:
-    """Make a table, or bring the existing one in line; no commit when it is already.
+    """Create a table, or alter the existing one; no commit if nothing changed.
 
     Raises:
         PlanError: `SCHEMA_INCOMPATIBLE`, `PARTITIONING_CHANGED`, `COLUMN_NAME_INVALID`,
@@ -163,30 +148,19 @@ def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> Tabl
     snapshot = delta.snapshot(table.path)
     if snapshot.version() < 0:
         _create(delta, table, spec)
-        created = table_state(spark, table.path)
-        assert created is not None
-        return created
-    metadata = delta.metadata(snapshot)
-    state = _state(delta, snapshot, metadata)
-    if _alter(delta, table, spec, snapshot, metadata, state):
-        altered = table_state(spark, table.path)
-        assert altered is not None
-        return altered
+        return _state(delta, delta.snapshot(table.path))
+    state = _state(delta, snapshot)
+    if _alter(delta, table, spec, snapshot, state):
+        return _state(delta, delta.snapshot(table.path))
     return state
 
 
 def prepare_quarantine(
     spark: SparkSession, quarantine: TableRef, target: TableState, *, replace_schema: bool = False
 ) -> TableState:
-    """Make or evolve the quarantine table of a target: its columns, and why a row is there.
+    """Create or alter the quarantine table of a target: its columns, and the broken rules.
 
-    Its columns become as wide as those of the target.
-
-    Args:
-        spark: Session.
-        quarantine: The table.
-        target: State of the table whose rows it takes.
-        replace_schema: As in the target's `TableSpec`.
+    Its columns are widened with those of the target; `replace_schema` as in the target's spec.
     """
     plain = plain_schema(target.schema, nullable=True, keep_comments=False)
     return prepare_table(
@@ -203,12 +177,12 @@ def prepare_quarantine(
 
 
 def reset_table(spark: SparkSession, table: TableRef) -> int | None:
-    """Remove all rows in one commit, for a full refresh; nothing happens without a table.
+    """Remove all rows in one commit, for a full refresh.
 
-    An empty table takes any schema and partitioning that `prepare_table` is asked for.
+    `prepare_table` can then change schema and partitioning in any way.
 
     Returns:
-        The version that the commit made.
+        The newest version; `None` without a table.
 
     Raises:
         SetupError: `TABLE_LOG_DAMAGED`.
@@ -225,7 +199,48 @@ def reset_table(spark: SparkSession, table: TableRef) -> int | None:
     return int(transaction.commit(delta.seq(removed), operation))
 
 
-# -- making ------------------------------------------------------------------------------------
+def check_properties(
+    spark: SparkSession,
+    properties: Mapping[str, str],
+    *,
+    name: str,
+    origin: SourceLocation | None,
+) -> dict[str, str]:
+    """Table properties with `delta.*` keys in Delta's own spelling.
+
+    Args:
+        spark: Any session with Delta.
+        properties: As declared.
+        name: Of the table, for messages.
+        origin: Where it was declared.
+
+    Raises:
+        PlanError: `TABLE_PROPERTY_INVALID`.
+    """
+    declared = {str(key): str(value) for key, value in properties.items()}
+    if not any(key.lower().startswith("delta.") for key in declared):
+        return declared
+    delta = DeltaJvm(spark)
+    for key in declared:
+        feature = key.lower().removeprefix(_FEATURE)
+        if key.lower().startswith(_FEATURE) and not delta.has_feature(feature):
+            raise PlanError(
+                "TABLE_PROPERTY_INVALID",
+                f"{key} of {name} is not supported: open-source Delta Lake does not know the table "
+                "feature, or it requires catalog-managed commits, and tables are written by path",
+                origin=origin,
+            )
+    try:
+        return delta.validated_properties(declared)
+    except Exception as error:
+        raise PlanError(
+            "TABLE_PROPERTY_INVALID",
+            f"a table property of {name} is refused by Delta: {first_line(error)}",
+            origin=origin,
+        ) from error
+
+
+# -- creating ----------------------------------------------------------------------------------
 
 
 def _check_spec(table: TableRef, spec: TableSpec) -> None:
@@ -240,11 +255,11 @@ def _check_spec(table: TableRef, spec: TableSpec) -> None:
             )
     if spec.properties.get("delta.columnMapping.mode", "none") == "none":
         for name in (column.name for column in spec.schema):
-            if _FORBIDDEN_IN_NAMES.search(name):
+            if FORBIDDEN_IN_NAMES.search(name):
                 raise PlanError(
                     "COLUMN_NAME_INVALID",
-                    f"column {name!r} of {table.name} has a character that a table column cannot"
-                    " have",
+                    f"column {name!r} of {table.name} has a character that is not allowed in "
+                    "column names",
                     origin=spec.origin,
                     hint="rename it with alias(), or set delta.columnMapping.mode to name",
                 )
@@ -253,14 +268,18 @@ def _check_spec(table: TableRef, spec: TableSpec) -> None:
 def _create(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> None:
     schema = spec.table_schema()
     properties = _validated(delta, table, spec)
-    if spec.cluster_by or has_identity(schema) or _has_default(schema):
+    if _needs_builder(spec, schema):
         _build(delta, table, spec, schema, properties, replace=False)
         return
     transaction = delta.begin(table.path)
     content = _content(spec, schema, properties, transaction)
-    metadata = delta.action({"metaData": content})
-    transaction.updateMetadataForNewTable(metadata)
+    transaction.updateMetadataForNewTable(delta.action({"metaData": content}))
     transaction.commit(delta.seq([]), delta.create_operation(transaction.metadata()))
+
+
+def _needs_builder(spec: TableSpec, schema: StructType) -> bool:
+    has_default = any("CURRENT_DEFAULT" in (column.metadata or {}) for column in schema)
+    return bool(spec.cluster_by) or has_identity(schema) or has_default
 
 
 def _content(
@@ -273,16 +292,11 @@ def _content(
         "schemaString": schema_json(schema),
         "partitionColumns": [canonical[name.lower()] for name in spec.partition_cols],
         "configuration": dict(properties),
-        "createdTime": int(delta_clock(transaction)),
+        "createdTime": int(transaction.clock().getTimeMillis()),
     }
     if spec.comment is not None:
         content["description"] = spec.comment
     return content
-
-
-def delta_clock(transaction: Any) -> int:
-    """Now, by the clock that the transaction's log uses, in milliseconds."""
-    return int(transaction.clock().getTimeMillis())
 
 
 def _build(
@@ -294,11 +308,11 @@ def _build(
     *,
     replace: bool,
 ) -> None:
-    """Through Delta's builder: what a plain metadata action cannot say."""
+    """With Delta's builder, for what a metadata action cannot express."""
     from delta.tables import DeltaTable, IdentityGenerator
 
     make = DeltaTable.replace if replace else DeltaTable.createIfNotExists
-    # Delta compares the place with its own spelling of it, and takes `file:///x` for another one.
+    # Delta compares locations as strings, and `file:///x` would differ from its own spelling.
     local = local_path(table.path)
     builder = make(delta.spark).location(table.path if local is None else str(local))
     for column in schema:
@@ -339,13 +353,13 @@ def _alter(
     table: TableRef,
     spec: TableSpec,
     snapshot: Any,
-    metadata: TableMetadata,
     state: TableState,
 ) -> bool:
+    metadata = delta.metadata(snapshot)
     wide, changes = _widening(spec, state)
     spec = _as_cast(spec, wide)
-    if not _fits(table, spec, replace(state, schema=wide)):
-        # Without rows there is nothing that could not be changed.
+    if not _fits(spec, replace(state, schema=wide)):
+        # A table without rows can be changed in any way.
         if file_count(snapshot) > 0:
             _refuse(table, spec, replace(state, schema=wide))
         _replace_empty(delta, table, spec)
@@ -376,7 +390,7 @@ def _alter(
 
 
 def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
-    """The wish with the types that its rows will have when they are written to a table."""
+    """The spec with the types that its rows will have in the table."""
     if not spec.cast:
         return spec
     kinds = conformed(spec.schema, table)
@@ -388,25 +402,28 @@ def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
 
 
 def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[TypeChange, ...]]:
-    """The table's schema with the columns that are made wider, and what changes in it."""
+    """The table's schema with widened columns, and the changes."""
     declared = {key.lower(): str(value).lower() for key, value in spec.properties.items()}
-    kept = {key.lower(): value.lower() for key, value in state.properties.items()}
-    said = declared.get(ENABLED.lower(), kept.get(ENABLED.lower()))
-    wanted = spec.widen if said is None else said == "true"
-    if not wanted or spec.widen is None or spec.replace_schema:
+    have = {key.lower(): value.lower() for key, value in state.properties.items()}
+    enabled = declared.get(ENABLED.lower(), have.get(ENABLED.lower()))
+    widens = spec.widen if enabled is None else enabled == "true"
+    if not widens or spec.widen is None or spec.replace_schema:
         return state.schema, ()
     return widen(state.schema, spec.schema)
 
 
-def _fits(table: TableRef, spec: TableSpec, state: TableState) -> bool:
-    """Whether the existing table can take the wish without losing its rows."""
-    wanted = tuple(name.lower() for name in spec.partition_cols)
-    if wanted != tuple(name.lower() for name in state.partition_columns):
-        return False
-    if spec.cluster_by and state.partition_columns:
+def _fits(spec: TableSpec, state: TableState) -> bool:
+    """Whether the existing table can be altered without losing its rows."""
+    if _is_repartitioned(spec, state):
         return False
     difference = compare(state.schema, spec.schema)
     return (spec.replace_schema or not difference.conflicts) and not _tightened(spec, state)
+
+
+def _is_repartitioned(spec: TableSpec, state: TableState) -> bool:
+    want = [name.lower() for name in spec.partition_cols]
+    have = [name.lower() for name in state.partition_columns]
+    return want != have or bool(spec.cluster_by and have)
 
 
 def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:
@@ -417,22 +434,21 @@ def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:
 
 
 def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
-    way_out = f"take the change back, or rebuild the table: --full-refresh {table.name}"
-    if tuple(n.lower() for n in spec.partition_cols) != tuple(
-        n.lower() for n in state.partition_columns
-    ) or (spec.cluster_by and state.partition_columns):
+    way_out = f"revert the change, or rebuild the table: --full-refresh {table.name}"
+    if _is_repartitioned(spec, state):
         have = ", ".join(state.partition_columns) or "nothing"
         want = ", ".join(spec.partition_cols or spec.cluster_by) or "nothing"
         raise PlanError(
             "PARTITIONING_CHANGED",
-            f"{table.name} is partitioned by {have}, declared is {want}",
+            f"{table.name} is partitioned by {have}, but declared with {want}",
             origin=spec.origin,
             hint=way_out,
         )
     if tightened := _tightened(spec, state):
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",
-            f"column {tightened[0]!r} of {table.name} is declared NOT NULL, but was not",
+            f"column {tightened[0]!r} of {table.name} is declared NOT NULL, but is nullable in "
+            "the table",
             origin=spec.origin,
             hint=way_out,
         )
@@ -446,7 +462,7 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
         )
     except PlanError as error:
         if spec.widen is not None and widen(state.schema, spec.schema)[1]:
-            way = f"set the table property {ENABLED} to true to make it wider in place"
+            way = f"set the table property {ENABLED} to true to widen the column in place"
             error.hint = f"{error.hint}; or {way}"
         raise
 
@@ -454,7 +470,7 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
 def _replace_empty(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> None:
     schema = spec.table_schema()
     properties = _validated(delta, table, spec)
-    if spec.cluster_by or has_identity(schema) or _has_default(schema):
+    if _needs_builder(spec, schema):
         _build(delta, table, spec, schema, properties, replace=True)
         return
     transaction = delta.begin(table.path)
@@ -469,12 +485,11 @@ def _set_properties(
 ) -> bool:
     have = metadata.configuration
     known = {key.lower(): value for key, value in have.items()}
-    wanted = {
+    differing = {
         key: str(value)
         for key, value in spec.properties.items()
-        if not key.lower().startswith("delta.feature.")
+        if not key.lower().startswith(_FEATURE) and known.get(key.lower()) != str(value)
     }
-    differing = {k: v for k, v in wanted.items() if known.get(k.lower()) != v}
     if not differing:
         return False
     _validated(delta, table, replace(spec, properties=differing))
@@ -492,21 +507,22 @@ def _evolved(spec: TableSpec, state: TableState) -> StructType:
     declared = {column.name.lower(): column for column in spec.schema}
     columns = []
     for column in merged:
-        wish = declared.get(column.name.lower())
+        wanted = declared.get(column.name.lower())
         nullable, metadata = column.nullable, dict(column.metadata or {})
-        if wish is not None:
-            nullable = column.nullable or wish.nullable
-            comment = (wish.metadata or {}).get("comment")
+        if wanted is not None:
+            nullable = column.nullable or wanted.nullable
+            comment = (wanted.metadata or {}).get("comment")
             if comment is not None:
                 metadata["comment"] = comment
         columns.append(StructField(column.name, column.dataType, nullable, metadata))
     return StructType(columns)
 
 
-# -- small parts -------------------------------------------------------------------------------
+# -- parts -------------------------------------------------------------------------------------
 
 
-def _state(delta: DeltaJvm, snapshot: Any, metadata: TableMetadata) -> TableState:
+def _state(delta: DeltaJvm, snapshot: Any) -> TableState:
+    metadata = delta.metadata(snapshot)
     return TableState(
         id=metadata.id,
         version=int(snapshot.version()),
@@ -519,10 +535,8 @@ def _state(delta: DeltaJvm, snapshot: Any, metadata: TableMetadata) -> TableStat
 
 
 def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> StructField:
-    import json
-
     metadata: dict[str, Any] = {}
-    # Delta stores strings, and what was declared beside them.
+    # Delta stores STRING, and the declared type in the metadata.
     kind = definition.dataType()
     if strings.hasCharVarchar(kind):
         metadata[LENGTHS] = str(kind.catalogString())
@@ -534,8 +548,7 @@ def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> Str
     if definition.defaultValue().isDefined():
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"column {definition.name()!r}: DEFAULT has no meaning for a table that only its flows"
-            " write",
+            f"column {definition.name()!r}: DEFAULT has no effect, because only flows write the table",
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )
@@ -563,10 +576,6 @@ def _data_type(content: Any) -> DataType:
         "fields": [{"name": "x", "type": content, "nullable": True, "metadata": {}}],
     }
     return StructType.fromJson(holder)[0].dataType
-
-
-def _has_default(schema: StructType) -> bool:
-    return any("CURRENT_DEFAULT" in (column.metadata or {}) for column in schema)
 
 
 def _literal(text: str) -> str:

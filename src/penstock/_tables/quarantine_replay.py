@@ -1,20 +1,20 @@
-"""Rows out of quarantine into their table, exactly once, after a rule or the rows were repaired.
+"""Moves rows from quarantine into their table exactly once, after a rule or the rows were fixed.
 
-Two tables change, and Delta commits one at a time. So the decision about each row is stored first:
+Two tables change, and a Delta commit covers one table. So the outcome for each row is stored first:
 
-1. The rows of quarantine, as of one version, are judged and written to a staging folder, each with
-   its destination. A small file that comes last says that they are all there.
-2. The table gets the rows that pass.
-3. Quarantine loses the files of that version and gets the rows that still break a rule.
-4. The staging folder is removed.
+1. The rules are applied to the rows of one version of the quarantine, which are written to a
+   staging folder with their destination. The journal, written last, says that they are complete.
+2. The rows that pass are added to the table.
+3. The files of that version are removed from the quarantine, and the rows that still break a rule
+   added to it again.
+4. The staging folder is deleted.
 
-Steps 2 and 3 carry the version as their fence. A replay that finds such a folder goes on with its
-step 2 or 3, whatever the rules say by then: the decision was made already. Rows that came into
-quarantine in between stay there.
+Steps 2 and 3 have the version as their fence. A replay that finds a journal continues with its step
+2 or 3, whatever the rules are by then. Rows that were quarantined in between stay there.
 
-Where only some rows are selected, only the files that have one are staged, and the small file names
-them: step 3 removes these, and gives back their other rows as they were. A selection that moves
-nothing leaves no commit and no fence, so that the next one may be about the same version.
+If rows are selected, only the files with a selected row are staged, and the journal lists them:
+step 3 removes these files and adds their other rows again. A selection that moves no row makes no
+commit, so the next one may use the same version as its fence.
 """
 
 import json
@@ -29,8 +29,9 @@ from pyspark.sql import functions as F
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import Begun, FencedTable
+from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.files import StorageFiles
+from penstock._tables.journal import Journal
 from penstock._tables.layout import TableRef
 from penstock._tables.log_scan import file_identity
 from penstock._tables.row_selection import RowSelection
@@ -48,22 +49,21 @@ from penstock.quality.split import (
 )
 
 STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
-"""Steps after which a replay may die; given to `on_step`."""
+"""Steps after which a replay can be resumed; arguments of `on_step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What one replay did.
+    """The result of a replay.
 
     Attributes:
-        table: As messages call it.
-        version: Version of the quarantine whose rows were judged; `None` if there were none.
-        chosen: Rows that were judged.
-        moved: Those of them that are in the table now.
+        table: Name of the table.
+        version: Version of the quarantine that was read; `None` without a quarantine.
+        chosen: Rows that the rules were applied to.
+        moved: Those that are in the table now.
         kept: Those that still break a rule.
-        resumed: An earlier replay had died; this one finished it.
-        finished: What that one did, where it was about other rows than this one, which then did
-            its own work.
+        resumed: Whether an interrupted replay was completed.
+        finished: Result of that one, if it had another selection.
     """
 
     table: str
@@ -77,15 +77,15 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPreview:
-    """What a replay would do to the quarantine as it is.
+    """What a replay would do.
 
     Attributes:
-        table: As messages call it.
-        version: Version of the quarantine; `None` if there is none.
+        table: Name of the table.
+        version: Version of the quarantine; `None` without a quarantine.
         moves: Selected rows that pass.
         keeps: Selected rows that break a rule.
         by_rule: How many of these break each rule.
-        unfinished: An earlier replay died, and would be finished first.
+        unfinished: Whether an interrupted replay would be completed first.
     """
 
     table: str
@@ -97,35 +97,32 @@ class ReplayPreview:
 
     @property
     def chosen(self) -> int:
-        """Rows that would be judged."""
+        """Selected rows."""
         return self.moves + self.keeps
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Staged:
-    """A replay whose decisions are stored.
+    """A replay in its journal.
 
     Attributes:
         version: Of the quarantine.
-        files: Those that lose their rows, by `file_identity`; `None` for all of the version.
-        selection: Its record.
+        files: Files to remove, by `file_identity`; `None` for all of the version.
+        selection: Record of the selection.
     """
 
     version: int
     files: frozenset[tuple[str, str]] | None = None
     selection: Mapping[str, Any]
 
-    def text(self) -> str:
-        """What the small file holds."""
+    def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = {"quarantine_version": self.version}
         if self.files is not None:
             content |= {"files": sorted(self.files), "selection": self.selection}
-        return json.dumps(content)
+        return content
 
     @classmethod
-    def of(cls, text: str) -> "_Staged":
-        """What the small file says."""
-        content = json.loads(text)
+    def of(cls, content: Mapping[str, Any]) -> "_Staged":
         files = content.get("files")
         return cls(
             version=int(content["quarantine_version"]),
@@ -140,11 +137,11 @@ class QuarantineReplay:
     Args:
         spark: Classic session.
         pipeline: Name of the pipeline.
-        target: The table; it must exist and only grow by appends.
+        target: An existing table that is only appended to.
         quarantine: Its quarantine; need not exist.
-        staging: Place of the staging folder.
-        expectations: Of the table, as they are now.
-        on_step: Called after each step; tests die there.
+        staging: The staging folder.
+        expectations: The present ones of the table.
+        on_step: Called after each step.
     """
 
     def __init__(
@@ -160,34 +157,32 @@ class QuarantineReplay:
     ) -> None:
         self._spark = spark
         self._delta = DeltaJvm(spark)
-        self._files = StorageFiles(spark)
         self._name = target.name
         self._flow = f"replay of {quarantine.name}"
-        self._staging = staging
-        self._rows, self._decided = f"{staging}/rows", f"{staging}/decided.json"
-        self._read = f"{staging}/read"
+        self._journal = Journal(StorageFiles(spark), staging, _Staged.of)
+        self._rows, self._read = f"{staging}/rows", f"{staging}/read"
         self._quarantine_path = quarantine.path
         self._expectations = expectations
         self._on_step = on_step
-        self._exists = int(self._delta.snapshot(quarantine.path).version()) >= 0
+        self._exists = self._delta.version(quarantine.path) >= 0
         table_id = ""
         if self._exists:
             table_id = self._delta.metadata(self._delta.begin(quarantine.path)).id
-        # A quarantine that was dropped and made anew counts its versions from the beginning.
+        # The versions of a quarantine that was dropped and recreated start at 0 again.
         self._app_id = f"{pipeline}/{target.name}/replay/{table_id}"
         self._target = FencedTable(self._delta, target, self._app_id)
         self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
 
     def run(self, selection: RowSelection) -> Replayed:
-        """Finish what an earlier replay left; judge and move the selected rows.
+        """Complete an interrupted replay; then replay the selected rows.
 
-        Where the earlier one was about the same selection, finishing it is all.
+        An interrupted replay with the same selection is only completed.
 
         Raises:
             PlanError: `QUARANTINE_CHANGED`, `QUARANTINE_ROWS_GONE`, `SCHEMA_INCOMPATIBLE`.
             SpecError: `QUARANTINE_SELECTION_INVALID`.
         """
-        pending = self._pending()
+        pending = self._journal.load()
         if pending is None:
             return self._begin(selection)
         finished = replace(self._finish(pending), resumed=True)
@@ -196,100 +191,90 @@ class QuarantineReplay:
         try:
             done = self._begin(selection)
         except (PlanError, SpecError) as error:
-            said = f"an interrupted replay was finished first ({finished.moved:,} rows moved); then"
+            moved = f"an interrupted replay was completed first ({finished.moved:,} rows moved)"
             raise type(error)(
-                error.condition, f"{said}: {error.message}", hint=error.hint
+                error.condition, f"{moved}; then: {error.message}", hint=error.hint
             ) from error
         return replace(done, resumed=True, finished=finished)
 
     def preview(self, selection: RowSelection) -> ReplayPreview:
-        """Judge the selected rows as they are now; nothing is changed.
+        """Apply the rules to the selected rows without changing anything.
 
         Raises:
             PlanError: `QUARANTINE_ROWS_GONE`.
             SpecError: `QUARANTINE_SELECTION_INVALID`.
         """
         version: int | None = None
-        found: DataFrame | None = None
+        rows: DataFrame | None = None
         if self._exists and selection.is_all:
-            version = self._newest()
-            found = self._all_rows(version)
+            version = self._delta.version(self._quarantine_path)
+            rows = self._all_rows(version)
         elif self._exists:
             selected = self._select(selection)
             version = selected.version
-            found = None if selected.rows is None else selected.rows.where(SELECTED).drop(SELECTED)
+            rows = None if selected.rows is None else selected.rows.where(SELECTED).drop(SELECTED)
         counts: Counter[str] = Counter()
         rules: Counter[str] = Counter()
-        if found is not None:
-            judged = self._judged(found).groupBy(DESTINATION, FAILED_RULES).count()
-            for destination, broken, rows in judged.collect():
-                counts[destination] += rows
+        if rows is not None:
+            groups = self._split(rows).groupBy(DESTINATION, FAILED_RULES).count()
+            for destination, broken, count in groups.collect():
+                counts[destination] += count
                 if destination == TO_QUARANTINE:
-                    rules.update(dict.fromkeys(broken, rows))
+                    rules.update(dict.fromkeys(broken, count))
         return ReplayPreview(
             table=self._name,
             version=version,
             moves=counts[TO_TABLE],
             keeps=counts[TO_QUARANTINE],
             by_rule=dict(rules.most_common()),
-            unfinished=self._pending() is not None,
+            unfinished=self._journal.load() is not None,
         )
 
     # -- steps ---------------------------------------------------------------------------------
-
-    def _pending(self) -> _Staged | None:
-        text = self._files.read(self._decided)
-        return None if text is None else _Staged.of(text)
-
-    def _newest(self) -> int:
-        return int(self._delta.snapshot(self._quarantine_path).version())
 
     def _select(self, selection: RowSelection) -> SelectedRows:
         declared = [rule.name for rule in self._expectations]
         return select_rows(self._delta, self._quarantine.ref, selection, declared=declared)
 
     def _begin(self, selection: RowSelection) -> Replayed:
-        self._files.delete_tree(self._staging)  # of a replay that died while it judged
+        self._journal.delete()  # files of a replay that was interrupted before its journal
         if not self._exists:
             return Replayed(table=self._name, version=None, chosen=0, moved=0, kept=0)
         if selection.is_all:
-            staged = _Staged(version=self._newest(), selection={})
-            found = self._all_rows(staged.version)
+            staged = _Staged(version=self._delta.version(self._quarantine_path), selection={})
+            rows = self._all_rows(staged.version)
         else:
             selected = self._select(selection)
             staged = _Staged(
-                version=selected.version,
-                files=selected.files,
-                selection=selection.record(),
+                version=selected.version, files=selected.files, selection=selection.record()
             )
             if selected.rows is None:
                 return Replayed(table=self._name, version=staged.version, chosen=0, moved=0, kept=0)
-            # Read and decided upon once: a condition about the time chooses others a moment later.
+            # Stored, so that the selection is evaluated once: a condition may depend on the time.
             selected.rows.write.parquet(self._read)
-            read = self._spark.read.parquet(self._read)
-            found = read.where(SELECTED).drop(SELECTED)
-        self._judged(found).write.parquet(self._rows)
-        self._files.write(self._decided, staged.text())
+            rows = self._spark.read.parquet(self._read).where(SELECTED).drop(SELECTED)
+        self._split(rows).write.parquet(self._rows)
+        self._journal.save(staged.to_json())
         self._on_step(STAGED)
         try:
             return self._finish(staged)
         except Exception:
-            # Nothing has changed yet, so nothing needs to be finished: it can be tried again.
-            if not self._target.begin(staged.version).done:
-                self._files.delete_tree(self._staging)
+            # Without a commit there is nothing to complete, and the replay can be started again.
+            if not self._target.begin(staged.version).is_committed:
+                self._journal.delete()
             raise
 
     def _all_rows(self, version: int) -> DataFrame:
         rows = self._spark.read.format("delta").option("versionAsOf", version)
         return rows.load(self._quarantine_path)
 
-    def _judged(self, found: DataFrame) -> DataFrame:
-        begun = self._target.begin(None)
-        known = {name.lower() for name in found.columns}
-        schema = begun.metadata.schema
-        columns = [F.col(quoted(one)) for one in schema.names if one.lower() in known]
-        data = conform(found.select(*columns), schema)
-        # A row that breaks a fail rule must not stop the others: it stays where it is.
+    def _split(self, rows: DataFrame) -> DataFrame:
+        """The rows in the columns of the table, with their destination and broken rules."""
+        have = {name.lower() for name in rows.columns}
+        schema = self._target.begin(None).metadata.schema
+        columns = [F.col(quoted(name)) for name in schema.names if name.lower() in have]
+        data = conform(rows.select(*columns), schema)
+        # A row that breaks a fail rule stays in quarantine, and must not fail the replay of others.
         rules = [
             replace(rule, on_violation=OnViolation.QUARANTINE)
             if rule.on_violation is OnViolation.FAIL
@@ -298,65 +283,55 @@ class QuarantineReplay:
         ]
         split = split_rows(data, rules)
         if split is None or not split.quarantine:
-            empty = [F.lit(None).alias(name) for name in QUARANTINE_COLUMNS]
-            kept = found.select(*QUARANTINE_COLUMNS).schema
-            typed = [
-                column.cast(kept[name].dataType).alias(name)
-                for name, column in zip(QUARANTINE_COLUMNS, empty, strict=True)
-            ]
-            return data.select("*", *typed, F.lit(TO_TABLE).alias(DESTINATION))
+            kinds = {name: rows.schema[name].dataType for name in QUARANTINE_COLUMNS}
+            nulls = [F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
+            return data.select("*", *nulls, F.lit(TO_TABLE).alias(DESTINATION))
         return split.df.drop(*split.masks)
 
     def _finish(self, pending: _Staged) -> Replayed:
         moved = kept = 0
         version = pending.version
-        is_open = not (self._target.begin(version).done and self._quarantine.begin(version).done)
-        if is_open:
+        tables = (self._target, self._quarantine)
+        if not all(table.begin(version).is_committed for table in tables):
             staged = self._spark.read.parquet(self._rows)
             counts = {row[0]: int(row[1]) for row in staged.groupBy(DESTINATION).count().collect()}
             moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
             if moved:
-                self._fill_table(staged, version, moved)
+                self._add_to_table(staged, version, moved)
                 self._on_step(IN_TABLE)
-                self._empty_quarantine(staged, pending, kept)
+                self._remove_from_quarantine(staged, pending, kept)
                 self._on_step(OUT_OF_QUARANTINE)
-        self._files.delete_tree(self._staging)
+        self._journal.delete()
         return Replayed(
             table=self._name, version=version, chosen=moved + kept, moved=moved, kept=kept
         )
 
-    def _fill_table(self, staged: DataFrame, version: int, rows: int) -> None:
-        begun = self._target.begin(version)
-        if begun.done:
+    def _add_to_table(self, staged: DataFrame, version: int, rows: int) -> None:
+        txn = self._target.begin(version)
+        if txn.is_committed:
             return
-        good = staged.where(F.col(DESTINATION) == TO_TABLE)
-        good = good.drop(DESTINATION, *QUARANTINE_COLUMNS)
-        self._target.evolve(begun, good.schema, allow_missing=True, replaces=False)
-        files = begun.transaction.writeFiles(good._jdf)
-        record = self._record(version, rows)
-        actions = list(self._delta.items(files))
-        self._target.commit(begun, actions, version, record, complete=False)
+        valid = staged.where(F.col(DESTINATION) == TO_TABLE)
+        valid = valid.drop(DESTINATION, *QUARANTINE_COLUMNS)
+        self._target.evolve(txn, valid.schema, allow_missing=True, replaces=False)
+        actions = self._delta.write_files(txn.jvm, valid)
+        self._target.commit(txn, actions, version, self._record(version, rows), complete=False)
 
-    def _empty_quarantine(self, staged: DataFrame, pending: _Staged, kept: int) -> None:
+    def _remove_from_quarantine(self, staged: DataFrame, pending: _Staged, kept: int) -> None:
         version = pending.version
-        begun = self._quarantine.begin(version)
-        if begun.done:
+        txn = self._quarantine.begin(version)
+        if txn.is_committed:
             return
-        removed = self._removals(pending, begun)
+        removed = self._removals(pending, txn)
         bad = staged.where(F.col(DESTINATION) == TO_QUARANTINE).drop(DESTINATION)
-        schema = self._quarantine.evolve(begun, bad.schema, allow_missing=True, replaces=False)
+        schema = self._quarantine.evolve(txn, bad.schema, allow_missing=True, replaces=False)
         written, rows = [bad] if kept else [], kept
         if pending.files is not None:
             others = self._spark.read.parquet(self._read).where(~F.col(SELECTED)).drop(SELECTED)
             if count := others.count():
                 written, rows = [*written, conform(others, schema)], rows + count
-        added = [
-            action
-            for part in written
-            for action in self._delta.items(begun.transaction.writeFiles(part._jdf))
-        ]
+        added = [file for part in written for file in self._delta.write_files(txn.jvm, part)]
         record = self._record(version, rows)
-        self._quarantine.commit(begun, [*removed, *added], version, record, complete=True)
+        self._quarantine.commit(txn, [*removed, *added], version, record, complete=True)
 
     def _record(self, version: int, rows: int) -> CommitResult:
         return CommitResult(
@@ -367,31 +342,28 @@ class QuarantineReplay:
             rows_written=rows,
         )
 
-    def _removals(self, pending: _Staged, begun: Begun) -> list[Any]:
-        """What removes the files that were staged, if they are as they were then.
-
-        Files of rows that came into quarantine later are not among them.
-        """
+    def _removals(self, pending: _Staged, txn: TableTransaction) -> list[Any]:
+        """Actions that remove the staged files, if they are unchanged; not those added later."""
         staged = pending.files
         if staged is None:
             contents = self._delta.files_at(self._quarantine_path, pending.version)
             staged = frozenset(map(file_identity, contents))
-        contents = self._delta.file_contents(begun.transaction.filterFiles())
-        live = {file_identity(one): one for one in contents}
+        contents = self._delta.file_contents(txn.jvm.filterFiles())
+        live = {file_identity(content): content for content in contents}
         if changed := staged - live.keys():
-            number = self._rewriting(pending.version, begun.version, {path for path, _ in changed})
+            number = self._rewriting(pending.version, txn.version, {path for path, _ in changed})
             raise PlanError(
                 "QUARANTINE_CHANGED",
                 f"the quarantine of {self._name} was rewritten (version {number}) while a replay "
-                f"of its version {pending.version} was not finished: which of its rows are in the "
-                "table already cannot be told any more",
+                f"of its version {pending.version} was unfinished: it cannot be determined any "
+                "more which of its rows are in the table already",
                 hint=f"restore it: RESTORE delta.`{self._quarantine_path}` TO VERSION AS OF "
                 f"{number - 1}; then replay again",
             )
-        return [file.remove() for file in self._delta.add_files([live[one] for one in staged])]
+        return [file.remove() for file in self._delta.add_files([live[file] for file in staged])]
 
     def _rewriting(self, version: int, newest: int, paths: set[str]) -> int:
-        """The first version after one that has removed a file."""
+        """The first later version that removed one of some files."""
         for number in range(version + 1, newest + 1):
             for line in self._delta.commit_lines(self._quarantine_path, number) or ():
                 removed = json.loads(line).get("remove")

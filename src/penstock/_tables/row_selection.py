@@ -1,7 +1,7 @@
-"""Which rows of a quarantine a replay is about, and how people name single rows of it.
+"""Selects rows of a quarantine for a replay; and ids of single rows.
 
-A row's id is the file that it lies in and its position there. It holds as long as the file does,
-and can be made with Spark and without.
+The id of a row consists of its file and its position there. It is valid as long as the file is in
+the table, and can be computed with and without Spark.
 """
 
 import hashlib
@@ -16,11 +16,7 @@ _ROW_ID = re.compile(rf"([0-9a-f]{{{_KEY_LENGTH}}})-(0|[1-9][0-9]{{0,11}})")
 
 
 def file_key(name: str) -> str:
-    """What stands for a file of a table in the ids of its rows.
-
-    Args:
-        name: As the table's log names the file.
-    """
+    """The part of a row id for a file, given its name in the table's log."""
     return hashlib.sha256(name.encode()).hexdigest()[:_KEY_LENGTH]
 
 
@@ -28,15 +24,15 @@ def row_id(file_name: str, position: int) -> str:
     """The id of a row.
 
     Args:
-        file_name: As the table's log names the file.
-        position: Of the row in it, deleted rows counted.
+        file_name: Name of the file in the table's log.
+        position: Of the row in it, counting deleted rows.
     """
     return f"{file_key(file_name)}-{position}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowSelection:
-    """Rows that fulfil everything that is given; all rows where nothing is.
+    """Rows that match all criteria; all rows without criteria.
 
     Attributes:
         rules: Rows that broke any of these.
@@ -44,7 +40,7 @@ class RowSelection:
         rows: Rows with these ids.
 
     Raises:
-        SpecError: `QUARANTINE_SELECTION_INVALID`: something is empty, or no id of a row.
+        SpecError: `QUARANTINE_SELECTION_INVALID`: an empty criterion, or an invalid row id.
     """
 
     rules: tuple[str, ...] = ()
@@ -53,8 +49,8 @@ class RowSelection:
 
     def __post_init__(self) -> None:
         if "" in self.rules or (self.where is not None and not self.where.strip()):
-            # An empty variable of a script must not mean all rows.
-            raise _invalid("a rule or a condition is empty", "leave the option out for all rows")
+            # An empty variable of a script must not select all rows.
+            raise _invalid("a rule or a condition is empty", "omit the option to select all rows")
         for text in self.rows:
             if _ROW_ID.fullmatch(text) is None:
                 raise _invalid(
@@ -64,19 +60,19 @@ class RowSelection:
 
     @property
     def is_all(self) -> bool:
-        """Whether every row is meant."""
+        """Whether every row is selected."""
         return not self.rules and self.where is None and not self.rows
 
-    def places(self) -> dict[str, set[int]]:
+    def positions(self) -> dict[str, set[int]]:
         """The positions of `rows`, by the key of their file."""
-        found: dict[str, set[int]] = {}
+        positions: dict[str, set[int]] = {}
         for text in self.rows:
             key, _, position = text.partition("-")
-            found.setdefault(key, set()).add(int(position))
-        return found
+            positions.setdefault(key, set()).add(int(position))
+        return positions
 
     def record(self) -> dict[str, Any]:
-        """The same for every selection of the same meaning; plain values for JSON."""
+        """JSON values that are equal for equivalent selections."""
         record: dict[str, Any] = {}
         if self.rules:
             record["rules"] = sorted(set(self.rules))

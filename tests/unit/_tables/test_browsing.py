@@ -75,7 +75,7 @@ def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store
     ids = [row["id"] for row in first["rows"]]
     files, positions = zip(*(one.split("-") for one in ids), strict=True)
     assert positions == ("0", "1", "2", "0", "1") and len(set(files)) == 2
-    assert len(RowSelection(rows=tuple(ids)).places()) == 2
+    assert len(RowSelection(rows=tuple(ids)).positions()) == 2
     # What comes meanwhile neither moves nor doubles what follows.
     store.quarantine((["positive"], {"id": 99}))
     second = browser.quarantine(NAME, None, before=first["next"], limit=5)

@@ -8,7 +8,9 @@ FIRST, OTHER = row_id("a=1/part-0.parquet", 0), row_id("part-1.parquet", 7)
 
 def test_rows_are_found_again_by_file_and_position():
     assert FIRST == row_id("a=1/part-0.parquet", 0) != row_id("a=2/part-0.parquet", 0)
-    places = RowSelection(rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))).places()
+    positions = RowSelection(
+        rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))
+    ).positions()
     assert list(places.values()) == [{0}, {7, 123_456_789_012}]
 
 

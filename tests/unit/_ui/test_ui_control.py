@@ -182,7 +182,7 @@ def test_chosen_rows_are_replayed_when_they_are_named_right(client, control):
             {"dataset": NAME, "rows": [], "rules": [], **asked},
         )
     # What the page may send is what the command understands.
-    assert len(RowSelection(rows=(ROW, *most)).places()) == 1001
+    assert len(RowSelection(rows=(ROW, *most)).positions()) == 1001
 
 
 @pytest.mark.parametrize("name", ["--conf=x", "../../etc", "nothing", "", NAME + ",x", "silver"])
