@@ -168,7 +168,7 @@ class SnapshotWriter:
         return rows
 
     def _compare(self, txn: TableTransaction, snapshot: DataFrame, *, small: bool) -> DataFrame:
-        """Keys that differ: `k`, values `old` and `new`, `start` of the open version, and `tracked`.
+        """Keys that differ: `k`, values `old` and `new`, `start` of the open version, `tracked`.
 
         `tracked` says whether a column differs that opens a version.
         """

@@ -200,8 +200,8 @@ class CdcWriter(FlowWriter):
                 shown = "sequence_by" if name == HAS_SEQUENCE else ", ".join(spec.keys)
                 raise FlowError(
                     "CDC_EVENT_INVALID",
-                    f"flow {self._flow!r}: {failed} event(s) of one batch cannot be applied: they have "
-                    f"{problem} ({shown})",
+                    f"flow {self._flow!r}: {failed} event(s) of one batch cannot be applied: they "
+                    f"have {problem} ({shown})",
                     flow=self._flow,
                     retryable=False,
                     hint="filter them out in a view, or switch quarantine on",

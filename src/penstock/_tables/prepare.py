@@ -548,7 +548,7 @@ def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> Str
     if definition.defaultValue().isDefined():
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"column {definition.name()!r}: DEFAULT has no effect, because only flows write the table",
+            f"column {definition.name()!r}: DEFAULT has no effect, as only flows write the table",
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )

@@ -191,7 +191,7 @@ class _Search:
         return unquote(urlsplit(name).path).removeprefix(self._base.rstrip("/") + "/")
 
     def _read(self, contents: Sequence[Mapping[str, Any]] | None) -> DataFrame:
-        """Rows with the column `_METADATA`: of some files with `row_index`, or of all without it."""
+        """Rows with the column `_METADATA`; of some files with `row_index`, or all without it."""
         if contents is None:
             versioned = self._delta.spark.read.format("delta").option("versionAsOf", self._version)
             rows = versioned.load(self._quarantine.path)
