@@ -20,8 +20,7 @@ from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.decision import DecisionFile
 from penstock._tables.layout import TableRef
 from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
-from penstock._tables.row_files import Refused
-from penstock._tables.row_files import Strategy
+from penstock._tables.row_files import Refused, Strategy
 from penstock._tables.unique import UniqueWriter
 from penstock._tables.upsert import UpsertWriter
 from penstock._tables.writer import FlowWriter, WriteMode

@@ -11,7 +11,7 @@ def test_rows_are_found_again_by_file_and_position():
     positions = RowSelection(
         rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))
     ).positions()
-    assert list(places.values()) == [{0}, {7, 123_456_789_012}]
+    assert list(positions.values()) == [{0}, {7, 123_456_789_012}]
 
 
 def test_two_selections_are_the_same_when_they_mean_the_same_rows():
