@@ -1,7 +1,7 @@
-"""Rows of a pipeline's tables for people who look: some of them, with secrets masked.
+"""Rows of a pipeline's tables for the dashboard, with secrets masked.
 
-Whatever is asked for, the work of one answer and its size are bounded; a long search is continued
-by asking again. Texts are searched as they are shown, so that nobody finds a secret by guessing.
+Time and size of each result are limited; a long search is continued with another call. Masked
+strings are searched, so that a secret cannot be guessed.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock._model.name import DatasetName
 from penstock._observe.masking import masked_values, shown
@@ -46,14 +46,14 @@ _MANY_FILES = 100
 _MAX_TABLES = 64
 _MAX_COMMITS = 500
 _READERS = 2
-# Greater ones are not exact in a browser.
+# Greater integers are not exact in JavaScript.
 _EXACT = 1 << 53
 _CURSOR = re.compile(r"(\d{1,15})-([0-9a-f]{12})-(\d{1,12})")
 
 
 @dataclass(frozen=True)
 class _Commit:
-    """The commit that brought a file."""
+    """The commit that added a file."""
 
     version: int
     at: int
@@ -62,15 +62,13 @@ class _Commit:
 
 
 class TableBrowser:
-    """Looks into the tables below a storage root on this machine. Any thread may call.
-
-    All answers are plain values for JSON.
+    """Reads the tables below a local storage root. Thread-safe; results are JSON values.
 
     Args:
         root: The storage root, a URI or path.
-        trusts_paths: Whether tables may lie elsewhere, where the event log says so. Not for logs
-            that may come from somebody else.
-        monotonic: The clock of the bounds.
+        trusts_paths: Whether tables may be at other paths from the event log. Not for logs of
+            untrusted origin.
+        monotonic: Clock of the time limits.
     """
 
     def __init__(
@@ -91,27 +89,28 @@ class TableBrowser:
         self._commits: OrderedDict[Path, _Commits] = OrderedDict()
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
-        """Some rows of a table, those of its newest files first.
+        """Some rows of a table, starting with its newest files.
 
         Args:
             dataset: Its resolved name.
-            path: Where the event log says that it lies.
-            limit: How many rows at most.
+            path: Its path in the event log.
+            limit: Maximum number of rows.
 
         Returns:
-            `columns` with `name` and `type`, `rows` of texts (or null), `version`, `total` (null
+            `columns` with `name` and `type`, `rows` of strings (or null), `version`, `total` (null
             if unknown), `more_columns`: how many are left out.
 
         Raises:
             SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
         """
         with self._readers:
-            found = self._table(self._place(dataset, path)).snapshot()
-            columns = found.columns[:_MAX_COLUMNS]
+            snapshot = self._table(self._path(dataset, path)).snapshot()
+            columns = snapshot.columns[:_MAX_COLUMNS]
             rows: list[list[str | None]] = []
             size = 0
-            for values in _rows(found, columns, at_once=_PREVIEW_AT_ONCE):
-                cells = [_cell(one) for one in masked_values(_plain_row(values)).values()]
+            for _, _, values in snapshot.scan(columns, at_once=_PREVIEW_AT_ONCE):
+                plain = {name: _plain(value, 0) for name, value in values.items()}
+                cells = [_cell(value) for value in masked_values(plain).values()]
                 size += sum(len(cell) for cell in cells if cell is not None)
                 if rows and size > _MAX_BODY:
                     break
@@ -119,10 +118,10 @@ class TableBrowser:
                 if len(rows) == limit:
                     break
             return {
-                "version": found.version,
-                "total": found.rows,
-                "columns": [{"name": one.name, "type": _type_text(one.type)} for one in columns],
-                "more_columns": len(found.columns) - len(columns),
+                "version": snapshot.version,
+                "total": snapshot.rows,
+                "columns": [{"name": c.name, "type": _type_text(c.type)} for c in columns],
+                "more_columns": len(snapshot.columns) - len(columns),
                 "rows": rows,
             }
 
@@ -131,58 +130,59 @@ class TableBrowser:
 
         Args:
             dataset: Its resolved name.
-            path: Where the event log says that it lies.
+            path: Its path in the event log.
 
         Returns:
-            `version`; `files`, `bytes` and `small_files` (those below 16 MiB) of that version;
-            `advice`: what to do where many small files make reading slow, else null; `versions`:
-            the newest ones, newest first, with `version`, `at` (in milliseconds), `operation`,
-            `flow`, `batch_id`, `files_added`, `files_removed` and `rows` (added, null if unknown).
+            `version`; `files`, `bytes` and `small_files` (below 16 MiB) of that version; `advice`
+            if many small files make reading slow, else null; `versions`: the newest ones, newest
+            first, with `version`, `at` (in milliseconds), `operation`, `flow`, `batch_id`,
+            `files_added`, `files_removed` and `rows` (added, null if unknown).
 
         Raises:
             SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
         """
-        place = self._place(dataset, path)
+        folder = self._path(dataset, path)
         with self._readers:
-            found = self._table(place).snapshot(rests=True)
-            assert place is not None
-            small = sum(file.size < _SMALL_FILE for file in found.files)
-            size = sum(file.size for file in found.files)
+            snapshot = self._table(folder).snapshot(rests=True)
+            assert folder is not None
+            small = sum(file.size < _SMALL_FILE for file in snapshot.files)
+            size = sum(file.size for file in snapshot.files)
             return {
-                "version": found.version,
-                "files": len(found.files),
+                "version": snapshot.version,
+                "files": len(snapshot.files),
                 "bytes": size,
                 "small_files": small,
                 "advice": _advice(small, size),
-                "versions": newest_versions(place / "_delta_log", found.version),
+                "versions": newest_versions(folder / "_delta_log", snapshot.version),
             }
 
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
         """Every table that has a quarantine, by name.
 
         Args:
-            paths: Where the event log says that the datasets lie; `None` where it does not.
+            paths: Paths of the datasets in the event log; `None` if it has none.
 
         Returns:
             `dataset`, `rows` (null if unknown), `counted` (how many of them `rules` is about),
             `rules`: how many of those broke each rule, and `newest`, in milliseconds; or a
             `problem` instead.
         """
-        names = {name: self._place(name, path) for name, path in paths.items()}
+        folders = {name: self._path(name, path) for name, path in paths.items()}
         for name in self._stored():
-            names.setdefault(name, self._place(name, None))
+            folders.setdefault(name, self._path(name, None))
         until = self._monotonic() + _COUNT_SECONDS
-        found = []
-        for name, place in sorted(names.items()):
-            folder = _quarantine_of(place)
+        summaries = []
+        for name, table in sorted(folders.items()):
+            folder = _quarantine_of(table)
             if folder is None or not (folder / "_delta_log").is_dir():
                 continue
             try:
                 with self._readers:
-                    found.append({"dataset": name, **self._summary(folder, until)})
+                    summaries.append({"dataset": name, **self._summary(folder, until)})
             except SpecError as error:
-                found.append({"dataset": name, "problem": _problem(error)})
-        return found
+                problem = {"message": shown(error.message), "hint": shown(error.hint or "")}
+                summaries.append({"dataset": name, "problem": problem})
+        return summaries
 
     def quarantine(
         self,
@@ -194,51 +194,52 @@ class TableBrowser:
         before: str = "",
         limit: int,
     ) -> dict[str, Any]:
-        """Rows in quarantine, those of the newest batch first.
+        """Rows in quarantine, newest batch first.
 
         Args:
             dataset: Resolved name of the table.
-            path: Where the event log says that it lies.
-            search: Only rows with this in their values, their source or their rules, in any case.
+            path: Its path in the event log.
+            search: Only rows with this in their values, source or rules, ignoring case.
             rule: Only rows that broke this rule.
-            before: Only what comes after a place, from `next` of an earlier answer.
-            limit: How many at most.
+            before: Position to continue from: `next` of an earlier result.
+            limit: Maximum number of rows.
 
         Returns:
-            `rows` with `id` (as `RowSelection` takes it), `rules`, `row` (its values as JSON
-            text), `is_cut`, `source`, `at` (of the commit, in milliseconds), `flow`, `batch_id` and
-            `version` (null if the commit is gone or not ours); `searched`: how many were looked
-            at; `next`: the place to go on from, null at the end; `total`.
+            `rows` with `id` (as in `RowSelection`), `rules`, `row` (its values as a JSON string),
+            `is_cut`, `source`, `at` (of the commit, in milliseconds), `flow`, `batch_id` and
+            `version` (null if the commit was deleted or is not Penstock's); `searched`: the number
+            of rows read; `next`: the position to continue from, null at the end; `total`.
 
         Raises:
             SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
-            ValueError: `before` is no place.
+            ValueError: `before` is not a position.
         """
         start = _cursor(before)
-        folder = _quarantine_of(self._place(dataset, path))
+        folder = _quarantine_of(self._path(dataset, path))
         if folder is None:
-            raise _no_place()
+            raise _not_local()
         with self._readers:
-            found = self._table(folder).snapshot()
-            columns = _reason_columns(found)
+            snapshot = self._table(folder).snapshot()
+            columns = _reason_columns(snapshot)
             until = self._monotonic() + _SEARCH_SECONDS
-            wanted = search.casefold()
+            text = search.casefold()
             rows: list[dict[str, Any]] = []
             files: list[StoredFile] = []
             searched = size = 0
-            place: str | None = None
-            for file, position, values in _from(found, columns, start):
+            following: str | None = None
+            scan = snapshot.scan(columns, at_once=_SEARCH_AT_ONCE, start=start)
+            for file, position, values in scan:
                 is_late = searched > 0 and self._monotonic() > until
                 if len(rows) >= limit or size > _MAX_BODY or is_late:
                     at, digest = file.order
-                    place = f"{at}-{digest}-{position}"
+                    following = f"{at}-{digest}-{position}"
                     break
                 searched += 1
-                broken = [str(one) for one in values.get(FAILED_RULES) or ()]
+                broken = [str(name) for name in values.get(FAILED_RULES) or ()]
                 if rule and rule not in map(_shown_rule, broken):
                     continue
                 item = _item(broken, values)
-                if wanted and not _has(item, wanted):
+                if text and not _contains(item, text):
                     continue
                 item["id"] = row_id(file.name, position)
                 item["is_cut"] = len(item["row"]) > _MAX_PAYLOAD
@@ -246,81 +247,72 @@ class TableBrowser:
                 size += len(item["row"])
                 rows.append(item)
                 files.append(file)
-            commits = self._commits_of(folder, found.version, files)
+            commits = self._commits_of(folder, snapshot.version, files)
             for item, file in zip(rows, files, strict=True):
                 commit = commits.get(file.name)
                 item["at"] = commit.at if commit is not None else file.at
                 item["flow"] = commit.flow if commit is not None else ""
                 item["batch_id"] = commit.batch_id if commit is not None else None
                 item["version"] = commit.version if commit is not None else None
-            return {"total": found.rows, "searched": searched, "next": place, "rows": rows}
+            return {"total": snapshot.rows, "searched": searched, "next": following, "rows": rows}
 
-    # -- where tables are ------------------------------------------------------------------------
+    # -- paths of tables -------------------------------------------------------------------------
 
-    def _place(self, dataset: str, path: str | None) -> Path | None:
-        """The folder of a table; `None` where it may not or cannot be looked at."""
+    def _path(self, dataset: str, path: str | None) -> Path | None:
+        """The folder of a table; `None` if it is not local or must not be read."""
         parts = dataset.split(".")
-        plain = None
+        default = None
         if self._root is not None and len(parts) == 3:
-            plain = local_path(self._layout.table_path(DatasetName(*parts)))
-        if path is None or (plain is not None and (plain / "_delta_log").is_dir()):
-            return plain
-        told = local_path(path)
-        if told is None or self._trusts_paths:
-            return told
-        is_below = self._root is not None and told.resolve().is_relative_to(self._root.resolve())
-        return told if is_below else plain
+            default = local_path(self._layout.table_path(DatasetName(*parts)))
+        if path is None or (default is not None and (default / "_delta_log").is_dir()):
+            return default
+        logged = local_path(path)
+        if logged is None or self._trusts_paths:
+            return logged
+        is_below = self._root is not None and logged.resolve().is_relative_to(self._root.resolve())
+        return logged if is_below else default
 
     def _stored(self) -> Iterator[str]:
-        """Datasets below the root that have a quarantine, whether the pipeline has them or not."""
+        """Datasets below the root that have a quarantine, including those of other pipelines."""
         if self._root is None:
             return
         for log in self._root.glob(f"tables/*/*/*{QUARANTINE_SUFFIX}/_delta_log"):
-            *_, catalog, schema, name = log.parent.parts
-            found = [segment_name(part) for part in (catalog, schema, name)]
-            found[-1] = found[-1].removesuffix(QUARANTINE_SUFFIX)
-            if not any("." in part for part in found):
-                yield ".".join(found)
+            parts = [segment_name(part) for part in log.parent.parts[-3:]]
+            parts[-1] = parts[-1].removesuffix(QUARANTINE_SUFFIX)
+            if not any("." in part for part in parts):
+                yield ".".join(parts)
 
-    def _table(self, place: Path | None) -> StoredTable:
-        if place is None:
-            raise _no_place()
+    def _table(self, folder: Path | None) -> StoredTable:
+        if folder is None:
+            raise _not_local()
         with self._lock:
-            table = self._tables.get(place)
-            if table is None:
-                table = self._tables[place] = StoredTable(place, monotonic=self._monotonic)
-            self._tables.move_to_end(place)
-            while len(self._tables) > _MAX_TABLES:
-                self._tables.popitem(last=False)
-            return table
+            if folder not in self._tables:
+                self._tables[folder] = StoredTable(folder, monotonic=self._monotonic)
+            return _used(self._tables, folder, _MAX_TABLES)
 
-    # -- what is counted -------------------------------------------------------------------------
+    # -- counts -------------------------------------------------------------------------------------
 
     def _summary(self, folder: Path, until: float) -> dict[str, Any]:
-        found = self._table(folder).snapshot(rests=True)
+        snapshot = self._table(folder).snapshot(rests=True)
         rules: Counter[str] = Counter()
         counted = 0
-        for file in found.files:
+        for file in snapshot.files:
             known = self._counted.get(file.path)
-            if known is None or file.path in found.kept:
+            if known is None or file.path in snapshot.kept:
                 if self._monotonic() > until:
                     continue
-                known = _count(found, file)
-                self._remember(file.path, known)
+                known = _count(snapshot, file)
+                with self._lock:
+                    self._counted[file.path] = known
+                    _used(self._counted, file.path, _MAX_COUNTED_FILES)
             counted += known[0]
             rules.update(known[1])
         return {
-            "rows": found.rows,
+            "rows": snapshot.rows,
             "counted": counted,
             "rules": {_shown_rule(name): rows for name, rows in rules.most_common()},
-            "newest": found.files[0].at if found.files else None,
+            "newest": snapshot.files[0].at if snapshot.files else None,
         }
-
-    def _remember(self, path: Path, counts: tuple[int, Counter[str]]) -> None:
-        with self._lock:
-            self._counted[path] = counts
-            while len(self._counted) > _MAX_COUNTED_FILES:
-                self._counted.popitem(last=False)
 
     def _commits_of(
         self, folder: Path, version: int, files: list[StoredFile]
@@ -328,56 +320,66 @@ class TableBrowser:
         if not files:
             return {}
         with self._lock:
-            found = self._commits.setdefault(folder, _Commits(folder / "_delta_log"))
-            self._commits.move_to_end(folder)
-            while len(self._commits) > _MAX_TABLES:
-                self._commits.popitem(last=False)
-        return found.of({file.name for file in files}, version)
+            self._commits.setdefault(folder, _Commits(folder / "_delta_log"))
+            commits = _used(self._commits, folder, _MAX_TABLES)
+        return commits.of({file.name for file in files}, version)
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _used(cache: OrderedDict[Key, Value], key: Key, size: int) -> Value:
+    """An entry of a cache, which becomes the most recently used one of at most `size`."""
+    cache.move_to_end(key)
+    while len(cache) > size:
+        cache.popitem(last=False)
+    return cache[key]
 
 
 class _Commits:
-    """Which commit added which file; read from the newest one back, as far as it is asked for."""
+    """The commits that added files; read from the newest one back, as far as needed."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._found: dict[str, _Commit] = {}
+        self._by_file: dict[str, _Commit] = {}
         self._newest = -1
         self._oldest = 0
 
     def of(self, names: set[str], version: int) -> Mapping[str, _Commit]:
-        """Commits by file, those that are known; at most some hundred are read."""
+        """Known commits by file; reads at most some hundred."""
         with self._lock:
             if self._newest < 0:
                 self._newest, self._oldest = version, version + 1
-            # As it grew meanwhile; if by very much, only its newest part counts.
+            # After very many new commits, only the newest ones are read.
             if version - self._newest > _MAX_COMMITS:
-                self._found, self._newest, self._oldest = {}, version, version + 1
+                self._by_file, self._newest, self._oldest = {}, version, version + 1
             for number in range(self._newest + 1, version + 1):
                 self._read(number)
             self._newest = max(self._newest, version)
             read = 0
-            while read < _MAX_COMMITS and self._oldest > 0 and not names <= self._found.keys():
+            while read < _MAX_COMMITS and self._oldest > 0 and not names <= self._by_file.keys():
                 self._oldest -= 1
                 read += 1
                 self._read(self._oldest)
-            return dict(self._found)
+            return dict(self._by_file)
 
     def _read(self, number: int) -> None:
         actions = read_commit(self._log, number)
         if actions is None:
-            return  # cleaned up
-        made = description(number, actions)
+            return  # deleted by log cleanup
+        body = description(number, actions)
         commit = _Commit(
-            version=number, at=made["at"], flow=made["flow"], batch_id=made["batch_id"]
+            version=number, at=body["at"], flow=body["flow"], batch_id=body["batch_id"]
         )
-        for one in actions:
-            if "add" in one:
-                self._found[one["add"]["path"]] = commit
+        for action in actions:
+            if "add" in action:
+                self._by_file[action["add"]["path"]] = commit
 
 
 def _advice(small: int, size: int) -> str | None:
-    """Whether merging files would pay: there are many, and few large ones would do."""
+    """Advice to compact a table with many small files; `None` if that would not pay."""
     if small < _MANY_FILES or small < 4 * (1 + size // _GOOD_FILE):
         return None
     return (
@@ -389,42 +391,21 @@ def _advice(small: int, size: int) -> str | None:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _rows(
-    found: Snapshot, columns: tuple[Column, ...], *, at_once: int
-) -> Iterator[dict[str, Any]]:
-    for file in found.files:
-        for _, values in found.read(file, columns, at_once=at_once):
-            yield values
-
-
-def _from(
-    found: Snapshot, columns: list[Column], start: tuple[tuple[int, str], int] | None
-) -> Iterator[tuple[StoredFile, int, dict[str, Any]]]:
-    for file in found.files:
-        skip = 0
-        if start is not None:
-            if file.order > start[0]:
-                continue
-            skip = start[1] if file.order == start[0] else 0
-        for at, values in found.read(file, columns, at_once=_SEARCH_AT_ONCE, skip=skip):
-            yield file, at, values
-
-
-def _count(found: Snapshot, file: StoredFile) -> tuple[int, Counter[str]]:
+def _count(snapshot: Snapshot, file: StoredFile) -> tuple[int, Counter[str]]:
     rules: Counter[str] = Counter()
     rows = 0
-    columns = [one for one in found.columns if one.name == FAILED_RULES]
-    for _, values in found.read(file, columns, at_once=_COUNT_AT_ONCE):
+    columns = [column for column in snapshot.columns if column.name == FAILED_RULES]
+    for _, values in snapshot.read(file, columns, at_once=_COUNT_AT_ONCE):
         rows += 1
         rules.update(values.get(FAILED_RULES) or ())
     return rows, rules
 
 
-def _reason_columns(found: Snapshot) -> list[Column]:
-    columns = [one for one in found.columns if one.name in (FAILED_RULES, ROW, SOURCE)]
-    if {FAILED_RULES, ROW} - {one.name for one in columns}:
+def _reason_columns(snapshot: Snapshot) -> list[Column]:
+    columns = [c for c in snapshot.columns if c.name in (FAILED_RULES, ROW, SOURCE)]
+    if {FAILED_RULES, ROW} - {column.name for column in columns}:
         raise SpecError(
-            "TABLE_NOT_READABLE", "the table has not the columns of a quarantine", hint="drop it"
+            "TABLE_NOT_READABLE", "the table lacks the columns of a quarantine", hint="drop it"
         )
     return columns
 
@@ -435,11 +416,11 @@ def _item(broken: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
         "row": str(row if row is not None else "")[:_MAX_READ],
         "source": str(source)[:_MAX_CELL] if source is not None else None,
     }
-    # Rules by themselves: one may be called like a secret.
-    return {"rules": [_shown_rule(one) for one in broken], **masked_values(texts)}
+    # Masked one by one: the name of a rule may look like a secret.
+    return {"rules": [_shown_rule(name) for name in broken], **masked_values(texts)}
 
 
-def _has(item: Mapping[str, Any], wanted: str) -> bool:
+def _contains(item: Mapping[str, Any], wanted: str) -> bool:
     texts = (item["row"], item["source"] or "", *item["rules"])
     return any(wanted in text.casefold() for text in texts)
 
@@ -452,37 +433,29 @@ def _shown_rule(name: str) -> str:
 def _cursor(text: str) -> tuple[tuple[int, str], int] | None:
     if not text:
         return None
-    found = _CURSOR.fullmatch(text)
-    if found is None:
-        raise ValueError("not a place in a quarantine")
-    return (int(found[1]), found[2]), int(found[3])
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise ValueError("not a position in a quarantine")
+    return (int(match[1]), match[2]), int(match[3])
 
 
-def _quarantine_of(place: Path | None) -> Path | None:
-    return None if place is None else place.with_name(place.name + QUARANTINE_SUFFIX)
+def _quarantine_of(table: Path | None) -> Path | None:
+    return None if table is None else table.with_name(table.name + QUARANTINE_SUFFIX)
 
 
-def _no_place() -> SpecError:
+def _not_local() -> SpecError:
     return SpecError(
         "TABLE_NOT_READABLE",
-        "the table is not on this machine, or not below the storage that this page knows",
+        "the table is not on this machine, or not below the storage of this dashboard",
         hint="`penstock preview` reads tables elsewhere",
     )
-
-
-def _problem(error: SpecError) -> dict[str, str]:
-    return {"message": shown(error.message), "hint": shown(error.hint or "")}
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _plain_row(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain(one, 0) for name, one in values.items()}
-
-
 def _plain(value: Any, depth: int) -> Any:
-    """A value for JSON, of bounded size."""
+    """A value for JSON, of limited size."""
     match value:
         case None | bool():
             return value
@@ -498,11 +471,11 @@ def _plain(value: Any, depth: int) -> Any:
             return "…"
         case dict():
             return {
-                str(key): _plain(one, depth + 1)
-                for _, (key, one) in zip(range(_MAX_ITEMS), value.items(), strict=False)
+                str(key): _plain(item, depth + 1)
+                for _, (key, item) in zip(range(_MAX_ITEMS), value.items(), strict=False)
             }
         case list() | tuple():
-            return [_plain(one, depth + 1) for one in value[:_MAX_ITEMS]]
+            return [_plain(item, depth + 1) for item in value[:_MAX_ITEMS]]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

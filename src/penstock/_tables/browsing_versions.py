@@ -1,4 +1,4 @@
-"""The newest versions of a table on this machine, from the commits of its log."""
+"""The newest versions of a local table, from the commits of its log."""
 
 import json
 from collections.abc import Sequence
@@ -12,19 +12,14 @@ _MOST_BYTES = 8 << 20
 
 
 def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
-    """What the last commits did, newest first; those that were cleaned up are left out.
-
-    Args:
-        log: Folder of the log.
-        version: The newest one.
-    """
-    found = []
+    """The last commits up to a version, newest first, without deleted ones."""
+    versions = []
     left = _MOST_BYTES
     for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
         path = log / f"{number:020}.json"
         try:
             size = path.stat().st_size
-            # A rewrite of very many files is not worth its reading.
+            # Commits with very many files are not read.
             if size > left:
                 break
             left -= size
@@ -33,12 +28,12 @@ def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
         actions = read_commit(log, number)
         if actions is None:
             break
-        found.append(description(number, actions))
-    return found
+        versions.append(description(number, actions))
+    return versions
 
 
 def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
-    """The actions of a commit; `None` if it was cleaned up."""
+    """The actions of a commit; `None` if it was deleted."""
     try:
         text = (log / f"{number:020}.json").read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines() if line]
@@ -47,10 +42,12 @@ def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
 
 
 def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a commit did and who made it, without secrets."""
-    info: dict[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+    """Operation, flow and counts of a commit, with secrets masked."""
+    info: dict[str, Any] = next(
+        (action["commitInfo"] for action in actions if "commitInfo" in action), {}
+    )
     record = _record(info)
-    added = [one["add"] for one in actions if "add" in one]
+    added = [action["add"] for action in actions if "add" in action]
     counts = [_rows_of(file) for file in added]
     flow, batch = record.get("flow"), record.get("batch")
     return {
@@ -60,17 +57,17 @@ def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any
         "flow": shown(str(flow or "")),
         "batch_id": batch if isinstance(batch, int) else None,
         "files_added": len(added),
-        "files_removed": sum("remove" in one for one in actions),
+        "files_removed": sum("remove" in action for action in actions),
         "rows": None if None in counts else sum(count or 0 for count in counts),
     }
 
 
 def _record(info: dict[str, Any]) -> dict[str, Any]:
     try:
-        found = json.loads(info.get("userMetadata") or "{}")
+        record = json.loads(info.get("userMetadata") or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _rows_of(file: dict[str, Any]) -> int | None:

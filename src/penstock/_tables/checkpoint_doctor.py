@@ -1,7 +1,4 @@
-"""Looks for damage in checkpoints, and for checkpoints that do not fit their tables.
-
-Nothing is changed. What is found tells whether the next start would fail, or go wrong in silence.
-"""
+"""Finds damaged checkpoints, and checkpoints that do not match their tables; changes nothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,15 +17,16 @@ from penstock._tables.checkpoint_files import (
 )
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
 from penstock._tables.damage import (
+    behind,
     commit_lines,
     is_lost,
     local_log,
     log_hint,
     log_message,
+    state_lost,
 )
 from penstock._tables.files import local_path
 from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
-from penstock._tables.lost_batches import behind, state_lost
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -37,28 +35,19 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     NOTE = "note"
     """Nothing to do."""
     WARNING = "warning"
-    """The next start may fail, or do work again."""
+    """The next start may fail, or repeat work."""
     ERROR = "error"
     """The next start fails, or loses rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was found.
-
-    Attributes:
-        flow: Name of the flow.
-        epoch: Of the checkpoint.
-        kind: Stable name.
-        severity: How bad it is.
-        message: What is there.
-        hint: The way out.
-    """
+    """A finding about the checkpoint of a flow; `kind` is a stable name."""
 
     flow: str
     epoch: str
@@ -69,198 +58,204 @@ class Finding:
 
 
 def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding]:
-    """Look at all checkpoints, or at those of one flow; the worst comes first.
+    """Examine all checkpoints, or those of one flow; the most severe findings first.
 
     Raises:
         SpecError: As `checkpoints`.
     """
-    found = checkpoints(settings, flow)
-    everywhere = found if flow is None else checkpoints(settings)
-    owners = Counter(one.query_id for one in everywhere if one.query_id is not None)
+    examined = checkpoints(settings, flow)
+    every = examined if flow is None else checkpoints(settings)
+    owners = Counter(item.query_id for item in every if item.query_id is not None)
     findings = list(_table_logs(settings))
     tables = _tables_by_id(settings)
     known = flow_records(settings)
-    for one in found:
-        if not one.is_current:
-            lost = None if one.flow in known else _lost_state(one, settings, tables)
-            findings.append(lost or _old(one))
+    for checkpoint in examined:
+        if not checkpoint.is_current:
+            is_lost_flow = checkpoint.flow not in known
+            lost = _lost_state(checkpoint, settings, tables) if is_lost_flow else None
+            findings.append(lost or _old(checkpoint))
             continue
-        findings += _files(one)
-        if not one.exists:
+        findings += _files(checkpoint)
+        if not checkpoint.exists:
             continue
-        if one.query_id is not None and owners[one.query_id] > 1:
-            others = [other.flow for other in everywhere if other.query_id == one.query_id]
-            findings.append(_copied(one, sorted(others)))
-        findings += _state(one)
-        findings += _table(one, settings, tables)
+        query = checkpoint.query_id
+        if query is not None and owners[query] > 1:
+            flows = sorted(item.flow for item in every if item.query_id == query)
+            findings.append(_copied(checkpoint, flows))
+        findings += _state(checkpoint)
+        findings += _table(checkpoint, settings, tables)
     order = list(Severity)[::-1]
-    return sorted(findings, key=lambda one: (order.index(one.severity), one.flow, one.kind))
+    return sorted(findings, key=lambda item: (order.index(item.severity), item.flow, item.kind))
 
 
-def unreadable_files(one: Checkpoint) -> list[str]:
-    """What is wrong with files that the next start needs; empty if it can go on."""
-    kinds = ("file-damaged", "offsets-missing")
+def unreadable_files(checkpoint: Checkpoint) -> list[str]:
+    """Problems of files that the next start needs; empty if it can start."""
     return [
         finding.message
-        for finding in _files(one)
+        for finding in _files(checkpoint)
         if finding.severity is Severity.ERROR
-        and finding.kind in kinds
+        and finding.kind in ("file-damaged", "offsets-missing")
         and finding.message != f"metadata {METADATA_MISSING}"
     ]
 
 
 def _finding(
-    one: Checkpoint, kind: str, severity: Severity, message: str, hint: str = ""
+    checkpoint: Checkpoint, kind: str, severity: Severity, message: str, hint: str = ""
 ) -> Finding:
     return Finding(
-        flow=one.flow, epoch=one.epoch, kind=kind, severity=severity, message=message, hint=hint
+        flow=checkpoint.flow,
+        epoch=checkpoint.epoch,
+        kind=kind,
+        severity=severity,
+        message=message,
+        hint=hint,
     )
 
 
-def _rebuild(one: Checkpoint) -> str:
+def _rebuild(checkpoint: Checkpoint) -> str:
     return (
-        f"restore {one.path} from a copy that is as old as the table; or rebuild the table from "
-        "its sources: `penstock run --full-refresh` with its name"
+        f"restore {checkpoint.path} from a copy that is as old as the table; or rebuild the table "
+        "from its sources: `penstock run --full-refresh` with its name"
     )
 
 
 # -- files --------------------------------------------------------------------------------------
 
 
-def _files(one: Checkpoint) -> Iterator[Finding]:
-    if not one.exists:
+def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if not checkpoint.exists:
         yield _finding(
-            one,
+            checkpoint,
             "checkpoint-missing",
             Severity.ERROR,
-            f"{one.path} is gone, but the flow was started with it: batches would be numbered from "
-            "0 again, and taken for those that the table has already",
-            f"`penstock checkpoint reset {one.flow} --from earliest` shows what a new one would "
-            "read again; or --full-refresh the table",
+            f"{checkpoint.path} does not exist, but the flow was started with it: a new one would "
+            "number its batches from 0, and they would be skipped as ones that the table has",
+            f"`penstock checkpoint reset {checkpoint.flow} --from earliest` shows what a new one "
+            "would read again; or --full-refresh the table",
         )
         return
-    newest = {f"offsets/{one.last_planned}", f"commits/{one.last_finished}", "metadata"}
-    for name, reason in one.damaged.items():
-        number = int(name.rpartition("/")[2]) if "/" in name else None
-        last = max(one.last_planned or 0, one.last_finished or 0)
-        matters = name in newest or (number is not None and number >= last)
-        if name == "metadata" and not (one.planned or one.finished or len(one.damaged) > 1):
-            continue  # it has not got to its first batch
+    last = max(checkpoint.last_planned or 0, checkpoint.last_finished or 0)
+    newest = {
+        f"offsets/{checkpoint.last_planned}",
+        f"commits/{checkpoint.last_finished}",
+        "metadata",
+    }
+    is_unused = not (checkpoint.planned or checkpoint.finished or len(checkpoint.damaged) > 1)
+    for name, reason in checkpoint.damaged.items():
+        if name == "metadata" and is_unused:
+            continue  # before its first batch
+        is_needed = name in newest or ("/" in name and int(name.rpartition("/")[2]) >= last)
         yield _finding(
-            one,
+            checkpoint,
             "file-damaged",
-            Severity.ERROR if matters else Severity.WARNING,
+            Severity.ERROR if is_needed else Severity.WARNING,
             f"{name} {reason}",
-            _rebuild(one) if matters else "Spark reads older batches only to look back",
+            _rebuild(checkpoint) if is_needed else "the next start does not read older batches",
         )
-    yield from _logs(one)
+    yield from _logs(checkpoint)
 
 
-def _logs(one: Checkpoint) -> Iterator[Finding]:
-    planned = [batch.batch_id for batch in one.planned]
-    finished = -1 if one.last_finished is None else one.last_finished
-    open_ones = [number for number in planned if number > finished]
-    if len(open_ones) == 1:
+def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
+    planned = [batch.batch_id for batch in checkpoint.planned]
+    finished = -1 if checkpoint.last_finished is None else checkpoint.last_finished
+    unfinished = [number for number in planned if number > finished]
+    if len(unfinished) == 1:
         yield _finding(
-            one,
+            checkpoint,
             "batch-open",
             Severity.NOTE,
-            f"batch {open_ones[0]} is planned and not finished: the next start runs it again",
+            f"batch {unfinished[0]} is planned and not finished: the next start runs it again",
         )
-    elif len(open_ones) > 1:
+    elif len(unfinished) > 1:
         yield _finding(
-            one,
+            checkpoint,
             "commits-missing",
             Severity.ERROR,
-            f"batches {open_ones[0]} to {open_ones[-1]} are planned and not finished, though Spark "
-            "plans one at a time: files of `commits` are missing",
-            _rebuild(one),
+            f"batches {unfinished[0]} to {unfinished[-1]} are planned and not finished, but Spark "
+            "plans one batch at a time: files of `commits` are missing",
+            _rebuild(checkpoint),
         )
-    damaged = {int(name[8:]) for name in one.damaged if name.startswith("offsets/")}
+    damaged = {int(name[8:]) for name in checkpoint.damaged if name.startswith("offsets/")}
     known = {*planned, *damaged}
-    if one.last_finished is not None and one.last_finished not in known:
+    if checkpoint.last_finished is not None and finished not in known:
         yield _finding(
-            one,
+            checkpoint,
             "offsets-missing",
             Severity.ERROR,
-            f"batch {one.last_finished} is finished, but offsets/{one.last_finished} is missing: "
-            "the next start cannot know where it ended",
-            _rebuild(one),
+            f"batch {finished} is finished, but offsets/{finished} is missing: the next start "
+            "cannot determine its end offsets",
+            _rebuild(checkpoint),
         )
     gaps = sorted(set(range(min(known), max(known) + 1)) - known) if known else []
     if gaps:
         yield _finding(
-            one,
+            checkpoint,
             "offsets-gap",
             Severity.WARNING,
             f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
-            "Spark reads only the newest ones; find out who deletes files here",
+            "Spark reads only the newest ones; find out what deletes files here",
         )
-    if one.planned:
-        counts = {len(batch.offsets) for batch in one.planned[-2:]}
-        if len(counts) > 1:
-            yield _finding(
-                one,
-                "sources-changed",
-                Severity.WARNING,
-                "the number of sources changed between the last two batches",
-                "a query with other sources needs a new checkpoint",
-            )
+    if len({len(batch.offsets) for batch in checkpoint.planned[-2:]}) > 1:
+        yield _finding(
+            checkpoint,
+            "sources-changed",
+            Severity.WARNING,
+            "the number of sources changed between the last two batches",
+            "a query with other sources needs a new checkpoint",
+        )
 
 
-def _copied(one: Checkpoint, owners: list[str]) -> Finding:
+def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
     return _finding(
-        one,
+        checkpoint,
         "query-id-shared",
         Severity.ERROR,
-        f"{len(owners)} checkpoints have the query id {one.query_id}: one is a copy of the other "
-        f"({', '.join(owners)})",
-        "each flow needs a checkpoint of its own: reset the one that was copied",
+        f"{len(flows)} checkpoints have the query id {checkpoint.query_id}: one is a copy of the "
+        f"other ({', '.join(flows)})",
+        "each flow needs its own checkpoint: reset the one that was copied",
     )
 
 
-def _old(one: Checkpoint) -> Finding:
+def _old(checkpoint: Checkpoint) -> Finding:
     return _finding(
-        one,
+        checkpoint,
         "not-used",
         Severity.NOTE,
-        f"{one.path} ({one.size:,} bytes) belongs to an earlier epoch; no flow goes on with it",
-        "it may be deleted when nobody wants to look back",
+        f"{checkpoint.path} ({checkpoint.size:,} bytes) belongs to an earlier epoch and is not "
+        "used by any flow",
+        "delete it if it is not needed for reference",
     )
 
 
 # -- state --------------------------------------------------------------------------------------
 
 
-def _state(one: Checkpoint) -> Iterator[Finding]:
-    if not one.state or one.last_finished is None:
+def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if not checkpoint.state or checkpoint.last_finished is None:
         return
-    pinned = one.planned[-1].conf.get(_PARTITIONS, "") if one.planned else ""
-    operators = sorted({part.operator for part in one.state})
-    for operator in operators:
-        parts = [part for part in one.state if part.operator == operator]
+    pinned = checkpoint.planned[-1].conf.get(_PARTITIONS, "") if checkpoint.planned else ""
+    for operator in sorted({part.operator for part in checkpoint.state}):
+        parts = [part for part in checkpoint.state if part.operator == operator]
         if pinned.isdecimal() and len(parts) != int(pinned):
             yield _finding(
-                one,
+                checkpoint,
                 "state-partitions",
                 Severity.WARNING,
                 f"stateful operator {operator} has {len(parts)} partitions, the checkpoint "
-                f"was made with {pinned}",
-                _rebuild(one),
+                f"was created with {pinned}",
+                _rebuild(checkpoint),
             )
-        wanted = one.last_finished + 1
-        behind = [
-            part.partition for part in parts if not part.versions or part.versions[-1] < wanted
-        ]
-        if behind:
+        version = checkpoint.last_finished + 1
+        old = [part.partition for part in parts if max(part.versions, default=-1) < version]
+        if old:
             yield _finding(
-                one,
+                checkpoint,
                 "state-behind",
                 Severity.WARNING,
-                f"stateful operator {operator} has no version {wanted} of partition "
-                f"{behind[0]}{' and others' if len(behind) > 1 else ''}, which batch "
-                f"{one.last_finished} has made",
-                _rebuild(one),
+                f"stateful operator {operator} has no version {version} of partition "
+                f"{old[0]}{' and others' if len(old) > 1 else ''}, which batch "
+                f"{checkpoint.last_finished} wrote",
+                _rebuild(checkpoint),
             )
 
 
@@ -268,54 +263,51 @@ def _state(one: Checkpoint) -> Iterator[Finding]:
 
 
 def _table(
-    one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+    checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Iterator[Finding]:
-    record = flow_records(settings).get(one.flow)
+    record = flow_records(settings).get(checkpoint.flow)
     if record is None or record.target_id is None:
         return
     path = tables.get(record.target_id)
     if path is None and any(_table_logs(settings)):
-        return  # it may be the one that nobody can read
+        return  # it may be the table with the damaged log
     if path is None:
         yield _finding(
-            one,
+            checkpoint,
             "table-unknown",
             Severity.WARNING,
-            "the table that it belongs to does not lie in the storage of the pipeline: it was "
-            "dropped or made anew, or has a path of its own",
+            "its table is not in the storage of the pipeline: it was dropped or recreated, or has "
+            "a path of its own",
             "if it was dropped: --full-refresh it",
         )
         return
     log = local_log(str(path))
     if log is None or log.problem:
         return
-    identity = _identity(one, settings)
-    yield from _behind(one, path)
-    taken = _opened(path).transaction_version(identity)
-    last = one.last_planned
-    if taken is None:
-        return
-    if last is None or taken > last:
+    yield from _behind(checkpoint, path)
+    committed = _opened(path).transaction_version(_app_id(checkpoint, settings))
+    last = checkpoint.last_planned
+    if committed is not None and (last is None or committed > last):
         yield _finding(
-            one,
+            checkpoint,
             "behind-table",
             Severity.ERROR,
-            f"the table has batch {taken}, the newest one of the checkpoint is "
-            f"{'none' if last is None else last}: it is an older copy, and its next batches would "
-            "be taken for ones that are in already",
-            _rebuild(one),
+            f"the table has batch {committed}, the newest one of the checkpoint is "
+            f"{'none' if last is None else last}: the checkpoint is an older copy, and its next "
+            "batches would be skipped as ones that the table has",
+            _rebuild(checkpoint),
         )
 
 
-def _identity(one: Checkpoint, settings: PipelineSettings) -> str:
-    # That of `_tables.writer.app_id`, spelled here because that room part needs Spark.
-    return f"{settings.name}/{one.flow}/writer/{one.epoch}"
+def _app_id(checkpoint: Checkpoint, settings: PipelineSettings) -> str:
+    # As `writer.app_id`, which cannot be imported without Spark.
+    return f"{settings.name}/{checkpoint.flow}/writer/{checkpoint.epoch}"
 
 
-def _behind(one: Checkpoint, target: Path) -> Iterator[Finding]:
-    """What the flow has noted as committed, and its tables do not have."""
+def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
+    """Commits in the note of the flow that its tables do not have."""
     try:
-        note = commits_of((one.path / NOTE_FILE).read_text(encoding="utf-8"))
+        note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:
         return
     names = target.parts[-3:]
@@ -326,38 +318,41 @@ def _behind(one: Checkpoint, target: Path) -> Iterator[Finding]:
     }
     for role, commit in note.items():
         path = paths.get(role)
-        if path is None or not one.has_finished(commit.batch_id):
-            continue  # it runs again
+        if path is None or not checkpoint.has_finished(commit.batch_id):
+            continue  # the batch will be repeated
         log = local_log(str(path))
         if log is None or log.newest is None or log.problem:
             continue
-        newest = log.newest
-        if not is_lost(commit, partial(commit_lines, path), newest):
+        if not is_lost(commit, partial(commit_lines, path), log.newest):
             continue
         table = _opened(path)
         if str(table.metadata().id) != commit.table_id:
             continue
         last = table.transaction_version(commit.app_id)
-        damage = behind(one, ".".join(names), role, commit, -1 if last is None else last, newest)
-        yield _finding(one, "table-behind", Severity.ERROR, damage.message, damage.hint)
+        last = -1 if last is None else last
+        damage = behind(checkpoint, ".".join(names), role, commit, last, log.newest)
+        yield _finding(checkpoint, "table-behind", Severity.ERROR, damage.message, damage.hint)
 
 
 def _lost_state(
-    one: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+    checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Finding | None:
-    """The finding with a checkpoint of a flow of which nothing else is known."""
-    identity = _identity(one, settings)
+    """The finding about a checkpoint with batches in a table whose flow has no state file."""
+    app_id = _app_id(checkpoint, settings)
     state = local_path(StorageLayout(settings.storage).state_dir)
     for path in tables.values():
-        if _opened(path).transaction_version(identity) is not None:
-            file = f"{state}/flows/{one.flow}.json"
-            damage = state_lost(one.flow, ".".join(path.parts[-3:]), str(one.path), file)
-            return _finding(one, "state-missing", Severity.ERROR, damage.message, damage.hint)
+        if _opened(path).transaction_version(app_id) is not None:
+            file = f"{state}/flows/{checkpoint.flow}.json"
+            table = ".".join(path.parts[-3:])
+            damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
+            return _finding(
+                checkpoint, "state-missing", Severity.ERROR, damage.message, damage.hint
+            )
     return None
 
 
 def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
-    """Logs of tables that nobody can read to their end."""
+    """Damaged logs of tables."""
     for path in _table_paths(settings):
         log = local_log(str(path))
         if log is not None and log.problem:
@@ -372,11 +367,11 @@ def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
 
 
 def _opened(path: Path) -> "DeltaTable":
-    """A table at the newest version that has a file."""
+    """A table at the newest version with a file."""
     from deltalake import DeltaTable
 
     log = local_log(str(path))
-    # Without a version delta-rs refuses a log whose newest checksum has lost its commit.
+    # Without a version, delta-rs refuses a log whose newest checksum has no commit.
     return DeltaTable(str(path), version=None if log is None else log.newest)
 
 
@@ -389,10 +384,10 @@ def _table_paths(settings: PipelineSettings) -> list[Path]:
 def _tables_by_id(settings: PipelineSettings) -> dict[str, Path]:
     from deltalake.exceptions import DeltaError
 
-    found: dict[str, Path] = {}
+    tables: dict[str, Path] = {}
     for path in _table_paths(settings):
         try:
-            found[str(_opened(path).metadata().id)] = path
+            tables[str(_opened(path).metadata().id)] = path
         except DeltaError:
-            continue  # `_table_logs` or `penstock preview` tells what is wrong with it
-    return found
+            continue  # `_table_logs` or `penstock preview` reports the problem
+    return tables

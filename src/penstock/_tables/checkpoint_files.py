@@ -1,7 +1,7 @@
-"""Reads Spark's checkpoints of flows from their files: no Spark, no lease, also while it runs.
+"""Reads the files of Spark's checkpoints, without Spark or a lease, also while a flow runs.
 
-A checkpoint has a log of planned batches (`offsets`), one of finished ones (`commits`), an id of
-its query (`metadata`) and the files of the state stores. Only local storage is read.
+A checkpoint has a log of planned batches (`offsets`), a log of finished batches (`commits`), the id
+of its query (`metadata`) and the files of the state stores. Only local storage is read.
 """
 
 import json
@@ -33,10 +33,10 @@ class LoggedBatch:
 
     Attributes:
         batch_id: Spark's.
-        offsets: One per source; JSON values as far as they are JSON. `None` = no offset yet.
+        offsets: One per source: parsed JSON, or a string if it is not JSON. `None` = no offset yet.
         watermark_ms: Of the batch.
         timestamp_ms: When it was planned.
-        conf: Settings that Spark pins to the checkpoint.
+        conf: Settings that Spark stores in the checkpoint.
     """
 
     batch_id: int
@@ -48,14 +48,7 @@ class LoggedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StatePartition:
-    """Files of one partition of one stateful operator.
-
-    Attributes:
-        operator: Its number.
-        partition: Its number.
-        versions: Of its files, oldest first.
-        size: In bytes.
-    """
+    """State files of one partition of one stateful operator; versions ascending, size in bytes."""
 
     operator: int
     partition: int
@@ -65,18 +58,18 @@ class StatePartition:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One checkpoint as its files tell.
+    """The content of one checkpoint.
 
     Attributes:
         flow: Name of the flow.
         epoch: Its identity.
         path: Its folder.
-        is_current: Whether the flow goes on with it.
-        exists: Whether there is a folder at all.
+        is_current: Whether the flow uses it.
+        exists: Whether the folder exists.
         query_id: Of `metadata`; `None` if it cannot be read.
-        planned: Batches in `offsets` that are not deleted yet, oldest first.
-        finished: Ids of the batches in `commits`, oldest first.
-        damaged: Files that cannot be read, with the reason; relative to the folder.
+        planned: Batches in `offsets` that are not deleted yet, ascending.
+        finished: Ids of the batches in `commits`, ascending.
+        damaged: Unreadable files, relative to the folder, with the reason.
         state: Partitions of stateful operators.
         size: Of the whole folder, in bytes.
     """
@@ -95,16 +88,16 @@ class Checkpoint:
 
     @property
     def last_planned(self) -> int | None:
-        """The newest batch that was planned."""
+        """The newest planned batch."""
         return self.planned[-1].batch_id if self.planned else None
 
     @property
     def last_finished(self) -> int | None:
-        """The newest batch that was finished."""
+        """The newest finished batch."""
         return self.finished[-1] if self.finished else None
 
     def has_finished(self, batch_id: int) -> bool:
-        """Whether Spark takes a batch for done: it will not run it again."""
+        """Whether a batch is finished, so that Spark will not run it again."""
         planned, finished = self.last_planned, self.last_finished
         return (finished is not None and finished >= batch_id) or (
             planned is not None and planned > batch_id
@@ -113,13 +106,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowRecord:
-    """What the pipeline remembers of a flow (`state/flows`).
+    """The stored state of a flow (`state/flows`).
 
     Attributes:
         flow: Its name.
         epoch: Of its checkpoint.
         target_id: Delta table id of its target; `None` for a sink, or before its first start.
-        has_started: Whether it was ever started with this epoch.
+        has_started: Whether it was started with this epoch.
     """
 
     flow: str
@@ -130,64 +123,62 @@ class FlowRecord:
 
 def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
     """All flows that were ever started, by name."""
-    folder = _root(settings) / "state" / "flows"
-    found = {}
-    for file in sorted(folder.glob("*.json")):
+    records = {}
+    for file in sorted((_root(settings) / "state" / "flows").glob("*.json")):
         try:
             body = json.loads(file.read_text(encoding="utf-8"))
             name = unquote(file.stem)
-            found[name] = FlowRecord(
+            records[name] = FlowRecord(
                 flow=name,
                 epoch=str(body["epoch"]),
                 target_id=body.get("target_id"),
                 has_started=body.get("stateful_operators") is not None,
             )
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a file that a crash has torn: the flow begins anew
-    return found
+            continue  # truncated by a crash: the flow starts anew
+    return records
 
 
 def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Checkpoint]:
-    """All checkpoints below the storage root, those that flows go on with first.
+    """All checkpoints below the storage root, or those of one flow; current ones first.
 
     Args:
         settings: Of the pipeline.
-        flow: Only those of this flow, any case.
+        flow: Name of the flow, in any case.
 
     Raises:
         SpecError: `CHECKPOINT_NOT_FOUND`: the flow has none; `STORAGE_NOT_LOCAL`.
     """
     root = _root(settings) / "checkpoints"
     records = flow_records(settings)
-    places = {
-        (segment_name(place.parent.name), segment_name(place.name)): place
-        for place in sorted(root.glob("*/*"))
-        if place.is_dir() and not _is_of_batch_query(place)
+    paths = {
+        (segment_name(path.parent.name), segment_name(path.name)): path
+        for path in sorted(root.glob("*/*"))
+        if path.is_dir() and not _is_of_batch_query(path)
     }
     for record in records.values():
-        place = root / path_segment(record.flow) / path_segment(record.epoch)
         if record.has_started:
-            places.setdefault((record.flow, record.epoch), place)
+            path = root / path_segment(record.flow) / path_segment(record.epoch)
+            paths.setdefault((record.flow, record.epoch), path)
     current = {(record.flow, record.epoch) for record in records.values()}
-    found = [
-        read_checkpoint(*names, place, is_current=names in current)
-        for names, place in places.items()
+    result = [
+        read_checkpoint(*names, path, is_current=names in current) for names, path in paths.items()
     ]
     if flow is not None:
-        known = sorted({one.flow for one in found})
-        found = [one for one in found if one.flow.lower() == flow.lower()]
-        if not found:
+        known = sorted({checkpoint.flow for checkpoint in result})
+        result = [checkpoint for checkpoint in result if checkpoint.flow.lower() == flow.lower()]
+        if not result:
             raise SpecError(
                 "CHECKPOINT_NOT_FOUND",
                 f"flow {flow!r} has no checkpoint below {root}",
                 hint=f"flows with a checkpoint: {', '.join(known) or 'none yet'}",
             )
-    return sorted(found, key=lambda one: (one.flow, not one.is_current, one.epoch))
+    return sorted(result, key=lambda item: (item.flow, not item.is_current, item.epoch))
 
 
-def _is_of_batch_query(place: Path) -> bool:
-    """Whether a folder holds nothing of Spark's: a one-time flow records its batch there."""
-    return all(file.name.startswith((DECISION_FILE, NOTE_FILE)) for file in place.iterdir())
+def _is_of_batch_query(path: Path) -> bool:
+    """Whether a folder has no files of Spark: a one-time flow records its batch there."""
+    return all(file.name.startswith((DECISION_FILE, NOTE_FILE)) for file in path.iterdir())
 
 
 def _root(settings: PipelineSettings) -> Path:
@@ -195,59 +186,50 @@ def _root(settings: PipelineSettings) -> Path:
     if root is None:
         raise SpecError(
             "STORAGE_NOT_LOCAL",
-            f"it changes checkpoints, and {settings.storage} is not on this machine",
+            f"the command changes checkpoints, and {settings.storage} is not on this machine",
             hint="run it where the storage is mounted, and give --storage; on any storage work "
             "`checkpoint list`, `inspect` and `doctor`, and `penstock run --full-refresh TABLE`",
         )
     return root
 
 
-def newest_of_checkpoint(flow: str, epoch: str, place: Path) -> Checkpoint:
-    """A checkpoint that a flow goes on with, as far as the next start reads it.
+def newest_of_checkpoint(flow: str, epoch: str, path: Path) -> Checkpoint:
+    """The parts of a current checkpoint that the next start reads: its newest two batches."""
+    return read_checkpoint(flow, epoch, path, last=2)
 
-    Without state and size, and of its batches only the newest two.
+
+def read_checkpoint(
+    flow: str, epoch: str, path: Path, *, is_current: bool = True, last: int = 0
+) -> Checkpoint:
+    """The content of a checkpoint, empty if there is none.
+
+    Args:
+        flow: Name of the flow.
+        epoch: Of the checkpoint.
+        path: Its folder.
+        is_current: Whether the flow uses it.
+        last: Number of batches to read, without state and size; 0 = everything.
     """
     damaged: dict[str, str] = {}
+    files = [] if last else [file for file in path.rglob("*") if file.is_file()]
     return Checkpoint(
         flow=flow,
         epoch=epoch,
-        path=place,
-        is_current=True,
-        exists=place.is_dir(),
-        query_id=_query_id(place, damaged),
-        planned=tuple(_planned(place, damaged, last=2)),
-        finished=tuple(_finished(place, damaged, last=2)),
-        damaged=damaged,
-        state=(),
-        size=0,
-    )
-
-
-def read_checkpoint(flow: str, epoch: str, place: Path, *, is_current: bool = True) -> Checkpoint:
-    """All that the files of a checkpoint tell; nothing is raised where there is none."""
-    damaged: dict[str, str] = {}
-    query_id = None
-    if place.is_dir():
-        query_id = _query_id(place, damaged)
-    files = [file for file in place.rglob("*") if file.is_file()]
-    return Checkpoint(
-        flow=flow,
-        epoch=epoch,
-        path=place,
+        path=path,
         is_current=is_current,
-        exists=place.is_dir(),
-        query_id=query_id,
-        planned=tuple(_planned(place, damaged)),
-        finished=tuple(_finished(place, damaged)),
+        exists=path.is_dir(),
+        query_id=_query_id(path, damaged) if path.is_dir() or last else None,
+        planned=tuple(_planned(path, damaged, last)),
+        finished=tuple(_finished(path, damaged, last)),
         damaged=damaged,
-        state=tuple(_state(place)),
+        state=() if last else tuple(_state(path)),
         size=sum(file.stat().st_size for file in files),
     )
 
 
-def _query_id(place: Path, damaged: dict[str, str]) -> str | None:
+def _query_id(path: Path, damaged: dict[str, str]) -> str | None:
     try:
-        return str(json.loads((place / "metadata").read_text(encoding="utf-8"))["id"])
+        return str(json.loads((path / "metadata").read_text(encoding="utf-8"))["id"])
     except FileNotFoundError:
         damaged["metadata"] = METADATA_MISSING
     except (OSError, ValueError, KeyError, TypeError):
@@ -263,14 +245,14 @@ def _numbered(folder: Path, last: int = 0) -> list[tuple[int, Path]]:
     return sorted((int(file.name), file) for file in names)[-last:]
 
 
-def _planned(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterator[LoggedBatch]:
-    for number, file in _numbered(place / "offsets", last):
+def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedBatch]:
+    for number, file in _numbered(path / "offsets", last):
         name = f"offsets/{number}"
         lines = _lines(file, name, damaged)
         if lines is None:
             continue
         if len(lines) < 2:
-            damaged[name] = "is cut: it has no offsets"
+            damaged[name] = "is truncated: it has no offsets"
             continue
         try:
             head = json.loads(lines[0])
@@ -282,11 +264,11 @@ def _planned(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterator
                 conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
             )
         except (ValueError, AttributeError):
-            damaged[name] = "is not what Spark writes"
+            damaged[name] = "is not in Spark's format"
 
 
-def _finished(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterator[int]:
-    for number, file in _numbered(place / "commits", last):
+def _finished(path: Path, damaged: dict[str, str], last: int) -> Iterator[int]:
+    for number, file in _numbered(path / "commits", last):
         name = f"commits/{number}"
         lines = _lines(file, name, damaged)
         if lines is None:
@@ -294,20 +276,20 @@ def _finished(place: Path, damaged: dict[str, str], *, last: int = 0) -> Iterato
         try:
             json.loads(lines[0])
         except (ValueError, IndexError):
-            damaged[name] = "is not what Spark writes"
+            damaged[name] = "is not in Spark's format"
             continue
         yield number
 
 
 def _lines(file: Path, name: str, damaged: dict[str, str]) -> list[str] | None:
-    """The lines below the version; `None` if there is none."""
+    """The lines below the version; `None` if the file is damaged."""
     try:
         version, *lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         damaged[name] = f"cannot be read: {error}"
         return None
     if not re.fullmatch(r"v\d+", version):
-        damaged[name] = "is empty" if not version else "does not begin with a version"
+        damaged[name] = "does not start with a version" if version else "is empty"
         return None
     return [line for line in lines if line]
 
@@ -321,16 +303,14 @@ def _offset(line: str) -> Any:
         return line
 
 
-def _state(place: Path) -> Iterator[StatePartition]:
-    for operator, folder in _numbered(place / "state"):
+def _state(path: Path) -> Iterator[StatePartition]:
+    for operator, folder in _numbered(path / "state"):
         for partition, inner in _numbered(folder):
             files = [file for file in inner.rglob("*") if file.is_file()]
-            versions = {
-                int(match.group(1)) for file in files if (match := _STATE_FILE.match(file.name))
-            }
+            matches = (_STATE_FILE.match(file.name) for file in files)
             yield StatePartition(
                 operator=operator,
                 partition=partition,
-                versions=tuple(sorted(versions)),
+                versions=tuple(sorted({int(match.group(1)) for match in matches if match})),
                 size=sum(file.stat().st_size for file in files),
             )

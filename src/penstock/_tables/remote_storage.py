@@ -1,54 +1,62 @@
-"""What lies in a storage that is not on this machine, through Spark and Hadoop's FileSystem."""
+"""Reads tables and checkpoints of remote storage, with Spark and Hadoop's FileSystem."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.exception_text import first_line
-from penstock._model.name import DatasetName, resolve_name
+from penstock._model.name import DatasetName
 from penstock._model.pipeline import PipelineSettings
+from penstock._tables.files import hadoop_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
 from penstock._tables.preview import (
     FAILED_RULES_COLUMN,
     REASON_COLUMNS,
     QuarantineSummary,
     TablePreview,
+    quarantine_name,
+    resolve_table,
     shown_name,
     shown_value,
     table_unknown,
 )
 from penstock.errors import SpecError
 
-# Only names and sizes of these matter, and state stores may be large.
+# Only names and sizes of larger files matter, and state stores may be large.
 _LARGEST_COPIED = 16_000_000
 
 
 class RemoteTables:
-    """Tables of a storage that Spark reads; the counterpart of `_tables.preview`.
-
-    Args:
-        spark: Session whose Hadoop configuration knows the file system.
-        settings: Of the pipeline.
-    """
+    """Tables of remote storage, read by Spark; the counterpart of `preview`."""
 
     def __init__(self, spark: SparkSession, settings: PipelineSettings) -> None:
         self._spark = spark
         self._settings = settings
         self._layout = StorageLayout(settings.storage)
 
-    def read_table(self, name: str, limit: int) -> TablePreview:
+    def read_table(self, name: str, limit: int, only: tuple[str, ...] = ()) -> TablePreview:
         """See `preview.read_table`."""
-        return self._preview(name, limit)
+        df = self._rows(name)
+        columns = tuple(column for column in only if column in df.columns) or tuple(df.columns)
+        try:
+            newest = df.orderBy(F.col("_metadata.file_modification_time").desc())
+            rows = newest.select(*[df[f"`{column}`"] for column in columns]).limit(limit).collect()
+            total = df.count()
+        except PySparkException as error:
+            raise _not_readable(name, error) from error
+        values = [row.asDict(recursive=True) for row in rows]
+        return TablePreview(
+            columns=columns,
+            rows=tuple(tuple(shown_value(row[column]) for column in columns) for row in values),
+            total=total,
+        )
 
     def read_quarantine(self, name: str, limit: int) -> TablePreview:
-        """See `preview.read_quarantine`; without ids, which a replay takes on this machine only."""
-        if not name.lower().endswith(QUARANTINE_SUFFIX):
-            name += QUARANTINE_SUFFIX
-        return self._preview(name, limit, only=REASON_COLUMNS)
+        """See `preview.read_quarantine`; without ids, which a replay takes for local tables."""
+        return self.read_table(quarantine_name(name), limit, REASON_COLUMNS)
 
     def list_quarantines(self) -> list[QuarantineSummary]:
         """See `preview.list_quarantines`."""
@@ -60,71 +68,51 @@ class RemoteTables:
             rules = rows.select(F.explode(FAILED_RULES_COLUMN).alias("rule"))
             counts = {row["rule"]: row["count"] for row in rules.groupBy("rule").count().collect()}
             by_rule = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-            shown = shown_name(self._settings, name).removesuffix(QUARANTINE_SUFFIX)
-            summaries.append(QuarantineSummary(table=shown, rows=rows.count(), by_rule=by_rule))
+            table = shown_name(self._settings, name).removesuffix(QUARANTINE_SUFFIX)
+            summaries.append(QuarantineSummary(table=table, rows=rows.count(), by_rule=by_rule))
         return summaries
 
-    def _preview(self, name: str, limit: int, only: tuple[str, ...] = ()) -> TablePreview:
-        df = self._rows(name)
-        columns = tuple(column for column in only if column in df.columns) or tuple(df.columns)
-        try:
-            newest = df.orderBy(F.col("_metadata.file_modification_time").desc())
-            rows = newest.select(*[df[f"`{column}`"] for column in columns]).limit(limit).collect()
-            total = df.count()
-        except PySparkException as error:
-            raise SpecError(
-                "TABLE_NOT_READABLE", f"table {name!r} cannot be read: {first_line(error)}"
-            ) from error
-        values = [row.asDict(recursive=True) for row in rows]
-        return TablePreview(
-            columns=columns,
-            rows=tuple(tuple(shown_value(row[column]) for column in columns) for row in values),
-            total=total,
-        )
-
     def _rows(self, name: str) -> DataFrame:
-        settings = self._settings
-        try:
-            resolved = resolve_name(name, catalog=settings.catalog, schema=settings.schema)
-        except ValueError as error:
-            raise SpecError("INVALID_DATASET_NAME", str(error)) from None
+        resolved = resolve_table(self._settings, name)
         if resolved not in (names := list(self._names())):
-            raise table_unknown(settings, name, names)
+            raise table_unknown(self._settings, name, names)
         try:
             return self._spark.read.format("delta").load(self._layout.table_path(resolved))
         except AnalysisException as error:
-            raise SpecError(
-                "TABLE_NOT_READABLE", f"table {name!r} cannot be read: {first_line(error)}"
-            ) from error
+            raise _not_readable(name, error) from error
 
     def _names(self) -> Iterator[DatasetName]:
-        system, root = _hadoop(self._spark, f"{self._layout.root}/tables/*/*/*/_delta_log")
-        for log in system.globStatus(root) or ():
+        system, logs = hadoop_path(self._spark, f"{self._layout.root}/tables/*/*/*/_delta_log")
+        for log in system.globStatus(logs) or ():
             parts = str(log.getPath().getParent()).rsplit("/", 3)[1:]
             yield DatasetName(*(segment_name(part) for part in parts))
 
 
-def copy_small_files(spark: SparkSession, storage: str, folder: Path) -> None:
-    """Copy what commands about checkpoints read: checkpoints, epochs of flows, logs of tables.
+def _not_readable(name: str, error: Exception) -> SpecError:
+    message = f"table {name!r} cannot be read: {first_line(error)}"
+    return SpecError("TABLE_NOT_READABLE", message)
 
-    Files of state stores become files of the same size without a content.
+
+def copy_small_files(spark: SparkSession, storage: str, folder: Path) -> None:
+    """Copy checkpoints, state files of flows and logs of tables into a local storage.
+
+    Files of state stores become sparse files of the same size.
 
     Args:
         spark: Session whose Hadoop configuration knows the file system.
         storage: URI of the storage.
-        folder: Becomes a local storage of the same layout.
+        folder: Root of the local storage.
     """
     root = StorageLayout(storage).root
-    system, top = _hadoop(spark, root)
+    system, top = hadoop_path(spark, root)
     start = len(str(top.toUri().getPath()).rstrip("/")) + 1
-    logs = [
-        str(log.getPath())
-        for log in system.globStatus(_path(spark, f"{root}/tables/*/*/*/_delta_log")) or ()
-    ]
-    for place in (f"{root}/checkpoints", f"{root}/state/flows", *logs):
-        if not system.exists(_path(spark, place)):
+    _, pattern = hadoop_path(spark, f"{root}/tables/*/*/*/_delta_log")
+    logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
+    for uri in (f"{root}/checkpoints", f"{root}/state/flows", *logs):
+        _, path = hadoop_path(spark, uri)
+        if not system.exists(path):
             continue
-        files = system.listFiles(_path(spark, place), True)
+        files = system.listFiles(path, True)
         while files.hasNext():
             status = files.next()
             local = folder / str(status.getPath().toUri().getPath())[start:]
@@ -136,14 +124,5 @@ def copy_small_files(spark: SparkSession, storage: str, folder: Path) -> None:
                 with local.open("wb") as file:
                     file.truncate(int(status.getLen()))
             else:
-                system.copyToLocalFile(False, status.getPath(), _path(spark, local.as_uri()), True)
-
-
-def _path(spark: SparkSession, uri: str) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.hadoop.fs.Path(uri)
-
-
-def _hadoop(spark: SparkSession, uri: str) -> tuple[Any, Any]:
-    path = _path(spark, uri)
-    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path
+                _, target = hadoop_path(spark, local.as_uri())
+                system.copyToLocalFile(False, status.getPath(), target, True)

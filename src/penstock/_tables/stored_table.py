@@ -1,7 +1,7 @@
-"""A Delta table as files, read without Spark: no JVM, no lease, also while an update writes.
+"""Reads a local Delta table without Spark: no JVM, no lease, also while an update writes.
 
-delta-rs reads the log, pyarrow the files, newest first and no more of them than asked for. Deletion
-vectors and column mapping by name are applied; what cannot be read right is refused in words.
+delta-rs reads the log, pyarrow the files, newest first and only as many as needed. Deletion vectors
+and column mapping by name are applied; tables with other features are refused.
 """
 
 import json
@@ -21,17 +21,21 @@ from penstock.errors import SpecError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Others change what the files mean, or are not known here.
+REFUSED = "the table cannot be read without Spark: "
+"""Prefix of messages of `TABLE_NOT_READABLE` that name a reason."""
+
+# Other features change the content of the files, or are not supported here.
 _KNOWN_FEATURES = frozenset(
     {
         *("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"),
         *("typeWidening", "typeWidening-preview", "vacuumProtocolCheck"),
     }
 )
-# Deletion vectors come as one flag per row, of all files that have some.
+# delta-rs returns deletion vectors as one flag per row, for all files that have one.
 _MOST_ROWS_WITH_VECTORS = 200_000_000
 _BUFFER = 1 << 20
 _REST = 10.0
+_LISTED = ("path", "num_records", "size_bytes", "modification_time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +43,10 @@ class StoredFile:
     """One file of a table's newest version.
 
     Attributes:
-        path: Where it lies.
-        name: As the log names it.
-        rows: Rows in it, deleted ones included; `None` if the log does not say.
-        size: Its bytes.
+        path: On the local disk.
+        name: In the log.
+        rows: Number of rows, including deleted ones; `None` if unknown.
+        size: In bytes.
         at: When it was written, in milliseconds since the epoch.
         partition: Values of the partition columns.
     """
@@ -56,19 +60,13 @@ class StoredFile:
 
     @cached_property
     def order(self) -> tuple[int, str]:
-        """Newer files have a greater one; a file keeps its own for ever."""
+        """Sort key: greater for newer files, and constant for a file."""
         return self.at, file_key(self.name)[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        name: As queries know it.
-        physical: As the files call it.
-        type: As in the table's schema: a name, or a mapping.
-    """
+    """A column: its name in queries, its name in the files, and its type in the Delta schema."""
 
     name: str
     physical: str
@@ -83,8 +81,8 @@ class Snapshot:
         version: Its number.
         columns: In order.
         files: Newest first.
-        kept: Of files with deletion vectors, by path: which rows are there, a bit for each; those
-            beyond its end are.
+        kept: For files with deletion vectors: a flag per row, false = deleted. Rows beyond the last
+            flag are not deleted.
     """
 
     version: int
@@ -94,7 +92,7 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> int | None:
-        """Rows of the table; `None` if its log does not say."""
+        """Number of rows of the table; `None` if unknown."""
         total = 0
         for file in self.files:
             if file.rows is None:
@@ -103,19 +101,36 @@ class Snapshot:
             total += file.rows - (0 if flags is None else flags.false_count)
         return total
 
+    def scan(
+        self,
+        columns: Sequence[Column],
+        *,
+        at_once: int,
+        start: tuple[tuple[int, str], int] | None = None,
+    ) -> Iterator[tuple[StoredFile, int, dict[str, Any]]]:
+        """Rows of all files, newest file first, with their file and position.
+
+        Args:
+            columns: Columns to read; `None` in rows of files that do not have them.
+            at_once: Number of rows in memory at a time.
+            start: `order` of a file and position in it to continue from.
+        """
+        for file in self.files:
+            skip = 0
+            if start is not None:
+                if file.order > start[0]:
+                    continue
+                skip = start[1] if file.order == start[0] else 0
+            for position, row in self.read(file, columns, at_once=at_once, skip=skip):
+                yield file, position, row
+
     def read(
         self, file: StoredFile, columns: Sequence[Column], *, at_once: int, skip: int = 0
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Rows of a file that are not deleted, by their positions in it.
-
-        Args:
-            file: One of `files`.
-            columns: What is read; a column that the file does not have is `None`.
-            at_once: How many rows are in memory at a time.
-            skip: How many rows of the file are passed over.
+        """Rows of one file that are not deleted, with their positions from `skip` on.
 
         Raises:
-            SpecError: `TABLE_NOT_READABLE`: the file is gone or broken.
+            SpecError: `TABLE_NOT_READABLE`: the file is missing or damaged.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -129,21 +144,18 @@ class Snapshot:
                 pre_buffer=False,
                 coerce_int96_timestamp_unit="us",
             ) as source:
-                known = set(source.schema_arrow.names)
-                stored = [one for one in columns if one.physical in known]
-                batches = source.iter_batches(
-                    at_once, columns=[one.physical for one in stored], use_threads=False
-                )
-                for batch in batches:
+                stored = set(source.schema_arrow.names)
+                names = [column.physical for column in columns if column.physical in stored]
+                for batch in source.iter_batches(at_once, columns=names, use_threads=False):
                     if position + batch.num_rows <= skip:
                         position += batch.num_rows
                         continue
-                    there = (
+                    kept = (
                         () if flags is None else flags.slice(position, batch.num_rows).to_pylist()
                     )
                     for number, values in enumerate(batch.to_pylist()):
                         at = position + number
-                        if at < skip or (number < len(there) and not there[number]):
+                        if at < skip or (number < len(kept) and not kept[number]):
                             continue
                         yield at, _row(values, columns, file.partition)
                     position += batch.num_rows
@@ -151,41 +163,40 @@ class Snapshot:
             raise SpecError(
                 "TABLE_NOT_READABLE",
                 f"the file {file.name} of the table cannot be read: {type(error).__name__}",
-                hint="it may have been rewritten and removed just now: try again",
+                hint="it may have been rewritten and deleted concurrently: try again",
             ) from error
 
 
 def _row(
     values: Mapping[str, Any], columns: Sequence[Column], partition: Mapping[str, Any]
 ) -> dict[str, Any]:
-    row = {}
-    for one in columns:
-        if one.physical in values:
-            row[one.name] = _renamed(values[one.physical], one.type)
-        else:
-            row[one.name] = partition.get(one.physical, partition.get(one.name))
-    return row
+    return {
+        column.name: _renamed(values[column.physical], column.type)
+        if column.physical in values
+        else partition.get(column.physical, partition.get(column.name))
+        for column in columns
+    }
 
 
 def _renamed(value: Any, kind: Any) -> Any:
-    """A value with the names that its fields have for queries, and times with their zone."""
+    """A value with the logical names of its fields, and timestamps with their zone."""
     if kind == "timestamp" and isinstance(value, datetime) and value.tzinfo is None:
-        return value.replace(tzinfo=UTC)  # INT96 has none
+        return value.replace(tzinfo=UTC)  # INT96 has no zone
     if value is None or not isinstance(kind, Mapping):
         return value
     match kind.get("type"):
         case "struct" if isinstance(value, Mapping):
             return {
-                one["name"]: _renamed(value.get(_physical(one)), one["type"])
-                for one in kind["fields"]
+                field["name"]: _renamed(value.get(_physical(field)), field["type"])
+                for field in kind["fields"]
             }
         case "array":
-            return [_renamed(one, kind["elementType"]) for one in value]
+            return [_renamed(element, kind["elementType"]) for element in value]
         case "map":
             pairs = value.items() if isinstance(value, Mapping) else value
             return [
-                (_renamed(key, kind["keyType"]), _renamed(one, kind["valueType"]))
-                for key, one in pairs
+                (_renamed(key, kind["keyType"]), _renamed(item, kind["valueType"]))
+                for key, item in pairs
             ]
     return value
 
@@ -196,12 +207,7 @@ def _physical(field: Mapping[str, Any]) -> str:
 
 
 class StoredTable:
-    """A table on a local disk. Any thread may call.
-
-    Args:
-        path: Its folder.
-        monotonic: The clock of its rests.
-    """
+    """A table on a local disk. Thread-safe."""
 
     def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -213,11 +219,11 @@ class StoredTable:
         self._rests_until = 0.0
 
     def snapshot(self, *, rests: bool = False) -> Snapshot:
-        """Its newest version.
+        """The newest version.
 
         Args:
-            rests: It may be one of some moments ago: who asks again and again gives a large table
-                a pause of ten times what its log took to read.
+            rests: Allows an older version: after a read of the log, repeated calls return it for
+                ten times as long as the read took.
 
         Raises:
             SpecError: `TABLE_NOT_FOUND`, or `TABLE_NOT_READABLE` with the reason.
@@ -226,12 +232,12 @@ class StoredTable:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         with self._lock:
-            began = self._monotonic()
-            if rests and self._snapshot is not None and began < self._rests_until:
+            started = self._monotonic()
+            if rests and self._snapshot is not None and started < self._rests_until:
                 return self._snapshot
             try:
                 if self._table is not None and self._newest_commit() != self._newest:
-                    # Dropped and written anew: delta-rs looks for later versions only.
+                    # Dropped and recreated: delta-rs looks for later versions only.
                     self._table = self._snapshot = None
                 if self._table is None:
                     self._table = DeltaTable(str(self.path))
@@ -245,25 +251,23 @@ class StoredTable:
             except SpecError:
                 self._table = None
                 raise
-            except TableNotFoundError as error:
-                self._table = None
-                raise SpecError("TABLE_NOT_FOUND", "the table is not written yet") from error
             except (DeltaError, OSError, ValueError) as error:
                 self._table = None
-                if not (self.path / "_delta_log").is_dir():
+                is_missing = isinstance(error, TableNotFoundError)
+                if is_missing or not (self.path / "_delta_log").is_dir():
                     raise SpecError("TABLE_NOT_FOUND", "the table is not written yet") from error
                 raise _refused(f"delta-rs cannot read it ({type(error).__name__})") from error
             now = self._monotonic()
-            self._rests_until = now + _REST * (now - began)
+            self._rests_until = now + _REST * (now - started)
             return known
 
     def _newest_commit(self) -> tuple[int, int] | None:
-        """Tells the file of the version that is known from one that took its place."""
+        """Identity of the file of the known version, which changes if it is replaced."""
         try:
-            found = (self.path / "_delta_log" / f"{self._table.version():020}.json").stat()
+            stat = (self.path / "_delta_log" / f"{self._table.version():020}.json").stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return stat.st_ino, stat.st_mtime_ns
 
     def _read(self) -> Snapshot:
         mode = self._check_features()
@@ -276,21 +280,20 @@ class StoredTable:
             for field in json.loads(self._table.schema().to_json())["fields"]
         )
         actions = self._table.get_add_actions()
-        size = actions.num_rows
-        listed = {name: actions.column(name).to_pylist() for name in _LISTED}
-        partitions: list[Mapping[str, Any]] = [{}] * size
+        listed = zip(*(actions.column(name).to_pylist() for name in _LISTED), strict=True)
+        partitions: list[Mapping[str, Any] | None] = [None] * actions.num_rows
         if "partition" in actions.schema.names:
-            partitions = [each or {} for each in actions.column("partition").to_pylist()]
+            partitions = actions.column("partition").to_pylist()
         files = [
             StoredFile(
-                path=self._place(listed["path"][number]),
-                name=listed["path"][number],
-                rows=listed["num_records"][number],
-                size=int(listed["size_bytes"][number] or 0),
-                at=int(listed["modification_time"][number] or 0),
-                partition=partitions[number],
+                path=self._file_path(name),
+                name=name,
+                rows=rows,
+                size=int(size or 0),
+                at=int(at or 0),
+                partition=partition or {},
             )
-            for number in range(size)
+            for (name, rows, size, at), partition in zip(listed, partitions, strict=True)
         ]
         return Snapshot(
             version=self._table.version(),
@@ -300,7 +303,7 @@ class StoredTable:
         )
 
     def _check_features(self) -> str:
-        """How its columns are mapped: `none` or `name`."""
+        """The column mapping mode: `none` or `name`."""
         protocol = self._table.protocol()
         unknown = sorted({*(protocol.reader_features or ())} - _KNOWN_FEATURES)
         if unknown:
@@ -311,8 +314,8 @@ class StoredTable:
             raise _refused(f"it uses column mapping by {mode}")
         return mode
 
-    def _place(self, name: str) -> Path:
-        """The file of a name in the log: below the table, and nowhere else."""
+    def _file_path(self, name: str) -> Path:
+        """The path of a file in the log, which must be below the table."""
         parts = unquote(name).split("/")
         if urlsplit(name).scheme or name.startswith("/") or ".." in parts:
             raise _refused("it uses files outside of its folder")
@@ -329,23 +332,13 @@ class StoredTable:
         kept: dict[Path, pa.BooleanArray] = {}
         for batch in pa.RecordBatchReader.from_stream(self._table.deletion_vectors()):
             flags = batch.column("selection_vector")
-            for number, place in enumerate(batch.column("filepath").to_pylist()):
-                path = known.get(unquote(urlsplit(place).path)) or known.get(urlsplit(place).path)
+            for number, uri in enumerate(batch.column("filepath").to_pylist()):
+                path = known.get(unquote(urlsplit(uri).path)) or known.get(urlsplit(uri).path)
                 if path is None:
-                    raise _refused("it uses deletion vectors of files that are not known")
+                    raise _refused("it uses deletion vectors of unknown files")
                 kept[path] = flags[number].values
         return kept
 
 
-_LISTED = ("path", "num_records", "size_bytes", "modification_time")
-
-REFUSED = "the table cannot be read without Spark: "
-"""How messages of `TABLE_NOT_READABLE` begin that give a reason."""
-
-
 def _refused(reason: str) -> SpecError:
-    return SpecError(
-        "TABLE_NOT_READABLE",
-        f"{REFUSED}{reason}",
-        hint="read it with Spark",
-    )
+    return SpecError("TABLE_NOT_READABLE", f"{REFUSED}{reason}", hint="read it with Spark")
