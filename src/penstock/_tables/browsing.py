@@ -290,7 +290,7 @@ class TableBrowser:
                 self._tables[folder] = StoredTable(folder, monotonic=self._monotonic)
             return _used(self._tables, folder, _MAX_TABLES)
 
-    # -- counts -------------------------------------------------------------------------------------
+    # -- counts ---------------------------------------------------------------------------------
 
     def _summary(self, folder: Path, until: float) -> dict[str, Any]:
         snapshot = self._table(folder).snapshot(rests=True)
