@@ -18,7 +18,7 @@ from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.browsing import TableBrowser
 from penstock._tables.checkpoint_doctor import Severity, examine
 from penstock._tables.checkpoint_files import checkpoints
-from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
+from penstock._repair.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock._tables.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
 from penstock.sources.base import parse_start

@@ -11,7 +11,7 @@ from penstock._tables.browsing import TableBrowser
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.row_selection import RowSelection
-from penstock._tables.selected_rows import SELECTED, select_rows
+from penstock._repair.selected_rows import SELECTED, select_rows
 from penstock.errors import PlanError, SpecError
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 from penstock._analysis.cdc import event_shape, tombstone_seconds
 from penstock._analysis.replacing import Window, window_of
 from penstock._execution.flow_state import FlowState
-from penstock._execution.replay_check import check_replay
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
@@ -50,7 +49,6 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
-from penstock._tables.quarantine_replay import QuarantineReplay
 from penstock._tables.row_files import FindLateRows
 from penstock._tables.schema import conform, merged
 from penstock._tables.writer import FlowWriter, WriteMode, app_id
@@ -201,27 +199,6 @@ class PipelineTables:
         reset_table(self._spark, self._ref(node))
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
-
-    def replay(self, node: DatasetNode, on_step: Callable[[str], None]) -> QuarantineReplay:
-        """Lets the rows in quarantine of a table go through its rules again.
-
-        Args:
-            node: The table.
-            on_step: See `QuarantineReplay`.
-
-        Raises:
-            PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`: its rows are not just added.
-        """
-        check_replay(node, [self._graph.flows[name] for name in node.flows])
-        return QuarantineReplay(
-            self._spark,
-            pipeline=self._settings.name,
-            target=self._ref(node),
-            quarantine=self._quarantine(node),
-            staging=self.layout.replay_staging(node.name),
-            expectations=node.declared.expectations,
-            on_step=on_step,
-        )
 
     def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
         """The tables that flows into a dataset write; there may be none yet."""

@@ -27,13 +27,13 @@ from penstock._observe.events import (
     SourceRowsLost,
 )
 from penstock._plan.steps import PrepareTable, StartFlow
+from penstock._repair.swap_rows import swap_rows
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.fenced import last_number
 from penstock._tables.layout import StorageLayout, TableRef
 from penstock._tables.prepare import TableSpec, prepare_table, read_version, reset_table
-from penstock._tables.swap_rows import swap_rows
 from penstock._tables.writer import app_id
 from penstock.errors import PenstockError
 
