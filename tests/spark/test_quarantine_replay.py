@@ -12,13 +12,13 @@ from penstock import monitoring
 from penstock._cli.main import main
 from penstock._project.spec import load_settings
 from penstock._repair.quarantine import replay_quarantine
+from penstock._repair.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock._repair.reset import reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.browsing import TableBrowser
 from penstock._tables.checkpoint_doctor import Severity, examine
 from penstock._tables.checkpoint_files import checkpoints
-from penstock._repair.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock._tables.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
 from penstock.sources.base import parse_start

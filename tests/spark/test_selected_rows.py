@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
+from penstock._repair.selected_rows import SELECTED, select_rows
 from penstock._tables.browsing import TableBrowser
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.row_selection import RowSelection
-from penstock._repair.selected_rows import SELECTED, select_rows
 from penstock.errors import PlanError, SpecError
 
 pytestmark = pytest.mark.spark

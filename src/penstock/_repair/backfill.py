@@ -142,7 +142,7 @@ def backfill_flow(
             raise PlanError(
                 "BACKFILL_UNFINISHED",
                 f"flow {node.flow.name!r} has an unfinished backfill: {plan.range}",
-                hint="--resume continues it; --abandon discards it, and keeps the rows that it added",
+                hint="--resume continues it; --abandon discards it, and keeps rows that it added",
             )
         dataset = check_flow(pipeline, node)
         sources: tuple[RangeReport, ...] = ()

@@ -66,7 +66,7 @@ class MigrationFacts:
         return changed_columns(before, now)
 
     def readers(self) -> tuple[Reader, ...]:
-        """The flows of the pipeline that read the table, and the effect of its replacement on them."""
+        """Flows of the pipeline that read the table, and the effect of its replacement."""
         pipeline, key = self._pipeline, self._dataset.key
         readers = []
         for name, node in pipeline.graph.flows.items():

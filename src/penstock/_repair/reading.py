@@ -1,6 +1,6 @@
-"""Commands that only look: without Spark where the storage is on this machine, else through it.
+"""Commands that only read: local storage without Spark, remote storage with it.
 
-PySpark is imported where it is needed: without it, these commands answer a second earlier.
+PySpark is imported when it is needed, because its import takes a second.
 """
 
 import tempfile
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadableStorage:
-    """A storage whose checkpoints can be read as files.
+    """A local storage, or a local copy of a remote one.
 
     Attributes:
         settings: With that storage.
-        shown: Turns its paths, in any text, into those of the pipeline's storage.
+        shown: Replaces its paths in a string by those of the pipeline's storage.
     """
 
     settings: PipelineSettings
@@ -36,7 +36,7 @@ class ReadableStorage:
 
 
 def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
-    """Some rows of a table, those of its newest file first.
+    """Some rows of a table, starting with its newest file.
 
     Raises:
         SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `STORAGE_NOT_READABLE`.
@@ -81,7 +81,7 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 
 @contextmanager
 def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
-    """The storage of a pipeline, or a copy of its small files until the end of the block.
+    """The storage of a pipeline if it is local, else a temporary copy of its small files.
 
     Raises:
         SpecError: `STORAGE_NOT_READABLE`.

@@ -105,12 +105,12 @@ class CdcWriter(FlowWriter):
 
     Args:
         spark: Any session of the application.
-        split: From `split_events`.
         state: The state table of the target; created if it does not exist.
         events: How rows of the flow become events.
         tombstone_seconds: How long deleted keys are remembered; `None` = forever.
         rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
-        options: As for `FlowWriter`; the quarantine is created when it is needed.
+        options: As for `FlowWriter`; `split` is from `split_events`, and the quarantine is created
+            when it is needed.
     """
 
     kind = "auto CDC"
@@ -119,14 +119,14 @@ class CdcWriter(FlowWriter):
         self,
         spark: SparkSession,
         *,
-        split: RowSplit,
         state: TableRef,
         events: EventShape,
         tombstone_seconds: float | None = None,
         rewrite: bool | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        options["split"] = split
+        split = options.get("split")
+        assert split is not None
         super().__init__(spark, **options)
         self._events = events
         self._event_split = split
