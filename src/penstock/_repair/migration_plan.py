@@ -185,7 +185,7 @@ def steps_forth(
     for source in sources:
         again = "an unknown number of" if source.again is None else f"{source.again:,}"
         size = "" if source.size is None else f" ({source.size:,} bytes)"
-        yield f"{source.source}: {again} {source.unit}{size} are read again, from {start} to its end"
+        yield f"{source.source}: {again} {source.unit}{size} are read again, starting at {start}"
         if source.missing:
             yield f"{source.source}: {source.missing}"
         if source.note:

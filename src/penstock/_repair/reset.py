@@ -231,8 +231,8 @@ def _steps(
     truncate: bool,
 ) -> list[str]:
     steps = [
-        f"the checkpoint of epoch {checkpoint.epoch} (batch {checkpoint.last_finished}) is not used "
-        f"any more; its {checkpoint.size:,} bytes stay in {checkpoint.path}",
+        f"the checkpoint of epoch {checkpoint.epoch} (batch {checkpoint.last_finished}) is not "
+        f"used any more; its {checkpoint.size:,} bytes stay in {checkpoint.path}",
         f"the flow gets a new epoch, and starts at {start}, regardless of options in its query",
     ]
     for report in reports:
