@@ -129,7 +129,7 @@ MUTANTS: dict[str, tuple[Case, Patch]] = {
     ),
     "NULL overwrites in history": (
         Case(scd_type=2, keeps_null=("a",)),
-        replaced("filled", lambda value: F.last(value)),
+        replaced("last_set", lambda value: F.last(value)),
     ),
     "untracked column opens a version": (
         Case(scd_type=2, tracked=("a",)),

@@ -1,8 +1,8 @@
-"""Store assignment: rows get the types that a table declares, by Spark's ANSI rules for INSERT.
+"""Store assignment: casts rows to the declared types of a table by Spark's ANSI rules for INSERT.
 
-A number becomes another number or a string; a string never becomes a number. A value that does not
-fit its column fails the batch (`CAST_OVERFLOW_IN_TABLE_INSERT`), whatever `spark.sql.ansi.enabled`
-says: as in Spark, `spark.sql.storeAssignmentPolicy` is another setting.
+A number is cast to another number or a string; a string never to a number. A value that does not
+fit its column fails the batch (`CAST_OVERFLOW_IN_TABLE_INSERT`), even with
+`spark.sql.ansi.enabled=false`: as in Spark, `spark.sql.storeAssignmentPolicy` is another setting.
 """
 
 from typing import Any
@@ -21,10 +21,6 @@ def assigned(df: DataFrame, declared: StructType) -> DataFrame:
     """Cast the columns of a query to the declared types of their table.
 
     Types that are not assignable stay: `check_assignable` refuses them.
-
-    Args:
-        df: The query.
-        declared: Columns of the table; those that only one of the two has do not matter.
     """
     assignment = _Assignment(df.sparkSession)
     lengths = {column.name.lower(): (column.metadata or {}).get(LENGTHS) for column in declared}
@@ -45,14 +41,7 @@ def check_assignable(
     name: str,
     origin: SourceLocation | None,
 ) -> None:
-    """Refuse a query whose columns cannot get the declared types.
-
-    Args:
-        spark: Any session.
-        query: Columns of the query.
-        declared: Columns of the table.
-        name: Of the table, for the message.
-        origin: Of the flow.
+    """Refuse a query whose columns are not assignable to the declared types.
 
     Raises:
         DefinitionError: `SCHEMA_INCOMPATIBLE`.
@@ -65,9 +54,9 @@ def check_assignable(
         raise DefinitionError(
             "SCHEMA_INCOMPATIBLE",
             f"column {path!r} of {name} is declared {want.upper()}, but is {have.upper()} in the "
-            "query, and Spark does not convert that when it writes a table",
+            "query, which Spark does not cast when it writes a table",
             origin=origin,
-            hint=f"convert it in the query, such as CAST(... AS {want.upper()}), or declare the "
+            hint=f"cast it in the query, for example CAST(... AS {want.upper()}), or declare the "
             f"column {have.upper()}",
         )
 
@@ -75,7 +64,7 @@ def check_assignable(
 def _check_names(
     query: StructType, declared: StructType, name: str, origin: SourceLocation | None
 ) -> None:
-    """Refuse expressions without a name: the declared column that they are for would be NULL."""
+    """Refuse expressions without an alias: their declared column would be NULL."""
     known = {column.name.lower() for column in declared}
     have = {column.name.lower() for column in query}
     free = [column.name for column in declared if column.name.lower() not in have]
@@ -84,10 +73,10 @@ def _check_names(
             continue
         raise DefinitionError(
             "SCHEMA_INCOMPATIBLE",
-            f"the query for {name} has an expression without a name, {column.name}, and columns "
+            f"the query for {name} has an expression without an alias, {column.name}, and columns "
             "are matched with the declared ones by name",
             origin=origin,
-            hint=f"give it the name of the column: {column.name} AS {free[0] if free else '...'}",
+            hint=f"add an alias with the name of the column: {column.name} AS {free[0] if free else '...'}",
         )
 
 
@@ -101,17 +90,13 @@ class _Assignment:
         self._catalyst = jvm.org.apache.spark.sql.catalyst.expressions
 
     def is_allowed(self, source: DataType, target: DataType) -> bool:
-        """Whether a value of one type, not made of others, may be written as the other."""
+        """Whether a value of one atomic type can be written as the other."""
         return bool(self._catalyst.Cast.canANSIStoreAssign(self._type(source), self._type(target)))
 
     def cast(self, df: DataFrame, name: str, kind: DataType, lengths: str | None) -> Column:
-        """A column with another type; the column is named where a value does not fit.
+        """A column cast to a type; errors about a value name the column.
 
-        Args:
-            df: The query.
-            name: Of the column.
-            kind: The type.
-            lengths: The same with the lengths of CHAR and VARCHAR, which are checked.
+        `lengths` is the same type with the lengths of CHAR and VARCHAR, which are checked.
         """
         expressions = self._jvm.org.apache.spark.sql.classic.ExpressionUtils
         column: Any = df["`" + name.replace("`", "``") + "`"]

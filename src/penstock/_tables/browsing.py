@@ -64,6 +64,8 @@ class _Commit:
 class TableBrowser:
     """Reads the tables below a local storage root. Thread-safe; results are JSON values.
 
+    Methods get the resolved name of a dataset, and its path in the event log if it is known.
+
     Args:
         root: The storage root, a URI or path.
         trusts_paths: Whether tables may be at other paths from the event log. Not for logs of
@@ -90,11 +92,6 @@ class TableBrowser:
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
         """Some rows of a table, starting with its newest files.
-
-        Args:
-            dataset: Its resolved name.
-            path: Its path in the event log.
-            limit: Maximum number of rows.
 
         Returns:
             `columns` with `name` and `type`, `rows` of strings (or null), `version`, `total` (null
@@ -128,10 +125,6 @@ class TableBrowser:
     def table(self, dataset: str, path: str | None) -> dict[str, Any]:
         """Files and versions of a table, from its log.
 
-        Args:
-            dataset: Its resolved name.
-            path: Its path in the event log.
-
         Returns:
             `version`; `files`, `bytes` and `small_files` (below 16 MiB) of that version; `advice`
             if many small files make reading slow, else null; `versions`: the newest ones, newest
@@ -158,9 +151,6 @@ class TableBrowser:
 
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
         """Every table that has a quarantine, by name.
-
-        Args:
-            paths: Paths of the datasets in the event log; `None` if it has none.
 
         Returns:
             `dataset`, `rows` (null if unknown), `counted` (how many of them `rules` is about),
@@ -197,7 +187,7 @@ class TableBrowser:
         """Rows in quarantine, newest batch first.
 
         Args:
-            dataset: Resolved name of the table.
+            dataset: Name of the table.
             path: Its path in the event log.
             search: Only rows with this in their values, source or rules, ignoring case.
             rule: Only rows that broke this rule.

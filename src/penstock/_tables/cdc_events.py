@@ -1,20 +1,20 @@
-"""Change events: what a flow's rows mean, in one shape for every flow and every table.
+"""Change events, in one schema for all flows and tables.
 
-`resolve` checks a flow's declaration against the columns of its source; `EventShape.events` turns
-rows of the source into events. An event has the columns
+`resolve` checks a flow's declaration against the columns of its source; `EventShape.events`
+converts rows of the source to events. An event has the columns
 
 - `kind`: 0 for an event of a key, 1 for a truncate,
 - `k`: the key, a struct; NULL for a truncate,
-- `seq`, `op`, `hash`: its place in the total order of the events of its key,
+- `seq`, `op`, `hash`: its position in the total order of the events of its key,
 - `v`: the values, a struct; NULL for a delete or a truncate,
-- `skip`: names of values that the event leaves as they are; only where a table knows such,
+- `skip`: names of values that the event leaves unchanged; only in tables with such events,
 - `at`: when it was applied first, in milliseconds.
 
-The user's columns are inside of structs, so no name of theirs can meet one of ours.
+The user's columns are within structs, so their names cannot conflict with these.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._tables.schema import as_nullable, plain_schema
+from penstock._tables.schema import as_nullable, nested_types, plain_schema
 from penstock.errors import DefinitionError
 from penstock.quality.rules import quoted
 
@@ -44,19 +44,12 @@ START_AT = "__START_AT"
 END_AT = "__END_AT"
 UPSERT, DELETE, TRUNCATE = 0, 1, 2
 PLACEHOLDER = "penstock_none"
-"""The only field of the values of a table that has nothing but keys."""
+"""The only field of `v` in tables that have only key columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetShape:
-    """What all flows into one table agree on.
-
-    Attributes:
-        keys: Key columns, as declared.
-        scd_type: What the table keeps.
-        track_history: Which columns open a version.
-        specs: Of the flows.
-    """
+    """The declarations that all flows into one table share; `specs` are those of the flows."""
 
     keys: tuple[str, ...]
     scd_type: ScdType
@@ -81,21 +74,20 @@ class TargetShape:
 
     @property
     def has_partial(self) -> bool:
-        """Whether an event may leave columns as they are."""
+        """Whether an event may leave columns unchanged."""
         return any(
             spec.ignore_null_updates or spec.columns_to_update is not None for spec in self.specs
         )
 
     def is_key(self, column: str) -> bool:
-        """Whether a column is part of the key."""
         return column.lower() in {key.lower() for key in self.keys}
 
     def is_partial(self, column: str) -> bool:
-        """Whether an event may leave a column as it is."""
+        """Whether an event may leave a column unchanged."""
         return column != PLACEHOLDER and any(is_partial(spec, column) for spec in self.specs)
 
     def is_tracked(self, column: str) -> bool:
-        """Whether another value of a column opens a version."""
+        """Whether a change of a column starts a new version."""
         only, but = self.track_history.columns, self.track_history.except_columns
         if only is not None:
             return column.lower() in {name.lower() for name in only}
@@ -104,12 +96,12 @@ class TargetShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EventShape:
-    """One flow's events.
+    """The events of one flow.
 
     Attributes:
         spec: The declaration.
         shape: Of the target.
-        columns: The source's columns that the target gets, in its order.
+        columns: The selected columns of the source, in its order.
         sequence: Type of the sequence.
     """
 
@@ -120,17 +112,16 @@ class EventShape:
 
     @property
     def keys(self) -> tuple[StructField, ...]:
-        """Fields of the key, in the order in which they are declared."""
+        """Fields of the key, as declared."""
         by_name = {field.name.lower(): field for field in self.columns}
         return tuple(by_name[key.lower()] for key in self.shape.keys)
 
     @property
     def values(self) -> tuple[StructField, ...]:
-        """Fields that are not of the key."""
+        """Fields that are not part of the key."""
         return tuple(field for field in self.columns if not self.shape.is_key(field.name))
 
     def target_schema(self) -> StructType:
-        """Columns that the target must have for these events."""
         fields = list(plain_schema(StructType(list(self.columns)), nullable=True))
         return StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
 
@@ -143,7 +134,7 @@ class EventShape:
         return _nullable(self.values or (StructField(PLACEHOLDER, BooleanType()),))
 
     def op(self) -> Column:
-        """What a row of the source does: a delete beats an upsert, a truncate both."""
+        """The operation of a row of the source; a delete overrides an upsert, a truncate both."""
         op = F.lit(UPSERT)
         for condition, code in (
             (self.spec.apply_as_deletes, DELETE),
@@ -154,11 +145,11 @@ class EventShape:
         return op
 
     def has_sequence(self) -> Column:
-        """Whether a row of the source has a place in the order."""
+        """Whether a row of the source has a sequence."""
         return as_column(self.spec.sequence_by).isNotNull()
 
     def has_key(self) -> Column:
-        """Whether a row of the source has the key that its operation needs."""
+        """Whether a row of the source has the key for its operation."""
         present = reduce(
             Column.__and__, [F.col(quoted(field.name)).isNotNull() for field in self.keys]
         )
@@ -171,13 +162,13 @@ class EventShape:
     def events(
         self, df: DataFrame, key_type: StructType, value_type: StructType, now_ms: int
     ) -> DataFrame:
-        """The events of rows of the source.
+        """The events of rows of the source that have a sequence and a key.
 
         Args:
-            df: Rows that have a sequence and a key.
-            key_type: Of the stored keys: same columns, maybe written in another case.
+            df: The rows.
+            key_type: Of the stored keys: the same columns, possibly in another case.
             value_type: Of the stored values: at least the columns of the flow.
-            now_ms: The time.
+            now_ms: The present time.
         """
         first = df.select(
             self.op().alias("op"),
@@ -201,19 +192,19 @@ class EventShape:
         )
 
     def _skip(self, value_type: StructType) -> Column:
-        """Names, in lower case, of the columns that an upsert leaves as they are."""
+        """Names, in lower case, of the columns that an upsert leaves unchanged."""
         partial = [f.name for f in self.values if is_partial(self.spec, f.name)]
         if self.spec.columns_to_update is not None:
             names = F.array(*[F.lit(name.lower()) for name in partial]).cast("array<string>")
-            wanted = F.transform(F.col(quoted(self.spec.columns_to_update)), F.lower)
-            absent = F.array_except(names, wanted)
+            updated = F.transform(F.col(quoted(self.spec.columns_to_update)), F.lower)
+            absent = F.array_except(names, updated)
             return F.coalesce(absent, F.array().cast("array<string>"))
         nulls = [F.when(F.col(quoted(n)).isNull(), F.lit(n.lower())) for n in partial]
         return F.array_compact(F.array(*nulls).cast("array<string>"))
 
 
 def is_partial(spec: CdcSpec, column: str) -> bool:
-    """Whether an event of a flow may leave a column as it is."""
+    """Whether an event of a flow may leave a column unchanged."""
     folded = column.lower()
     if spec.columns_to_update is not None:
         return folded != spec.columns_to_update.lower()
@@ -225,14 +216,13 @@ def is_partial(spec: CdcSpec, column: str) -> bool:
 
 
 def interval_fields(scd_type: ScdType, sequence: DataType) -> list[StructField]:
-    """The columns that a table with history has more."""
+    """The additional columns of a table with history."""
     if scd_type is ScdType.ONE:
         return []
     return [StructField(name, as_nullable(sequence)) for name in (START_AT, END_AT)]
 
 
 def as_column(expression: "str | Column") -> Column:
-    """An expression of the user as a Column."""
     return F.expr(expression) if isinstance(expression, str) else expression
 
 
@@ -240,7 +230,7 @@ def as_column(expression: "str | Column") -> Column:
 
 
 def comparable(value: Column, kind: DataType) -> Column:
-    """A value in a form that can be compared and hashed: maps and variants have neither."""
+    """A value as a type that can be compared and hashed, unlike maps and variants."""
     if not _is_opaque(kind):
         return value
     if isinstance(kind, VariantType):
@@ -262,10 +252,10 @@ def comparable(value: Column, kind: DataType) -> Column:
 
 
 def digest(values: Column, kind: StructType, *more: Column) -> Column:
-    """A number for the values of an event, the same however the columns are stored.
+    """A hash of the values of an event, independent of the order of stored columns.
 
-    Spark's hash passes over NULL, so `(1, NULL)` and `(NULL, 1)` would be one to it: which fields
-    are set is hashed, too, and inside of a field the text says where a NULL stands.
+    Spark's hash skips NULL, so `(1, NULL)` and `(NULL, 1)` would have the same one: the names of
+    the fields that are set are hashed, too, and nested fields as JSON with NULLs.
     """
     fields = sorted(kind, key=lambda field: field.name.lower())
     parts = {field.name: values.getField(field.name) for field in fields}
@@ -284,11 +274,7 @@ def digest(values: Column, kind: StructType, *more: Column) -> Column:
 
 
 def _is_opaque(kind: DataType) -> bool:
-    if isinstance(kind, ArrayType):
-        return _is_opaque(kind.elementType)
-    if isinstance(kind, StructType):
-        return any(_is_opaque(field.dataType) for field in kind)
-    return isinstance(kind, MapType | VariantType)
+    return any(isinstance(nested, MapType | VariantType) for nested in nested_types(kind))
 
 
 def _nullable(fields: Sequence[StructField]) -> StructType:
@@ -296,12 +282,12 @@ def _nullable(fields: Sequence[StructField]) -> StructType:
 
 
 def _struct(wanted: StructType, have: Sequence[StructField]) -> Column:
-    """The columns `have` as a struct of a wider type; what is missing is NULL."""
+    """The columns `have` as a struct of a wider type; missing ones are NULL."""
     by_name = {field.name.lower(): field for field in have}
     parts = []
     for field in wanted:
-        found = by_name.get(field.name.lower())
-        column = F.lit(None) if found is None else F.col(quoted(found.name))
+        source = by_name.get(field.name.lower())
+        column = F.lit(None) if source is None else F.col(quoted(source.name))
         parts.append(column.cast(field.dataType).alias(field.name))
     return F.struct(*parts)
 
@@ -340,9 +326,9 @@ def resolve(
         ("apply_as_truncates", spec.apply_as_truncates),
     ):
         if condition is not None:
-            found = check.expression(df, parameter, condition)
-            if not isinstance(found, BooleanType):
-                raise check.type_error(parameter, found, "is not BOOLEAN")
+            kind = check.expression(df, parameter, condition)
+            if not isinstance(kind, BooleanType):
+                raise check.type_error(parameter, kind, "is not BOOLEAN")
     if spec.columns_to_update is not None:
         listed = check.field(spec.columns_to_update).dataType
         if not isinstance(listed, ArrayType) or not isinstance(listed.elementType, StringType):
@@ -378,7 +364,7 @@ class _Check:
             if field.name.lower() in (START_AT.lower(), END_AT.lower()):
                 raise self._error(
                     "COLUMN_NAME_RESERVED",
-                    f"its source has a column {field.name!r}, which auto CDC needs itself",
+                    f"its source has a column {field.name!r}, which is reserved for auto CDC",
                     "name it in `except_column_list`, or rename it in a view and read that",
                 )
 
@@ -407,8 +393,8 @@ class _Check:
         if key.lower() not in {field.name.lower() for field in columns}:
             raise self._error(
                 "CDC_KEY_NOT_SELECTED",
-                f"key {key!r} is not among the columns that its target gets",
-                "take it into column_list, or out of except_column_list",
+                f"key {key!r} is not among the columns of its target",
+                "add it to column_list, or remove it from except_column_list",
             )
         kind = self.field(key).dataType
         if _is_opaque(kind) or isinstance(kind, NullType):
@@ -427,22 +413,13 @@ class _Check:
     def type_error(
         self, parameter: str, kind: DataType, problem: str, *, name: str | None = None
     ) -> DefinitionError:
-        what = f"`{parameter}`" + (f" ({name})" if name else "")
+        subject = f"`{parameter}`" + (f" ({name})" if name else "")
         return self._error(
             "CDC_TYPE_NOT_SUPPORTED",
-            f"{what} is {kind.simpleString().upper()}, which {problem}",
+            f"{subject} is {kind.simpleString().upper()}, which {problem}",
             "cast it in a view, and let the flow read that",
         )
 
     def _error(self, condition: str, message: str, hint: str | None) -> DefinitionError:
         text = f"auto CDC flow {self._flow!r}: {message}"
         return DefinitionError(condition, text, origin=self._origin, hint=hint)
-
-
-def differing(one: StructType, other: StructType) -> Iterator[tuple[str, str, str]]:
-    """Columns of two schemas that have other types: name, type in one, type in the other."""
-    types = {field.name.lower(): field.dataType for field in other}
-    for field in one:
-        kind = types.get(field.name.lower())
-        if kind is not None and as_nullable(kind) != as_nullable(field.dataType):
-            yield field.name, field.dataType.simpleString(), kind.simpleString()

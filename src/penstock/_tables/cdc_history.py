@@ -1,14 +1,14 @@
-"""From events to rows: the target is a pure function of the set of events of each key.
+"""Computes rows from events: the target is a pure function of the set of events of each key.
 
-Events of a key are ordered by (sequence, operation, digest): a delete beats the upserts of its
-sequence, among upserts the higher digest comes last. So neither the order of arrival, nor how
-events are cut into batches, nor a batch that comes again can change the result.
+Events of a key are ordered by (sequence, operation, hash): a delete overrides the upserts of its
+sequence, and of several upserts the one with the higher hash is last. So the result does not depend
+on the order of arrival, on batches, or on repeated batches.
 
-State rows of SCD type 1 hold for a key (`kind` 0), or for all keys (`kind` 1, the last truncate):
+State rows of SCD type 1 are for a key (`kind` 0), or for all keys (`kind` 1, the last truncate):
 
 - `del`: the highest sequence of a delete; of a truncate in the row of all keys,
 - `row`: the last upsert, `{seq, hash, v}`,
-- `cols`: by column that events may leave as it is, the last upsert that sets it,
+- `cols`: by column that events may leave unchanged, the last upsert that sets it,
 - `at`: when the delete was applied first.
 
 Each field is a maximum, so rows of the state can be merged in any order and grouping.
@@ -42,30 +42,30 @@ from penstock._tables.cdc_events import (
 from penstock._tables.schema import as_nullable
 
 
-def place(register: Column) -> Column:
-    """Where an upsert stands among those of its key; NULL without one."""
+def upsert_order(register: Column) -> Column:
+    """The position of an upsert among those of its key; NULL without one."""
     return F.when(
         register.isNotNull(), F.struct(register.getField("seq"), register.getField("hash"))
     )
 
 
 def survives(sequence: Column, deleted: Column, truncated: Column) -> Column:
-    """Whether an upsert outlives the deletes of its key and the truncates of the table."""
+    """Whether an upsert is later than the deletes of its key and the truncates of the table."""
     return outlives_delete(sequence, deleted) & outlives_truncate(sequence, truncated)
 
 
 def outlives_delete(sequence: Column, deleted: Column) -> Column:
-    """A delete beats the upserts of its own sequence."""
+    """A delete overrides the upserts of its own sequence."""
     return deleted.isNull() | (sequence > deleted)
 
 
 def outlives_truncate(sequence: Column, truncated: Column) -> Column:
-    """A truncate leaves the upserts of its own sequence."""
+    """A truncate keeps the upserts of its own sequence."""
     return truncated.isNull() | (sequence >= truncated)
 
 
 def sets(column: str) -> Column:
-    """Whether an upsert sets a column that it could leave as it is."""
+    """Whether an upsert sets a column that it may leave unchanged."""
     return ~F.array_contains(F.col("skip"), column.lower())
 
 
@@ -110,7 +110,7 @@ def state_schema(
 
 
 def stored_values(schema: StructType) -> StructType:
-    """Fields of the values that a state table knows."""
+    """Fields of the values in a state table."""
     if "kind" not in schema.fieldNames():
         return _field_type(schema, "v")
     row = _field_type(schema, "row")
@@ -123,7 +123,7 @@ def stored_values(schema: StructType) -> StructType:
 
 
 def state_rows(events: DataFrame, schema: StructType) -> DataFrame:
-    """Events as rows of the state, one for each."""
+    """Events as rows of the state, one row per event."""
     if "kind" not in schema.fieldNames():
         return events.where(F.col("kind") == 0).select(*schema.fieldNames())
     columns: dict[str, Column] = {
@@ -147,7 +147,7 @@ def state_rows(events: DataFrame, schema: StructType) -> DataFrame:
 
 
 def removes() -> Column:
-    """Whether an event is remembered as a removal."""
+    """Whether an event is a delete or a truncate."""
     return F.col("op").isin(DELETE, TRUNCATE)
 
 
@@ -166,36 +166,34 @@ def _register(kind: DataType, column: str | None) -> Column:
 
 
 def _field_type(schema: StructType, name: str) -> StructType:
-    found = schema[name].dataType
-    assert isinstance(found, StructType)
-    return found
+    kind = schema[name].dataType
+    assert isinstance(kind, StructType)
+    return kind
 
 
 def merged(rows: DataFrame, schema: StructType) -> DataFrame:
-    """One row of the state for each key."""
+    """The rows of a state merged to one row per key."""
     if "kind" not in schema.fieldNames():
         return rows.dropDuplicates(["k", "seq", "op", "hash"])
     newest = [
         F.max("at").alias("at"),
         F.max("del").alias("del"),
-        last_by(F.col("row"), place(F.col("row"))).alias("row"),
+        last_by(F.col("row"), upsert_order(F.col("row"))).alias("row"),
     ]
     if "cols" in schema.fieldNames():
         registers = [(f.name, F.col("cols").getField(f.name)) for f in _field_type(schema, "cols")]
-        columns = [last_by(value, place(value)).alias(name) for name, value in registers]
+        columns = [last_by(value, upsert_order(value)).alias(name) for name, value in registers]
         newest.append(F.struct(*columns).alias("cols"))
     return rows.groupBy("kind", "k").agg(*newest)
 
 
 def last_by(value: Column, order: Column) -> Column:
-    """The value that is last in an order, over a group; rows without a place do not count."""
+    """The last value of a group in an order; rows with a NULL order are ignored."""
     return F.max_by(value, order)
 
 
 def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
-    """Merged rows of a state with what the truncates made of them.
-
-    Adds `alive`, whether the key has a row, and takes the row of all keys away.
+    """Merged rows of a state without the row of all keys; `alive` = the key has a row.
 
     Args:
         rows: Merged, with the row of all keys.
@@ -214,13 +212,7 @@ def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFram
 
 
 def current_rows(state: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
-    """SCD type 1: the rows of the target, from merged rows of the state.
-
-    Args:
-        state: See `settled`; `schema` and `truncates` likewise.
-        schema: Of the state.
-        truncates: Whether there may be a row of all keys.
-    """
+    """SCD type 1: the rows of the target, from merged rows of the state; see `settled`."""
     known = settled(state, schema, truncates=truncates).where("alive")
     key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
     values: list[Column] = []
@@ -244,15 +236,15 @@ def history_rows(events: DataFrame, schema: StructType, shape: TargetShape) -> D
     """SCD type 2: the versions of keys, from all their events."""
     values = _field_type(schema, "v")
     partial = {f.name: f"p{i}" for i, f in enumerate(values) if shape.is_partial(f.name)}
-    moments = moments_of(events, partial)
+    rows = rows_per_sequence(events, partial)
     by_key = Window.partitionBy("k").orderBy("seq")
     so_far = by_key.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     if partial:
         in_life = Window.partitionBy("k", "life").orderBy("seq")
         in_life = in_life.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-        moments = moments.withColumn("life", F.sum(F.col("dead").cast("int")).over(so_far))
+        rows = rows.withColumn("life", F.sum(F.col("dead").cast("int")).over(so_far))
         for name in partial.values():
-            moments = moments.withColumn(name, filled(F.col(name)).over(in_life))
+            rows = rows.withColumn(name, last_set(F.col(name)).over(in_life))
     value = {
         f.name: F.col(partial[f.name]).getField("x")
         if f.name in partial
@@ -265,10 +257,8 @@ def history_rows(events: DataFrame, schema: StructType, shape: TargetShape) -> D
         if shape.is_tracked(f.name)
     ]
     shown = F.struct(*tracked) if tracked else F.struct(F.lit(0).alias("none"))
-    rows = moments.withColumn("shown", shown)
-    rows = rows.withColumn("opens", opens_version(by_key)).withColumn(
-        "next", F.lead("seq").over(by_key)
-    )
+    rows = rows.withColumn("shown", shown).withColumn("opens", opens_version(by_key))
+    rows = rows.withColumn("next", F.lead("seq").over(by_key))
     rows = rows.withColumn("version", F.sum(F.col("opens").cast("int")).over(so_far))
     named = F.struct(*[column.alias(name) for name, column in value.items()])
     versions = (
@@ -289,12 +279,12 @@ def history_rows(events: DataFrame, schema: StructType, shape: TargetShape) -> D
     )
 
 
-def moments_of(events: DataFrame, partial: dict[str, str]) -> DataFrame:
-    """The events of one key and sequence as one: dead, or the values of the last upsert."""
+def rows_per_sequence(events: DataFrame, partial: dict[str, str]) -> DataFrame:
+    """One row per key and sequence: `dead`, or the values of the last upsert."""
     upsert = F.col("op") == UPSERT
     order = F.when(upsert, F.col("hash"))
     dead = F.max(F.col("op")) == DELETE
-    moments = events.groupBy("k", "seq").agg(
+    rows = events.groupBy("k", "seq").agg(
         dead.alias("dead"),
         last_by(F.col("v"), order).alias("v"),
         *[
@@ -306,17 +296,17 @@ def moments_of(events: DataFrame, partial: dict[str, str]) -> DataFrame:
         ],
     )
     for alias in partial.values():
-        moments = moments.withColumn(alias, F.when(~F.col("dead"), F.col(alias)))
-    return moments
+        rows = rows.withColumn(alias, F.when(~F.col("dead"), F.col(alias)))
+    return rows
 
 
-def filled(value: Column) -> Column:
-    """The value of a column that events may leave as it is: the last that was set."""
+def last_set(value: Column) -> Column:
+    """The last value that was set, for a column that events may leave unchanged."""
     return F.last(value, ignorenulls=True)
 
 
 def opens_version(by_key: WindowSpec) -> Column:
-    """Whether a version begins: the first of a life, or with other tracked values."""
+    """Whether a version starts: after a delete, or with other tracked values."""
     before_dead = F.lag("dead").over(by_key)
     before = F.lag("shown").over(by_key)
     return ~F.col("dead") & (
@@ -325,5 +315,5 @@ def opens_version(by_key: WindowSpec) -> Column:
 
 
 def version_end() -> Column:
-    """Where a version ends: where the moment after its last one begins; NULL if there is none."""
+    """End of a version: the sequence after its last one; NULL if there is none."""
     return F.max_by(F.col("next"), F.col("seq"))

@@ -109,10 +109,7 @@ class SnapshotWriter:
             df: The snapshot.
             version: Its version.
             number: Counts the snapshots from 0, without gaps.
-            always: Commit even if nothing differs, so that the number is recorded.
-
-        Returns:
-            `None` if nothing differs and nothing was committed.
+            always: Commit even if nothing differs; otherwise `None` is returned.
 
         Raises:
             FlowError: `SNAPSHOT_KEYS_NOT_UNIQUE`.

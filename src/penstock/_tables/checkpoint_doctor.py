@@ -123,9 +123,9 @@ def _rebuild(checkpoint: Checkpoint) -> str:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
     if not checkpoint.exists:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "checkpoint-missing",
             Severity.ERROR,
             f"{checkpoint.path} does not exist, but the flow was started with it: a new one would "
@@ -145,8 +145,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
         if name == "metadata" and is_unused:
             continue  # before its first batch
         is_needed = name in newest or ("/" in name and int(name.rpartition("/")[2]) >= last)
-        yield _finding(
-            checkpoint,
+        yield finding(
             "file-damaged",
             Severity.ERROR if is_needed else Severity.WARNING,
             f"{name} {reason}",
@@ -156,19 +155,18 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
     planned = [batch.batch_id for batch in checkpoint.planned]
     finished = -1 if checkpoint.last_finished is None else checkpoint.last_finished
     unfinished = [number for number in planned if number > finished]
     if len(unfinished) == 1:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "batch-open",
             Severity.NOTE,
             f"batch {unfinished[0]} is planned and not finished: the next start runs it again",
         )
     elif len(unfinished) > 1:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "commits-missing",
             Severity.ERROR,
             f"batches {unfinished[0]} to {unfinished[-1]} are planned and not finished, but Spark "
@@ -178,8 +176,7 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
     damaged = {int(name[8:]) for name in checkpoint.damaged if name.startswith("offsets/")}
     known = {*planned, *damaged}
     if checkpoint.last_finished is not None and finished not in known:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "offsets-missing",
             Severity.ERROR,
             f"batch {finished} is finished, but offsets/{finished} is missing: the next start "
@@ -188,16 +185,14 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
         )
     gaps = sorted(set(range(min(known), max(known) + 1)) - known) if known else []
     if gaps:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "offsets-gap",
             Severity.WARNING,
             f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
             "Spark reads only the newest ones; find out what deletes files here",
         )
     if len({len(batch.offsets) for batch in checkpoint.planned[-2:]}) > 1:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "sources-changed",
             Severity.WARNING,
             "the number of sources changed between the last two batches",
@@ -231,14 +226,14 @@ def _old(checkpoint: Checkpoint) -> Finding:
 
 
 def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
     if not checkpoint.state or checkpoint.last_finished is None:
         return
     pinned = checkpoint.planned[-1].conf.get(_PARTITIONS, "") if checkpoint.planned else ""
     for operator in sorted({part.operator for part in checkpoint.state}):
         parts = [part for part in checkpoint.state if part.operator == operator]
         if pinned.isdecimal() and len(parts) != int(pinned):
-            yield _finding(
-                checkpoint,
+            yield finding(
                 "state-partitions",
                 Severity.WARNING,
                 f"stateful operator {operator} has {len(parts)} partitions, the checkpoint "
@@ -248,8 +243,7 @@ def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
         version = checkpoint.last_finished + 1
         old = [part.partition for part in parts if max(part.versions, default=-1) < version]
         if old:
-            yield _finding(
-                checkpoint,
+            yield finding(
                 "state-behind",
                 Severity.WARNING,
                 f"stateful operator {operator} has no version {version} of partition "
@@ -265,6 +259,7 @@ def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _table(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
     record = flow_records(settings).get(checkpoint.flow)
     if record is None or record.target_id is None:
         return
@@ -272,8 +267,7 @@ def _table(
     if path is None and any(_table_logs(settings)):
         return  # it may be the table with the damaged log
     if path is None:
-        yield _finding(
-            checkpoint,
+        yield finding(
             "table-unknown",
             Severity.WARNING,
             "its table is not in the storage of the pipeline: it was dropped or recreated, or has "
@@ -288,8 +282,7 @@ def _table(
     committed = _opened(path).transaction_version(_app_id(checkpoint, settings))
     last = checkpoint.last_planned
     if committed is not None and (last is None or committed > last):
-        yield _finding(
-            checkpoint,
+        yield finding(
             "behind-table",
             Severity.ERROR,
             f"the table has batch {committed}, the newest one of the checkpoint is "

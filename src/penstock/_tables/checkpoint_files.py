@@ -108,11 +108,7 @@ class Checkpoint:
 class FlowRecord:
     """The stored state of a flow (`state/flows`).
 
-    Attributes:
-        flow: Its name.
-        epoch: Of its checkpoint.
-        target_id: Delta table id of its target; `None` for a sink, or before its first start.
-        has_started: Whether it was started with this epoch.
+    `target_id` is the Delta table id of its target: `None` for a sink, or before its first start.
     """
 
     flow: str
@@ -141,10 +137,6 @@ def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
 
 def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Checkpoint]:
     """All checkpoints below the storage root, or those of one flow; current ones first.
-
-    Args:
-        settings: Of the pipeline.
-        flow: Name of the flow, in any case.
 
     Raises:
         SpecError: `CHECKPOINT_NOT_FOUND`: the flow has none; `STORAGE_NOT_LOCAL`.
@@ -203,12 +195,7 @@ def read_checkpoint(
 ) -> Checkpoint:
     """The content of a checkpoint, empty if there is none.
 
-    Args:
-        flow: Name of the flow.
-        epoch: Of the checkpoint.
-        path: Its folder.
-        is_current: Whether the flow uses it.
-        last: Number of batches to read, without state and size; 0 = everything.
+    With `last`, only so many batches are read, and neither state nor size.
     """
     damaged: dict[str, str] = {}
     files = [] if last else [file for file in path.rglob("*") if file.is_file()]

@@ -74,12 +74,9 @@ def log_of(
     read: Callable[[str], str],
     exists: Callable[[str], bool] = lambda _: False,
 ) -> TableLog:
-    """Check the listing of a log and the text of its newest commit.
+    """Check the listing of a log, and the text of its newest commit.
 
-    Args:
-        names: Of all files.
-        read: Returns the text of a file.
-        exists: Whether a file exists that the listing, made during concurrent commits, lacks.
+    `exists` is called for files that the listing, made during concurrent commits, lacks.
     """
     commits: set[int] = set()
     checkpoint = -1
@@ -185,13 +182,7 @@ def is_lost(
     read: Callable[[int], list[str] | None],
     newest: int | Callable[[], int],
 ) -> bool:
-    """Whether a commit in the note of a flow is missing from its table.
-
-    Args:
-        commit: From the note.
-        read: Returns the lines of a commit; `None` without a file.
-        newest: Version of the table, or a function that returns it.
-    """
+    """Whether a commit in the note of a flow is missing from its table."""
     lines = read(commit.version)
     if lines is None:
         # An older commit was deleted by log cleanup.
@@ -280,11 +271,7 @@ def unreadable(
 ) -> Damage:
     """Files of a checkpoint that the next start needs are damaged or missing.
 
-    Args:
-        checkpoint: Of the flow.
-        target: Its table or sink.
-        files: The problem of each.
-        is_unwritten: Whether no table has rows of the batch after the last finished one.
+    `is_unwritten`: no table has rows of the batch after the last finished one.
     """
     flow = checkpoint.flow
     message = f"the checkpoint of flow {flow!r} in {checkpoint.path} is damaged: {'; '.join(files)}"

@@ -142,13 +142,7 @@ class DecisionFile:
         self._files.write(self._path, decision.to_json(), sync=False)
 
     def is_complete(self, decision: BatchDecision, table: str, quarantine: str) -> bool:
-        """Whether every file of a decision still exists.
-
-        Args:
-            decision: From `load`.
-            table: Path of the table above `files` and the staged files.
-            quarantine: Path of the quarantine table.
-        """
+        """Whether every file of a decision still exists, below `table` or `quarantine`."""
         locations: list[tuple[str, ...]] = [
             (f"{table}/{unquote(file['path'])}",) for file in decision.files
         ]

@@ -102,16 +102,10 @@ class FencedTable:
     def evolve(
         self, txn: TableTransaction, query: StructType, *, allow_missing: bool, replaces: bool
     ) -> StructType:
-        """Check the query's schema and add its new columns to the transaction.
+        """Check the query's schema, and add its new columns to the transaction.
 
-        Args:
-            txn: From `begin`.
-            query: Columns that will be written.
-            allow_missing: Columns that the query lacks become NULL.
-            replaces: All rows are replaced, so any schema fits.
-
-        Returns:
-            The schema after the commit.
+        With `allow_missing`, columns that the query lacks become NULL; with `replaces`, all rows
+        are replaced, so any schema fits. Returns the schema after the commit.
 
         Raises:
             PlanError: `SCHEMA_INCOMPATIBLE`.
@@ -134,11 +128,7 @@ class FencedTable:
         return merged
 
     def commit_evolution(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
-        """Commit the columns that `evolve` added, alone and without the fence.
-
-        Returns:
-            A transaction on the version with these columns; `txn` itself if there are none.
-        """
+        """Commit the columns that `evolve` added, without the fence; returns a new transaction."""
         if not txn.jvm.newMetadata().isDefined():
             return txn
         operation = self._delta.alter_operation(txn.metadata.jvm, txn.jvm.metadata())
@@ -178,8 +168,8 @@ class FencedTable:
             actions: Files to add and to remove.
             batch_id: `None` for a write without a fence.
             result: The record.
-            complete: Shown in the history: existing rows are replaced.
-            where: Shown in the history: only the rows that match this are replaced.
+            complete: For the history: existing rows are replaced.
+            where: For the history: only the rows that match this are replaced.
         """
         record = result.to_metadata()
         if batch_id is None:

@@ -59,13 +59,7 @@ def append_only_start(
 
     0, or the version after the last reset. `None` if files were removed since, even by a compaction
     (VACUUM may have deleted the files of older commits), if columns or partitions changed, or if
-    the log is incomplete.
-
-    Args:
-        delta: The bridge.
-        path: The table.
-        version: Its newest version.
-        most: Longest log that is read.
+    the log is incomplete, or longer than `most`.
     """
     if version > most:
         return None

@@ -208,12 +208,6 @@ def check_properties(
 ) -> dict[str, str]:
     """Table properties with `delta.*` keys in Delta's own spelling.
 
-    Args:
-        spark: Any session with Delta.
-        properties: As declared.
-        name: Of the table, for messages.
-        origin: Where it was declared.
-
     Raises:
         PlanError: `TABLE_PROPERTY_INVALID`.
     """

@@ -53,13 +53,6 @@ def read_table(
 ) -> TablePreview:
     """Some rows of a table, starting with its newest file.
 
-    Args:
-        settings: The pipeline.
-        name: Of the table.
-        limit: Maximum number of rows.
-        only: Columns to read, if the table has them; all by default.
-        ids: Whether to add the ids of the rows.
-
     Raises:
         SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `QUARANTINE_NOT_FOUND`.
     """

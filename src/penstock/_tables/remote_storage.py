@@ -97,11 +97,6 @@ def copy_small_files(spark: SparkSession, storage: str, folder: Path) -> None:
     """Copy checkpoints, state files of flows and logs of tables into a local storage.
 
     Files of state stores become sparse files of the same size.
-
-    Args:
-        spark: Session whose Hadoop configuration knows the file system.
-        storage: URI of the storage.
-        folder: Root of the local storage.
     """
     root = StorageLayout(storage).root
     system, top = hadoop_path(spark, root)

@@ -136,13 +136,7 @@ class RowFiles:
         self._staging_generation = -1
 
     def write(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        """Write all rows of a batch.
-
-        Args:
-            df: The batch, with the split's helper columns if there is a split.
-            txn: Transaction on the target.
-            schema: Of the target after the batch.
-        """
+        """Write all rows of a batch; `schema` is that of the target after the batch."""
         if self._split is None:
             files = txn.jvm.writeFiles(df._jdf)
             rows = self.row_count(self._delta.file_contents(files))

@@ -64,11 +64,42 @@ class SchemaDifference:
 
 
 def compare(table: StructType, query: StructType) -> SchemaDifference:
-    """Compare by name, in any case and order; nullability and metadata do not matter."""
+    """Compare by name, in any case and order, without nullability and metadata."""
     added: list[str] = []
     missing: list[str] = []
     conflicts: list[tuple[str, str, str]] = []
-    merged = _merge_struct(table, query, "", added, missing, conflicts)
+
+    def merge(table: DataType, query: DataType, path: str) -> DataType:
+        if isinstance(table, StructType) and isinstance(query, StructType):
+            return merge_struct(table, query, f"{path}.")
+        if isinstance(table, ArrayType) and isinstance(query, ArrayType):
+            element = merge(table.elementType, query.elementType, f"{path}.element")
+            return ArrayType(element, table.containsNull)
+        if isinstance(table, MapType) and isinstance(query, MapType):
+            key = merge(table.keyType, query.keyType, f"{path}.key")
+            value = merge(table.valueType, query.valueType, f"{path}.value")
+            return MapType(key, value, table.valueContainsNull)
+        if table.simpleString() != query.simpleString():
+            conflicts.append((path, table.simpleString(), query.simpleString()))
+        return table
+
+    def merge_struct(table: StructType, query: StructType, prefix: str) -> StructType:
+        others = {column.name.lower(): column for column in query}
+        columns: list[StructField] = []
+        for column in table:
+            name, kind = prefix + column.name, column.dataType
+            other = others.pop(column.name.lower(), None)
+            if other is not None:
+                kind = merge(kind, other.dataType, name)
+            elif not is_computed(column):
+                missing.append(name)
+            columns.append(StructField(column.name, kind, column.nullable, column.metadata))
+        for column in others.values():
+            added.append(prefix + column.name)
+            columns.append(plain_schema(StructType([column]), nullable=True)[0])
+        return StructType(columns)
+
+    merged = merge_struct(table, query, "")
     return SchemaDifference(merged, tuple(added), tuple(missing), tuple(conflicts))
 
 
@@ -302,59 +333,6 @@ def has_identity(schema: StructType) -> bool:
 def schema_json(schema: StructType) -> str:
     """Spark's JSON form."""
     return json.dumps(schema.jsonValue(), separators=(",", ":"))
-
-
-def _merge_struct(
-    table: StructType,
-    query: StructType,
-    prefix: str,
-    added: list[str],
-    missing: list[str],
-    conflicts: list[tuple[str, str, str]],
-) -> StructType:
-    theirs = {column.name.lower(): column for column in query}
-    columns: list[StructField] = []
-    for column in table:
-        other = theirs.pop(column.name.lower(), None)
-        if other is None:
-            columns.append(column)
-            if not is_computed(column):
-                missing.append(prefix + column.name)
-            continue
-        merged = _merge_type(
-            column.dataType, other.dataType, prefix + column.name, added, missing, conflicts
-        )
-        columns.append(StructField(column.name, merged, column.nullable, column.metadata))
-    for column in theirs.values():
-        added.append(prefix + column.name)
-        columns.append(plain_schema(StructType([column]), nullable=True)[0])
-    return StructType(columns)
-
-
-def _merge_type(
-    table: DataType,
-    query: DataType,
-    path: str,
-    added: list[str],
-    missing: list[str],
-    conflicts: list[tuple[str, str, str]],
-) -> DataType:
-    if isinstance(table, StructType) and isinstance(query, StructType):
-        return _merge_struct(table, query, f"{path}.", added, missing, conflicts)
-    if isinstance(table, ArrayType) and isinstance(query, ArrayType):
-        element = _merge_type(
-            table.elementType, query.elementType, f"{path}.element", added, missing, conflicts
-        )
-        return ArrayType(element, table.containsNull)
-    if isinstance(table, MapType) and isinstance(query, MapType):
-        key = _merge_type(table.keyType, query.keyType, f"{path}.key", added, missing, conflicts)
-        value = _merge_type(
-            table.valueType, query.valueType, f"{path}.value", added, missing, conflicts
-        )
-        return MapType(key, value, table.valueContainsNull)
-    if table.simpleString() != query.simpleString():
-        conflicts.append((path, table.simpleString(), query.simpleString()))
-    return table
 
 
 def _has_void(kind: DataType) -> bool:

@@ -75,16 +75,10 @@ def can_stage(metadata: TableMetadata) -> bool:
 def staging_metadata(
     delta: DeltaJvm, metadata: TableMetadata, schema: StructType, split: RowSplit
 ) -> Any:
-    """Metadata of the staging transaction, as Delta's object.
+    """Metadata of the staging transaction, given the target's and its schema after evolution.
 
     The target's constraints apply only to the rows for the target; the staging schema states them
     that way, so that Delta itself enforces them while it writes.
-
-    Args:
-        delta: The bridge.
-        metadata: Of the target.
-        schema: Of the target after evolution.
-        split: The split whose DataFrame will be written.
     """
     masks = [StructField(name, LongType()) for name in split.masks]
     # With the types of the DataFrame: no constraint may reject a row for the quarantine.
@@ -143,15 +137,11 @@ class StagedFiles:
 def sort_files(
     files: list[dict[str, Any]], split: RowSplit, count: Callable[[list[str]], RuleHistogram]
 ) -> StagedFiles:
-    """Group the files of a staging job by destination, and count their rows and broken rules.
+    """Group `AddFile` contents by destination, and count their rows and broken rules.
 
-    Counts come from the final files: a task that was retried or speculated counts once.
-
-    Args:
-        files: `AddFile` contents.
-        split: Whose DataFrame was written.
-        count: Returns how often each combination of masks occurs in files, given by the `path` of
-            their `AddFile`; called only for files with a row that breaks a rule.
+    Counts come from the final files: a task that was retried or speculated counts once. `count`
+    counts each combination of masks in files, given by their `path`; it is called only for files
+    with a row that breaks a rule.
     """
     result = StagedFiles([], [], 0, 0, {})
     to_count = []
@@ -193,14 +183,7 @@ def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
 
 
 def count_masks(spark: SparkSession, root: str, files: list[str], split: RowSplit) -> RuleHistogram:
-    """Read the mask columns of files back; with Spark from remote storage.
-
-    Args:
-        spark: The session.
-        root: Of the table above the files.
-        files: `path` of their `AddFile`.
-        split: Whose DataFrame was written.
-    """
+    """Read the mask columns of files back (with Spark from remote storage) and count them."""
     here = local_path(root)
     histogram: RuleHistogram = Counter()
     if here is not None:
@@ -240,13 +223,7 @@ def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
 def count_rows(
     kept: DataFrame, split: RowSplit, more: Mapping[str, Column] | None = None
 ) -> tuple[StagedFiles, dict[str, int]]:
-    """Count a persisted batch by destination and rule, without files, in one job.
-
-    Args:
-        kept: The batch, with the split's helper columns.
-        split: Its split.
-        more: Further counts by name.
-    """
+    """Count a persisted batch by destination and rule, and `more` by name, in one job."""
     more = more or {}
     sums = [
         F.count(F.when(is_broken(*bit), 1)).alias(f"rule_{number}")
@@ -274,14 +251,7 @@ def renames_cheaply(path: str) -> bool:
 
 
 def move_files(delta: DeltaJvm, files: Iterable[str], source: str, target: str) -> None:
-    """Move data files from one table to another; skips files that were moved already.
-
-    Args:
-        delta: The bridge.
-        files: URL-encoded paths relative to the table, as in `AddFile`.
-        source: Path of the table to move from.
-        target: Path of the table to move to.
-    """
+    """Move data files (`path` of `AddFile`) to another table; skips files moved already."""
     here, there = local_path(source), local_path(target)
     for file in files:
         relative = unquote(file)
