@@ -76,7 +76,8 @@ def _check_names(
             f"the query for {name} has an expression without an alias, {column.name}, and columns "
             "are matched with the declared ones by name",
             origin=origin,
-            hint=f"add an alias with the name of the column: {column.name} AS {free[0] if free else '...'}",
+            hint="add an alias with the name of the column: "
+            f"{column.name} AS {free[0] if free else '...'}",
         )
 
 

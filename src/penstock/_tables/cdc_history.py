@@ -69,9 +69,6 @@ def sets(column: str) -> Column:
     return ~F.array_contains(F.col("skip"), column.lower())
 
 
-# -- SCD type 1 ---------------------------------------------------------------------------------
-
-
 def state_schema(
     shape: TargetShape, keys: StructType, values: StructType, sequence: DataType
 ) -> StructType:
@@ -227,9 +224,6 @@ def current_rows(state: DataFrame, schema: StructType, *, truncates: bool) -> Da
             lives = survives(register.getField("seq"), F.col("del"), F.col("truncated"))
             values.append(F.when(lives, register.getField("v")).alias(name))
     return known.select(*key, *values)
-
-
-# -- SCD type 2 ---------------------------------------------------------------------------------
 
 
 def history_rows(events: DataFrame, schema: StructType, shape: TargetShape) -> DataFrame:

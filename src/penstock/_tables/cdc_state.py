@@ -146,8 +146,6 @@ class CdcState:
     def _is_empty(self) -> bool:
         return file_count(self._delta.snapshot(self._table.ref.path)) == 0
 
-    # -- one batch -----------------------------------------------------------------------------
-
     def begin(self, batch_id: int | None) -> TableTransaction:
         """Start the transaction of a batch, with the columns that other flows added meanwhile."""
         txn = self._table.begin(batch_id)
@@ -189,8 +187,6 @@ class CdcState:
 
     def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
         return self._delta.read_files(self._table.ref.path, snapshot, files, session)
-
-    # -- housekeeping --------------------------------------------------------------------------
 
     def compact_if_due(self, version: int | None, like: DataFrame) -> None:
         """Compact the files after a number of commits.

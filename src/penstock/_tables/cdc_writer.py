@@ -207,8 +207,6 @@ class CdcWriter(FlowWriter):
                     hint="filter them out in a view, or switch quarantine on",
                 )
 
-    # -- quarantine ----------------------------------------------------------------------------
-
     def _write_bad(
         self, kept: DataFrame, counts: StagedFiles, split: RowSplit
     ) -> list[dict[str, Any]]:
@@ -226,8 +224,6 @@ class CdcWriter(FlowWriter):
         assert self._kept is not None
         names = set(self._event_split.data_columns)
         return [field for field in self._kept.schema if field.name in names]
-
-    # -- decisions -----------------------------------------------------------------------------
 
     def _needs_decision(self, batch: Batch) -> bool:
         return batch.quarantine is not None or batch.written.counts.clean_rows > 0
@@ -264,8 +260,6 @@ class CdcWriter(FlowWriter):
             events = self._state.written(state, decision.files)
             self._events_of_batch = _Events(state, decision.files, events)
         return batch
-
-    # -- state and target ----------------------------------------------------------------------
 
     def _commit_target(self, batch: Batch) -> CommitResult:
         result, events = batch.result, self._events_of_batch

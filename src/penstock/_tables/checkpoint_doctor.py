@@ -119,9 +119,6 @@ def _rebuild(checkpoint: Checkpoint) -> str:
     )
 
 
-# -- files --------------------------------------------------------------------------------------
-
-
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
     finding = partial(_finding, checkpoint)
     if not checkpoint.exists:
@@ -222,9 +219,6 @@ def _old(checkpoint: Checkpoint) -> Finding:
     )
 
 
-# -- state --------------------------------------------------------------------------------------
-
-
 def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
     finding = partial(_finding, checkpoint)
     if not checkpoint.state or checkpoint.last_finished is None:
@@ -251,9 +245,6 @@ def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
                 f"{checkpoint.last_finished} wrote",
                 _rebuild(checkpoint),
             )
-
-
-# -- table --------------------------------------------------------------------------------------
 
 
 def _table(

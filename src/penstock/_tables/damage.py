@@ -216,9 +216,6 @@ def _actions(lines: Iterable[str], kind: str) -> Iterator[Mapping[str, Any]]:
                 continue
 
 
-# -- what it means for a flow -------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Damage:
     """A damage with the affected batches and offsets, and the commands for a repair."""

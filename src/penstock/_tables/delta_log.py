@@ -297,8 +297,6 @@ class DeltaJvm:
         info = self.jvm.org.apache.spark.sql.delta.skipping.clustering.ClusteringColumnInfo
         return tuple(str(name) for name in self.items(info.extractLogicalNames(snapshot)))
 
-    # -- the log itself ------------------------------------------------------------------------
-
     def commit_lines(self, path: str, version: int) -> list[str] | None:
         """The lines of one commit; `None` if its file does not exist (any more)."""
         local = local_path(path)

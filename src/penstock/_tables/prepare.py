@@ -259,16 +259,23 @@ def _check_spec(table: TableRef, spec: TableSpec) -> None:
                 )
 
 
-def _create(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> None:
+def _create(delta: DeltaJvm, table: TableRef, spec: TableSpec, *, replace: bool = False) -> None:
+    """Create a table, or replace an empty one."""
     schema = spec.table_schema()
-    properties = _validated(delta, table, spec)
+    properties = check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
     if _needs_builder(spec, schema):
-        _build(delta, table, spec, schema, properties, replace=False)
+        _build(delta, table, spec, schema, properties, replace=replace)
         return
     transaction = delta.begin(table.path)
     content = _content(spec, schema, properties, transaction)
-    transaction.updateMetadataForNewTable(delta.action({"metaData": content}))
-    transaction.commit(delta.seq([]), delta.create_operation(transaction.metadata()))
+    if replace:
+        content["configuration"] = {**delta.metadata(transaction).configuration, **properties}
+        transaction.updateMetadataForTableOverwrite(delta.action({"metaData": content}))
+        operation = delta.replace_operation()
+    else:
+        transaction.updateMetadataForNewTable(delta.action({"metaData": content}))
+        operation = delta.create_operation(transaction.metadata())
+    transaction.commit(delta.seq([]), operation)
 
 
 def _needs_builder(spec: TableSpec, schema: StructType) -> bool:
@@ -335,10 +342,6 @@ def _build(
     builder.execute()
 
 
-def _validated(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> dict[str, str]:
-    return check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
-
-
 # -- altering ----------------------------------------------------------------------------------
 
 
@@ -356,7 +359,7 @@ def _alter(
         # A table without rows can be changed in any way.
         if file_count(snapshot) > 0:
             _refuse(table, spec, replace(state, schema=wide))
-        _replace_empty(delta, table, spec)
+        _create(delta, table, spec, replace=True)
         return True
     changed = _set_properties(delta, table, spec, metadata)
     if changes:
@@ -461,19 +464,6 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
         raise
 
 
-def _replace_empty(delta: DeltaJvm, table: TableRef, spec: TableSpec) -> None:
-    schema = spec.table_schema()
-    properties = _validated(delta, table, spec)
-    if _needs_builder(spec, schema):
-        _build(delta, table, spec, schema, properties, replace=True)
-        return
-    transaction = delta.begin(table.path)
-    content = _content(spec, schema, properties, transaction)
-    content["configuration"] = {**delta.metadata(transaction).configuration, **properties}
-    transaction.updateMetadataForTableOverwrite(delta.action({"metaData": content}))
-    transaction.commit(delta.seq([]), delta.replace_operation())
-
-
 def _set_properties(
     delta: DeltaJvm, table: TableRef, spec: TableSpec, metadata: TableMetadata
 ) -> bool:
@@ -486,7 +476,7 @@ def _set_properties(
     }
     if not differing:
         return False
-    _validated(delta, table, replace(spec, properties=differing))
+    check_properties(delta.spark, differing, name=table.name, origin=spec.origin)
     pairs = ", ".join(f"{_literal(k)} = {_literal(v)}" for k, v in differing.items())
     delta.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ({pairs})")
     return True

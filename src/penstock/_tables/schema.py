@@ -42,8 +42,8 @@ LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
 FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that column names can have only with column mapping."""
 _KEPT_METADATA = ("comment", LENGTHS)
-_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
-_DIGITS = {"ByteType": 3, "ShortType": 5, "IntegerType": 10, "LongType": 19}
+INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 
 
 @dataclass(frozen=True)
@@ -342,8 +342,8 @@ def _has_void(kind: DataType) -> bool:
 def _lossless(source: DataType, target: DataType) -> bool:
     if isinstance(source, NullType):
         return True
-    if isinstance(source, _INTEGERS) and isinstance(target, _INTEGERS):
-        return _INTEGERS.index(type(source)) < _INTEGERS.index(type(target))
+    if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):
+        return INTEGERS.index(type(source)) < INTEGERS.index(type(target))
     if isinstance(source, FloatType) and isinstance(target, DoubleType):
         return True
     if isinstance(source, (ByteType, ShortType, IntegerType)) and isinstance(target, DoubleType):
@@ -352,6 +352,6 @@ def _lossless(source: DataType, target: DataType) -> bool:
         room = target.precision - target.scale
         if isinstance(source, DecimalType):
             return source.scale <= target.scale and source.precision - source.scale <= room
-        digits = _DIGITS.get(type(source).__name__)
+        digits = DIGITS.get(type(source))
         return digits is not None and digits <= room
     return isinstance(source, DateType) and isinstance(target, TimestampNTZType)

@@ -242,9 +242,6 @@ def count_rows(
     return staged, {name: int(row[f"more_{name}"]) for name in more}
 
 
-# -- files of the quarantine --------------------------------------------------------------------
-
-
 def renames_cheaply(path: str) -> bool:
     """Whether a rename is one step on the file system of a path; on object stores it is a copy."""
     return local_path(path) is not None or urlparse(path).scheme in _CHEAP_RENAME

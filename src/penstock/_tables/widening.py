@@ -26,22 +26,20 @@ from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.schema import map_leaves
+from penstock._tables.schema import DIGITS, INTEGERS, map_leaves
 from penstock.errors import PlanError
 
 ENABLED = "delta.enableTypeWidening"
 """The table property without which Delta refuses to widen."""
 
-_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _EXACT_IN_DOUBLE = (ByteType, ShortType, IntegerType, FloatType)
-# Digits of the smallest decimals that Delta widens these types to; and those of their values.
+# Digits of the smallest decimals that Delta widens these types to.
 _LEAST_DIGITS: dict[type[DataType], int] = {
     ByteType: 10,
     ShortType: 10,
     IntegerType: 10,
     LongType: 20,
 }
-_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 _MOST_DIGITS = 38
 
 
@@ -64,8 +62,8 @@ def widened(have: DataType, want: DataType) -> DataType | None:
     Returns:
         `None` if Delta does not widen `have` to such a type, or if no change is needed.
     """
-    if isinstance(have, _INTEGERS) and isinstance(want, _INTEGERS):
-        return want if _INTEGERS.index(type(have)) < _INTEGERS.index(type(want)) else None
+    if isinstance(have, INTEGERS) and isinstance(want, INTEGERS):
+        return want if INTEGERS.index(type(have)) < INTEGERS.index(type(want)) else None
     if isinstance(have, _EXACT_IN_DOUBLE) and isinstance(want, (*_EXACT_IN_DOUBLE, DoubleType)):
         # A double holds both; neither holds the other.
         return DoubleType() if type(have) is not type(want) else None
@@ -78,7 +76,7 @@ def _decimal(have: DataType, want: DataType) -> DataType | None:
     if not isinstance(have, DecimalType) and not isinstance(want, DecimalType):
         return None
     whole, scale = _digits(have, _LEAST_DIGITS)
-    more, finer = _digits(want, _DIGITS)
+    more, finer = _digits(want, DIGITS)
     if not whole or not more:
         return None
     whole, scale = max(whole, more), max(scale, finer)
