@@ -53,8 +53,6 @@ _CURSOR = re.compile(r"(\d{1,15})-([0-9a-f]{12})-(\d{1,12})")
 
 @dataclass(frozen=True)
 class _Commit:
-    """The commit that added a file."""
-
     version: int
     at: int
     flow: str
@@ -263,7 +261,6 @@ class TableBrowser:
         return logged if is_below else default
 
     def _stored(self) -> Iterator[str]:
-        """Datasets below the root that have a quarantine, including those of other pipelines."""
         if self._root is None:
             return
         for log in self._root.glob(f"tables/*/*/*{QUARANTINE_SUFFIX}/_delta_log"):

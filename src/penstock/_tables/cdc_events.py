@@ -58,7 +58,6 @@ class TargetShape:
 
     @classmethod
     def of(cls, specs: Sequence[CdcSpec]) -> "TargetShape":
-        """The shape of the table that these flows write."""
         first = specs[0]
         return cls(
             keys=first.keys,
@@ -69,12 +68,10 @@ class TargetShape:
 
     @property
     def truncates(self) -> bool:
-        """Whether an event may truncate the table."""
         return any(spec.apply_as_truncates is not None for spec in self.specs)
 
     @property
     def has_partial(self) -> bool:
-        """Whether an event may leave columns unchanged."""
         return any(
             spec.ignore_null_updates or spec.columns_to_update is not None for spec in self.specs
         )
@@ -112,13 +109,11 @@ class EventShape:
 
     @property
     def keys(self) -> tuple[StructField, ...]:
-        """Fields of the key, as declared."""
         by_name = {field.name.lower(): field for field in self.columns}
         return tuple(by_name[key.lower()] for key in self.shape.keys)
 
     @property
     def values(self) -> tuple[StructField, ...]:
-        """Fields that are not part of the key."""
         return tuple(field for field in self.columns if not self.shape.is_key(field.name))
 
     def target_schema(self) -> StructType:
@@ -126,11 +121,9 @@ class EventShape:
         return StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
 
     def key_type(self) -> StructType:
-        """Type of `k`."""
         return _nullable(self.keys)
 
     def value_type(self) -> StructType:
-        """Type of `v`."""
         return _nullable(self.values or (StructField(PLACEHOLDER, BooleanType()),))
 
     def op(self) -> Column:
@@ -145,7 +138,6 @@ class EventShape:
         return op
 
     def has_sequence(self) -> Column:
-        """Whether a row of the source has a sequence."""
         return as_column(self.spec.sequence_by).isNotNull()
 
     def has_key(self) -> Column:
@@ -216,7 +208,6 @@ def is_partial(spec: CdcSpec, column: str) -> bool:
 
 
 def interval_fields(scd_type: ScdType, sequence: DataType) -> list[StructField]:
-    """The additional columns of a table with history."""
     if scd_type is ScdType.ONE:
         return []
     return [StructField(name, as_nullable(sequence)) for name in (START_AT, END_AT)]

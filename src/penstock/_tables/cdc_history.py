@@ -72,7 +72,6 @@ def sets(column: str) -> Column:
 def state_schema(
     shape: TargetShape, keys: StructType, values: StructType, sequence: DataType
 ) -> StructType:
-    """Columns of the state table."""
     seq = as_nullable(sequence)
     if shape.scd_type is ScdType.TWO:
         skip = [StructField("skip", ArrayType(StringType()))] if shape.has_partial else []
@@ -107,7 +106,6 @@ def state_schema(
 
 
 def stored_values(schema: StructType) -> StructType:
-    """Fields of the values in a state table."""
     if "kind" not in schema.fieldNames():
         return _field_type(schema, "v")
     row = _field_type(schema, "row")
@@ -144,7 +142,6 @@ def state_rows(events: DataFrame, schema: StructType) -> DataFrame:
 
 
 def removes() -> Column:
-    """Whether an event is a delete or a truncate."""
     return F.col("op").isin(DELETE, TRUNCATE)
 
 

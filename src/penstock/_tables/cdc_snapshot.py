@@ -47,7 +47,6 @@ class SnapshotShape:
 
     @property
     def target(self) -> TargetShape:
-        """Keys and tracked columns."""
         return TargetShape(
             keys=self.spec.keys, scd_type=self.scd_type, track_history=self.spec.track_history
         )
@@ -59,11 +58,9 @@ class SnapshotShape:
 
     @property
     def values(self) -> list[StructField]:
-        """Columns that are not of the key."""
         return [field for field in self.columns if not self.target.is_key(field.name)]
 
     def target_schema(self) -> StructType:
-        """Columns that the target must have."""
         plain = plain_schema(self.columns, nullable=True)
         return StructType([*plain, *interval_fields(self.scd_type, self.version)])
 
@@ -214,7 +211,6 @@ class SnapshotWriter:
     def _versions(
         self, txn: TableTransaction, differences: DataFrame, touched: DataFrame, version: Any
     ) -> DataFrame:
-        """All versions of the keys that differ."""
         kind = self._shape.version
         now, never = F.lit(version).cast(kind), F.lit(None).cast(kind)
         closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())

@@ -80,14 +80,12 @@ class CdcState:
 
     @property
     def key_type(self) -> StructType:
-        """Type of the keys."""
         key_type = self.schema["k"].dataType
         assert isinstance(key_type, StructType)
         return key_type
 
     @property
     def value_type(self) -> StructType:
-        """Type of an event's values."""
         return stored_values(self.schema)
 
     def prepare(self, *, target_has_rows: bool, flow: str) -> None:

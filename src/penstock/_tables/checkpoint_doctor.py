@@ -35,8 +35,6 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class Severity(StrEnum):
-    """Severity of a finding."""
-
     NOTE = "note"
     """Nothing to do."""
     WARNING = "warning"
@@ -336,7 +334,6 @@ def _lost_state(
 
 
 def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
-    """Damaged logs of tables."""
     for path in _table_paths(settings):
         log = local_log(str(path))
         if log is not None and log.problem:

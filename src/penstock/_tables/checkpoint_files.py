@@ -88,12 +88,10 @@ class Checkpoint:
 
     @property
     def last_planned(self) -> int | None:
-        """The newest planned batch."""
         return self.planned[-1].batch_id if self.planned else None
 
     @property
     def last_finished(self) -> int | None:
-        """The newest finished batch."""
         return self.finished[-1] if self.finished else None
 
     def has_finished(self, batch_id: int) -> bool:
@@ -118,7 +116,6 @@ class FlowRecord:
 
 
 def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
-    """All flows that were ever started, by name."""
     records = {}
     for file in sorted((_root(settings) / "state" / "flows").glob("*.json")):
         try:

@@ -60,7 +60,6 @@ class CommitNote:
         self._written = -self._pause
 
     def load(self) -> dict[str, NotedCommit]:
-        """See `commits_of`."""
         return commits_of(self._files.read(self._path))
 
     def update(self, commits: Mapping[str, NotedCommit]) -> None:

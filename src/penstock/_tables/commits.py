@@ -61,7 +61,6 @@ class CommitResult:
     duration_seconds: float = 0.0
 
     def to_metadata(self) -> str:
-        """The JSON for `userMetadata` of the commit."""
         content: dict[str, Any] = {
             "penstock": _FORMAT,
             "flow": self.flow,

@@ -169,7 +169,6 @@ def log_hint(path: str, log: TableLog) -> str:
 
 
 def commit_lines(table: Path, version: int) -> list[str] | None:
-    """The lines of a commit of a local table; `None` without a file."""
     try:
         file = table / _LOG_FOLDER / commit_file(version)
         return file.read_text(encoding="utf-8", errors="replace").splitlines()

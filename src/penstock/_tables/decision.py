@@ -124,11 +124,9 @@ class DecisionFile:
 
     @property
     def rows(self) -> str:
-        """Folder for the rows of a decision."""
         return f"{self._path}.rows"
 
     def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
-        """The decision about a batch; `None` if there is none."""
         text = self._files.read(self._path)
         decision = None if text is None else _parse(text)
         if decision is None:
@@ -157,5 +155,4 @@ class DecisionFile:
         return all(any(map(self._files.exists, paths)) for paths in locations)
 
     def delete_rows(self) -> None:
-        """Delete the rows of a decision that was committed."""
         self._files.delete_tree(self.rows)

@@ -36,7 +36,6 @@ class TableMetadata:
 
     @property
     def schema(self) -> StructType:
-        """Columns, with Delta's own field metadata."""
         text = self.content.get("schemaString")
         return StructType.fromJson(json.loads(text)) if text else StructType([])
 
@@ -108,19 +107,15 @@ class DeltaJvm:
         return int(self.snapshot(path).version())
 
     def begin(self, path: str) -> Any:
-        """Start an `OptimisticTransaction` on the newest version."""
         return self.log(path).startTransaction(self.none, self.none)
 
     def option(self, value: Any) -> Any:
-        """A Scala `Option`."""
         return self.none if value is None else self._option.apply(value)
 
     def seq(self, items: Sequence[Any]) -> Any:
-        """A Scala `Seq`."""
         return self._convert.asScala(list(items)).toSeq()
 
     def items(self, seq: Any) -> Iterator[Any]:
-        """The elements of a Scala collection."""
         yield from self._convert.asJava(seq)
 
     def action(self, content: Mapping[str, Any]) -> Any:
@@ -132,7 +127,6 @@ class DeltaJvm:
         return self._actions.SetTransaction(app_id, version, self._option.apply(now_ms))
 
     def metadata(self, holder: Any) -> TableMetadata:
-        """Metadata of a transaction or a snapshot."""
         metadata = holder.metadata()
         return TableMetadata(content=json.loads(metadata.json())["metaData"], jvm=metadata)
 
@@ -147,7 +141,6 @@ class DeltaJvm:
         return content
 
     def add_files(self, contents: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """`AddFile` actions from their content."""
         return [self.action({"add": content}) for content in contents]
 
     def write_files(self, transaction: Any, rows: DataFrame) -> list[Any]:
@@ -212,21 +205,18 @@ class DeltaJvm:
     def streaming_operation(
         self, app_id: str, batch_id: int, user_metadata: str, *, complete: bool
     ) -> Any:
-        """The operation of a micro-batch, for the table history."""
         mode = self._modes.Complete() if complete else self._modes.Append()
         return self._streaming_update(mode, app_id, batch_id, self._option.apply(user_metadata))
 
     def write_operation(
         self, user_metadata: str, *, overwrite: bool, where: str | None = None
     ) -> Any:
-        """The operation of a batch query, for the table history."""
         none = self.none
         mode = self._save_mode.Overwrite if overwrite else self._save_mode.Append
         record, predicate = self._option.apply(user_metadata), self.option(where)
         return self._write(mode, none, predicate, record, none, none, none, none, none)
 
     def create_operation(self, metadata: Any) -> Any:
-        """The operation of a new table, for the table history."""
         return self._create_table(metadata, False, False, self.none)
 
     def alter_operation(self, before: Any, after: Any) -> Any:

@@ -45,7 +45,6 @@ class TableTransaction:
 
     @property
     def version(self) -> int:
-        """Version that the transaction read."""
         return int(self.jvm.snapshot().version())
 
 
@@ -136,7 +135,6 @@ class FencedTable:
         return self.begin(batch_id)
 
     def removals(self, txn: TableTransaction) -> list[Any]:
-        """Actions that remove every file of the table."""
         live = live_files(self._delta, self.ref.path, txn.version)
         if live is not None:
             # As if all files had been read: a concurrent append must fail our commit.

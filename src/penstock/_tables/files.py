@@ -41,7 +41,6 @@ class StorageFiles:
         self._spark = spark
 
     def read(self, uri: str) -> str | None:
-        """The text of a file; `None` if there is none."""
         path = local_path(uri)
         if path is not None:
             try:
@@ -58,7 +57,6 @@ class StorageFiles:
             stream.close()
 
     def exists(self, uri: str) -> bool:
-        """Whether there is a file or a folder."""
         path = local_path(uri)
         if path is not None:
             return path.exists()
@@ -102,6 +100,5 @@ class StorageFiles:
             stream.close()
 
     def delete_tree(self, uri: str) -> None:
-        """Delete a folder recursively, if it exists."""
         system, remote = hadoop_path(self._spark, uri)
         system.delete(remote, True)

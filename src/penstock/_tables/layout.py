@@ -28,7 +28,6 @@ def path_segment(name: str) -> str:
 
 
 def segment_name(segment: str) -> str:
-    """The name that `path_segment` encoded."""
     return unquote(segment.replace("=", "%"))
 
 
@@ -56,11 +55,9 @@ class StorageLayout:
         return self._below(f"{self.root}/tables", name)
 
     def quarantine_path(self, name: DatasetName, override: str | None = None) -> str:
-        """Location of a table's quarantine: beside the table."""
         return f"{self.table_path(name, override)}{QUARANTINE_SUFFIX}"
 
     def cdc_state(self, name: DatasetName) -> TableRef:
-        """The table with the auto CDC state of a table."""
         return TableRef(self._below(f"{self.state_dir}/cdc", name), f"{name} (CDC state)")
 
     def replay_staging(self, name: DatasetName) -> str:
@@ -76,7 +73,6 @@ class StorageLayout:
         return f"{self.state_dir}/migrate/{path_segment(flow)}"
 
     def checkpoint_path(self, flow: str, epoch: str) -> str:
-        """The checkpoint of one flow in one epoch."""
         return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"
 
     def decision_file(self, flow: str, epoch: str) -> str:

@@ -31,7 +31,6 @@ def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | N
 
 
 def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
-    """`AddFile` contents of all files of a version."""
     commits: list[list[dict[str, Any]]] = []
     for at in range(version, max(version - _NEWEST, -1), -1):
         actions = _actions(delta, path, at)
@@ -154,7 +153,6 @@ def _changes_rows(line: str) -> bool:
 
 
 def _shape(actions: list[dict[str, Any]]) -> tuple[str, ...] | None:
-    """Columns and partition columns that a commit sets."""
     metadata = _of_kind(actions, "metaData")
     return (metadata[-1]["schemaString"], *metadata[-1]["partitionColumns"]) if metadata else None
 

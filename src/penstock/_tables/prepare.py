@@ -76,7 +76,6 @@ class TableSpec:
     origin: SourceLocation | None = None
 
     def table_schema(self) -> StructType:
-        """The schema to store."""
         return self.schema if self.declared else plain_schema(self.schema, nullable=True)
 
 
@@ -122,14 +121,12 @@ def parse_schema(
 
 
 def table_state(spark: SparkSession, path: str) -> TableState | None:
-    """The state of a table; `None` if it does not exist."""
     delta = DeltaJvm(spark)
     snapshot = delta.snapshot(path)
     return _state(delta, snapshot) if snapshot.version() >= 0 else None
 
 
 def read_version(spark: SparkSession, path: str) -> int | None:
-    """The newest version of a table; `None` if it does not exist."""
     version = DeltaJvm(spark).version(path)
     return version if version >= 0 else None
 
@@ -260,7 +257,6 @@ def _check_spec(table: TableRef, spec: TableSpec) -> None:
 
 
 def _create(delta: DeltaJvm, table: TableRef, spec: TableSpec, *, replace: bool = False) -> None:
-    """Create a table, or replace an empty one."""
     schema = spec.table_schema()
     properties = check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
     if _needs_builder(spec, schema):

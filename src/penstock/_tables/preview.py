@@ -82,13 +82,11 @@ def read_quarantine(
 
 
 def quarantine_name(table: str) -> str:
-    """The name of a table's quarantine."""
     is_quarantine = table.lower().endswith(QUARANTINE_SUFFIX)
     return table if is_quarantine else table + QUARANTINE_SUFFIX
 
 
 def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
-    """Every table that has a quarantine, with rows per rule; ordered by name."""
     summaries = []
     for name in sorted(_tables(settings), key=str):
         if not name.name.endswith(QUARANTINE_SUFFIX):
@@ -107,7 +105,6 @@ def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
 
 
 def shown_value(value: object) -> str:
-    """A value as the text of a cell."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):

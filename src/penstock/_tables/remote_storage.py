@@ -38,7 +38,6 @@ class RemoteTables:
         self._layout = StorageLayout(settings.storage)
 
     def read_table(self, name: str, limit: int, only: tuple[str, ...] = ()) -> TablePreview:
-        """See `preview.read_table`."""
         df = self._rows(name)
         columns = tuple(column for column in only if column in df.columns) or tuple(df.columns)
         try:
@@ -59,7 +58,6 @@ class RemoteTables:
         return self.read_table(quarantine_name(name), limit, REASON_COLUMNS)
 
     def list_quarantines(self) -> list[QuarantineSummary]:
-        """See `preview.list_quarantines`."""
         summaries = []
         for name in sorted(self._names(), key=str):
             if not name.name.endswith(QUARANTINE_SUFFIX):

@@ -60,7 +60,6 @@ class RowSelection:
 
     @property
     def is_all(self) -> bool:
-        """Whether every row is selected."""
         return not self.rules and self.where is None and not self.rows
 
     def positions(self) -> dict[str, set[int]]:

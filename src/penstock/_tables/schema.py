@@ -170,7 +170,6 @@ def check_columns(query: StructType, name: str) -> None:
 
 
 def nested_types(kind: DataType) -> Iterator[DataType]:
-    """A type and all types within it."""
     yield kind
     children: list[DataType] = []
     if isinstance(kind, StructType):
@@ -331,7 +330,6 @@ def has_identity(schema: StructType) -> bool:
 
 
 def schema_json(schema: StructType) -> str:
-    """Spark's JSON form."""
     return json.dumps(schema.jsonValue(), separators=(",", ":"))
 
 

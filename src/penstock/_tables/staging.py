@@ -172,7 +172,6 @@ def _counts(split: RowSplit, total: int, failed: Mapping[str, int]) -> dict[str,
 
 
 def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
-    """Rows that break each rule."""
     failed = dict.fromkeys(split.bits, 0)
     for masks, rows in histogram.items():
         values = dict(zip(split.masks, masks, strict=True))
@@ -209,7 +208,6 @@ def without_masks(statistics: str) -> str:
 
 
 def data_columns(split: RowSplit) -> list[Column]:
-    """The user's columns of a split."""
     return [F.col(quoted(column)) for column in split.data_columns]
 
 
@@ -259,7 +257,6 @@ def move_files(delta: DeltaJvm, files: Iterable[str], source: str, target: str) 
 
 
 def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
-    """Delete data files that are in no commit."""
     here = local_path(table)
     for file in files:
         relative = unquote(file)

@@ -92,7 +92,6 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> int | None:
-        """Number of rows of the table; `None` if unknown."""
         total = 0
         for file in self.files:
             if file.rows is None:
@@ -303,7 +302,6 @@ class StoredTable:
         )
 
     def _check_features(self) -> str:
-        """The column mapping mode: `none` or `name`."""
         protocol = self._table.protocol()
         unknown = sorted({*(protocol.reader_features or ())} - _KNOWN_FEATURES)
         if unknown:

@@ -74,7 +74,6 @@ class UniqueWriter(FlowWriter):
         return self._write_new(txn, Written(counts, bad=bad), self._unique(valid_rows(kept, split)))
 
     def _write_new(self, txn: TableTransaction, written: Written, rows: DataFrame) -> Written:
-        """Write the rows whose key the table does not have."""
         counts = written.counts
         files = txn.jvm.writeFiles(self._without_known(txn, rows, counts.clean_rows)._jdf)
         new = self._files.row_count(self._delta.file_contents(files))

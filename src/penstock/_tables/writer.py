@@ -35,8 +35,6 @@ _SMALL_ROWS = 50_000
 
 
 class WriteMode(StrEnum):
-    """What a batch does to existing rows."""
-
     APPEND = "append"
     COMPLETE = "complete"
     WINDOW = "window"
@@ -234,7 +232,6 @@ class FlowWriter:
         return result
 
     def _fenced(self) -> dict[str, FencedTable]:
-        """The tables that a batch commits to, by role."""
         tables = {TARGET: self._target}
         return tables if self._quarantine is None else {**tables, QUARANTINE: self._quarantine}
 
@@ -299,11 +296,9 @@ class FlowWriter:
 
     @property
     def _removes(self) -> bool:
-        """Whether a batch removes rows from the tables."""
         return self._replaces or self._where is not None
 
     def _counted(self, result: CommitResult) -> CommitResult:
-        """The record of a batch as its commit shows it."""
         return result
 
     def _quarantine_fields(self, schema: StructType) -> list[StructField]:
@@ -336,13 +331,11 @@ class FlowWriter:
         kill_point("after_decision", self._flow, batch_id)
 
     def _needs_decision(self, batch: Batch) -> bool:
-        """Whether the batch has several commits."""
         return batch.quarantine is not None
 
     def _with_rows(
         self, decision: BatchDecision, batch: Batch, file: DecisionFile
     ) -> BatchDecision:
-        """The decision with the valid rows."""
         files = self._delta.file_contents(self._delta.seq(batch.written.actions))
         return replace(decision, files=files)
 
@@ -397,7 +390,6 @@ class FlowWriter:
         return FencedTable(self._delta, quarantine, self._app_id)
 
     def _resume(self, decision: BatchDecision) -> Batch:
-        """The batch of a decision, ready for its commits."""
         result, quarantine = decision.result, decision.quarantine
         txn = self._target.begin(result.batch_id)
         self._evolve(txn, decision.schema)
