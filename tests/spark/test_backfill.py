@@ -24,8 +24,8 @@ from penstock._repair.backfill import (
     BackfillReport,
     backfill_flow,
 )
-from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 

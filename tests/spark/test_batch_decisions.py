@@ -14,16 +14,16 @@ from writer_harness import Harness, decision_file, rule
 
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.origin import SourceLocation
-from penstock._tables import cdc_writer, writer
-from penstock._tables.cdc_events import TargetShape, resolve
-from penstock._tables.cdc_writer import CdcWriter, split_events
-from penstock._tables.decision import DecisionFile
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
-from penstock._tables.row_files import Refused, Strategy
-from penstock._tables.unique import UniqueWriter
-from penstock._tables.upsert import UpsertWriter
-from penstock._tables.writer import FlowWriter, WriteMode
+from penstock._tables.write import cdc_writer, writer
+from penstock._tables.write.cdc_events import TargetShape, resolve
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.decision import DecisionFile
+from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
+from penstock._tables.write.row_files import Refused, Strategy
+from penstock._tables.write.unique import UniqueWriter
+from penstock._tables.write.upsert import UpsertWriter
+from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows
 

@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._tables import cdc_history
-from penstock._tables.cdc_events import DELETE, TRUNCATE, TargetShape
+from penstock._tables.write import cdc_history
+from penstock._tables.write.cdc_events import DELETE, TRUNCATE, TargetShape
 
 pytestmark = pytest.mark.usefixtures("two_partitions")
 

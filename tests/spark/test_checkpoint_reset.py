@@ -12,7 +12,7 @@ from penstock._project.spec import load_settings
 from penstock._repair.reset import EMPTIED, MARKED, ResetPlan, reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
-from penstock._tables.checkpoint_files import flow_records
+from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 

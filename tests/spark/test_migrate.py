@@ -27,11 +27,11 @@ from penstock._repair.migrate import (
     migrate_flow,
 )
 from penstock._repair.swap_rows import restore_rows, swap_rows
-from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import last_number
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import table_state
+from penstock._tables.read.checkpoint_files import flow_records
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import table_state
 from penstock.errors import PlanError
 
 pytestmark = pytest.mark.timeout(1200)

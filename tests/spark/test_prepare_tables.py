@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from writer_harness import Harness, rule
 
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import (
+from penstock._tables.write.prepare import (
     TableSpec,
     parse_schema,
     prepare_table,

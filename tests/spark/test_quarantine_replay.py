@@ -16,10 +16,10 @@ from penstock._repair.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAG
 from penstock._repair.reset import reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
-from penstock._tables.browsing import TableBrowser
-from penstock._tables.checkpoint_doctor import Severity, examine
-from penstock._tables.checkpoint_files import checkpoints
-from penstock._tables.row_selection import RowSelection
+from penstock._tables.read.browsing import TableBrowser
+from penstock._tables.read.checkpoint_doctor import Severity, examine
+from penstock._tables.read.checkpoint_files import checkpoints
+from penstock._tables.read.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
 from penstock.sources.base import parse_start
 

@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import functions as F
 
 from penstock._repair.selected_rows import SELECTED, select_rows
-from penstock._tables.browsing import TableBrowser
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.row_selection import RowSelection
+from penstock._tables.read.browsing import TableBrowser
+from penstock._tables.read.row_selection import RowSelection
 from penstock.errors import PlanError, SpecError
 
 pytestmark = pytest.mark.spark

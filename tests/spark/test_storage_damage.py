@@ -17,7 +17,7 @@ from penstock._project.spec import load_settings
 from penstock._repair.backfill import BackfillOptions, backfill_flow
 from penstock._repair.reset import reset_flow
 from penstock._runtime.update import UpdateResult
-from penstock._tables.checkpoint_doctor import examine
+from penstock._tables.read.checkpoint_doctor import examine
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 

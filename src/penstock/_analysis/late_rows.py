@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, walk
-from penstock._tables.row_files import LATE, NO_EVENT_TIME, Refused
+from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError
 from penstock.quality.split import (
     FAILED_RULES,
@@ -99,7 +99,7 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
 
 
 class LateRowFinder:
-    """See `penstock._tables.row_files.FindLateRows`.
+    """See `penstock._tables.write.row_files.FindLateRows`.
 
     Args:
         execution: Spark's `IncrementalExecution` of the micro-batch that is being written.

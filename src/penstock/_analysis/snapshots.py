@@ -21,8 +21,8 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.flow import Flow
-from penstock._tables.cdc_events import END_AT, START_AT
-from penstock._tables.cdc_snapshot import SnapshotShape
+from penstock._tables.write.cdc_events import END_AT, START_AT
+from penstock._tables.write.cdc_snapshot import SnapshotShape
 from penstock.errors import DefinitionError
 
 _TICK = timedelta(microseconds=1)

@@ -121,7 +121,7 @@ class DeltaSource:
 
     Args:
         paths: Path of each table by dataset.
-        append_only_start: Of the table at a path; see `_tables.log_scan`.
+        append_only_start: Of the table at a path; see `_tables.read.log_scan`.
     """
 
     def __init__(

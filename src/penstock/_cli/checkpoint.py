@@ -15,7 +15,7 @@ from penstock._cli.options import OutputFormat
 from penstock._cli.text import size
 
 if TYPE_CHECKING:
-    from penstock._tables.checkpoint_files import Checkpoint
+    from penstock._tables.read.checkpoint_files import Checkpoint
 
 _app = typer.Typer(help="Checkpoints of flows: how far they have read, and what is wrong.")
 
@@ -46,7 +46,7 @@ def list_all(
 ) -> None:
     """Print all checkpoints: those that flows go on with, and those of earlier epochs."""
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_files import checkpoints
+    from penstock._tables.read.checkpoint_files import checkpoints
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
@@ -90,7 +90,7 @@ def inspect(
 ) -> None:
     """Print what a checkpoint holds: offsets per source, watermark, state, pinned settings."""
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_files import checkpoints
+    from penstock._tables.read.checkpoint_files import checkpoints
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
@@ -141,7 +141,7 @@ def doctor(
     Exit code 1 if something would make the next start fail or lose rows.
     """
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_doctor import Severity, examine
+    from penstock._tables.read.checkpoint_doctor import Severity, examine
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:

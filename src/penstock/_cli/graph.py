@@ -228,7 +228,7 @@ def _flow(
 
 def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
     """By flow, the checkpoint that it goes on with."""
-    from penstock._tables.checkpoint_files import checkpoints
+    from penstock._tables.read.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 
     try:

@@ -29,18 +29,18 @@ from penstock._observe.events import (
     FlowStatus,
 )
 from penstock._spark.plans import has_state
-from penstock._tables.assignment import assigned
-from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
-from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult
-from penstock._tables.decision import DecisionFile
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
-from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout, TableRef
-from penstock._tables.log_scan import append_only_start
-from penstock._tables.prepare import (
+from penstock._tables.read.log_scan import append_only_start
+from penstock._tables.write.assignment import assigned
+from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.decision import DecisionFile
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import (
     TableSpec,
     parse_schema,
     prepare_quarantine,
@@ -49,9 +49,9 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
-from penstock._tables.row_files import FindLateRows
-from penstock._tables.schema import conform, merged
-from penstock._tables.writer import FlowWriter, WriteMode, app_id
+from penstock._tables.write.row_files import FindLateRows
+from penstock._tables.write.schema import conform, merged
+from penstock._tables.write.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
@@ -221,7 +221,7 @@ class PipelineTables:
         return read_version(self._spark, self._ref(node).path)
 
     def append_only_start(self, path: str) -> int | None:
-        """From where a stream reads the whole table as appends; see `_tables.log_scan`."""
+        """From where a stream reads the whole table as appends; see `_tables.read.log_scan`."""
         delta = DeltaJvm(self._spark)
         return append_only_start(delta, path, int(delta.snapshot(path).version()))
 
@@ -314,11 +314,11 @@ class PipelineTables:
         }
         writer: Any
         if mode is OutputMode.UPDATE:
-            from penstock._tables.upsert import UpsertWriter
+            from penstock._tables.write.upsert import UpsertWriter
 
             writer = UpsertWriter(self._spark, keys=node.analysis.merge_keys, **common)
         elif dataset.declared.deduplicate_by:
-            from penstock._tables.unique import UniqueWriter
+            from penstock._tables.write.unique import UniqueWriter
 
             writer = UniqueWriter(
                 self._spark,

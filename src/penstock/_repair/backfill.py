@@ -22,11 +22,11 @@ from penstock._repair.backfill_run import BackfillPlan, BackfillRun, Counts
 from penstock._repair.journal import Journal
 from penstock._repair.recording import recording
 from penstock._spark.plans import has_state
-from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
-from penstock._tables.prepare import table_state
-from penstock._tables.schema import with_types
+from penstock._tables.read.checkpoint_files import checkpoints
+from penstock._tables.write.prepare import table_state
+from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
 from penstock.sources.flow import resolve_range

@@ -25,7 +25,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
-from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
 from penstock.quality.rules import quoted
 from penstock.quality.split import ROW

@@ -41,10 +41,10 @@ from penstock._repair.migration_record import (
 from penstock._repair.recording import Record, recording
 from penstock._repair.shadow import Shadow
 from penstock._repair.swap_rows import restore_rows
-from penstock._tables.checkpoint_files import checkpoints
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
+from penstock._tables.read.checkpoint_files import checkpoints
 from penstock.errors import PenstockError, PlanError
 from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
 from penstock.sources.checkpoints import that_count

@@ -9,8 +9,8 @@ from penstock._launch import OpenPipeline
 from penstock._repair.migration_plan import Reader
 from penstock._spark.plans import stateful_operators
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-from penstock._tables.log_scan import replaced_at
-from penstock._tables.prepare import read_version, table_state
+from penstock._tables.read.log_scan import replaced_at
+from penstock._tables.write.prepare import read_version, table_state
 from penstock.errors import PenstockError
 from penstock.sources.base import path_key
 from penstock.sources.delta.source import DeltaStream

@@ -8,7 +8,7 @@ from penstock._launch import open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.quarantine_replay import QuarantineReplay, Replayed, ReplayPreview
 from penstock._tables.commit_note import QUARANTINE, TARGET
-from penstock._tables.row_selection import RowSelection
+from penstock._tables.read.row_selection import RowSelection
 from penstock.errors import SpecError
 
 _ALL = RowSelection()

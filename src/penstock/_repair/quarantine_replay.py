@@ -31,12 +31,12 @@ from penstock._repair.journal import Journal
 from penstock._repair.selected_rows import SELECTED, SelectedRows, select_rows
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import TableRef
-from penstock._tables.log_scan import file_identity
-from penstock._tables.row_selection import RowSelection
-from penstock._tables.schema import conform
+from penstock._tables.read.log_scan import file_identity
+from penstock._tables.read.row_selection import RowSelection
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.schema import conform
 from penstock.errors import PlanError, SpecError
 from penstock.quality.rules import quoted
 from penstock.quality.split import (

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from penstock._model.exception_text import first_line
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables import preview
 from penstock._tables.files import local_path
+from penstock._tables.read import preview
 from penstock.errors import PenstockError, SpecError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock._tables.preview import QuarantineSummary, TablePreview
+    from penstock._tables.read.preview import QuarantineSummary, TablePreview
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePrevi
     if _is_local(settings):
         return preview.read_table(settings, name, limit)
     with _session(settings) as spark:
-        from penstock._tables.remote_storage import RemoteTables
+        from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).read_table(name, limit)
 
@@ -60,7 +60,7 @@ def read_quarantine(
     if _is_local(settings):
         return preview.read_quarantine(settings, name, limit, ids=ids)
     with _session(settings) as spark:
-        from penstock._tables.remote_storage import RemoteTables
+        from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).read_quarantine(name, limit)
 
@@ -74,7 +74,7 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
     if _is_local(settings):
         return preview.list_quarantines(settings)
     with _session(settings) as spark:
-        from penstock._tables.remote_storage import RemoteTables
+        from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).list_quarantines()
 
@@ -91,7 +91,7 @@ def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
         return
     with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
         with _session(settings) as spark:
-            from penstock._tables.remote_storage import copy_small_files
+            from penstock._tables.read.remote_storage import copy_small_files
 
             copy_small_files(spark, settings.storage, Path(folder))
         copied = replace(settings, storage=folder)

@@ -28,8 +28,8 @@ from pyspark.sql.types import BooleanType, NullType
 from penstock._model.exception_text import first_line
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.log_scan import file_identity
-from penstock._tables.row_selection import RowSelection, file_key
+from penstock._tables.read.log_scan import file_identity
+from penstock._tables.read.row_selection import RowSelection, file_key
 from penstock.errors import PlanError, SpecError
 from penstock.quality.rules import nearest_column, refusals, row_wise
 from penstock.quality.split import FAILED_RULES, MASK_PREFIX

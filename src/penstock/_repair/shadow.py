@@ -32,10 +32,10 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import last_number
 from penstock._tables.layout import StorageLayout, TableRef
-from penstock._tables.prepare import TableSpec, prepare_table, read_version, reset_table
-from penstock._tables.writer import app_id
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import TableSpec, prepare_table, read_version, reset_table
+from penstock._tables.write.writer import app_id
 from penstock.errors import PenstockError
 
 _POLL_SECONDS = 0.5

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from penstock._model.exception_text import first_line
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
-from penstock._tables.fenced import FencedTable
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import reset_table
+from penstock._tables.write.fenced import FencedTable
+from penstock._tables.write.prepare import reset_table
 from penstock.errors import PlanError
 
 _MAPPING = "delta.columnMapping."

@@ -1,8 +1,8 @@
 """All expectations of a dataset in one pass: where a row goes, and a bit per broken rule.
 
 Nothing here runs anything: the result is a DataFrame with a few more columns, built once before
-the flow starts. The writer (`_tables.writer`) sends rows to two tables by the destination column
-and counts broken rules by the mask columns of the rows that it wrote.
+the flow starts. The writer (`_tables.write.writer`) sends rows to two tables by the destination
+column and counts broken rules by the mask columns of the rows that it wrote.
 """
 
 import json

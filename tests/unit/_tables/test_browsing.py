@@ -12,9 +12,9 @@ import pytest
 from deltalake import CommitProperties, write_deltalake
 from planted_secrets import planted
 
-from penstock._tables.browsing import TableBrowser
-from penstock._tables.row_selection import RowSelection
-from penstock._tables.stored_table import StoredTable
+from penstock._tables.read.browsing import TableBrowser
+from penstock._tables.read.row_selection import RowSelection
+from penstock._tables.read.stored_table import StoredTable
 from penstock.errors import SpecError
 
 NAME = "spark_catalog.default.orders"

@@ -13,8 +13,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from penstock._cli.main import main
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.checkpoint_doctor import Severity, examine
-from penstock._tables.checkpoint_files import checkpoints, flow_records
+from penstock._tables.read.checkpoint_doctor import Severity, examine
+from penstock._tables.read.checkpoint_files import checkpoints, flow_records
 from penstock.errors import SpecError
 
 EPOCH = "e162c9024d824824801ef70c8e1263d3"
@@ -38,7 +38,7 @@ class Store:
 
     @property
     def app_id(self) -> str:
-        from penstock._tables.writer import app_id
+        from penstock._tables.write.writer import app_id
 
         return app_id("shop", "silver", EPOCH)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock._tables.checkpoint_files import newest_of_checkpoint, read_checkpoint
 from penstock._tables.commit_note import CommitNote, NotedCommit, commits_of
-from penstock._tables.damage import (
+from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import newest_of_checkpoint, read_checkpoint
+from penstock._tables.read.damage import (
     behind,
     commit_file,
     is_lost,
@@ -19,7 +20,6 @@ from penstock._tables.damage import (
     torn,
     unreadable,
 )
-from penstock._tables.files import StorageFiles
 
 APP = "shop/silver/writer/e1"
 COMMIT = NotedCommit(table_id="t", version=7, batch_id=3, app_id=APP)

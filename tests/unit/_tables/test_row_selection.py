@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._tables.row_selection import RowSelection, row_id
+from penstock._tables.read.row_selection import RowSelection, row_id
 from penstock.errors import SpecError
 
 FIRST, OTHER = row_id("a=1/part-0.parquet", 0), row_id("part-1.parquet", 7)

@@ -4,7 +4,7 @@ import pytest
 from planted_secrets import planted
 from starlette.testclient import TestClient
 
-from penstock._tables.row_selection import RowSelection, row_id
+from penstock._tables.read.row_selection import RowSelection, row_id
 from penstock._ui.guard import CONTROL_HEADER
 from penstock._ui.recording import Recording
 from penstock._ui.server import build_app

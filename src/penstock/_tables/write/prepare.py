@@ -16,11 +16,11 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._tables.damage import check_log
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
-from penstock._tables.schema import (
+from penstock._tables.read.damage import check_log
+from penstock._tables.write.schema import (
     FORBIDDEN_IN_NAMES,
     IDENTITY_EXPLICIT,
     IDENTITY_START,
@@ -34,8 +34,8 @@ from penstock._tables.schema import (
     reconcile,
     schema_json,
 )
-from penstock._tables.staging import QUARANTINE_FIELDS
-from penstock._tables.widening import ENABLED, TypeChange, alter_types, widen
+from penstock._tables.write.staging import QUARANTINE_FIELDS
+from penstock._tables.write.widening import ENABLED, TypeChange, alter_types, widen
 from penstock.errors import DefinitionError, PlanError
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})

@@ -13,20 +13,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
 from penstock._model.cdc import ScdType, SnapshotSpec
-from penstock._tables.cdc_events import (
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import TableRef
+from penstock._tables.write.cdc_events import (
     END_AT,
     START_AT,
     TargetShape,
     comparable,
     interval_fields,
 )
-from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import FencedTable, TableTransaction
-from penstock._tables.keyed import KeyedTable, in_one_task, of_keys
-from penstock._tables.kill_points import kill_point
-from penstock._tables.layout import TableRef
-from penstock._tables.schema import plain_schema
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.keyed import KeyedTable, in_one_task, of_keys
+from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError
 from penstock.quality.rules import quoted
 

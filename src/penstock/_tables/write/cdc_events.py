@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._tables.schema import as_nullable, nested_types, plain_schema
+from penstock._tables.write.schema import as_nullable, nested_types, plain_schema
 from penstock.errors import DefinitionError
 from penstock.quality.rules import quoted
 

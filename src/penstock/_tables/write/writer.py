@@ -19,14 +19,14 @@ from pyspark.sql.types import StructField, StructType
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._tables.commit_note import QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult, RuleCounts
-from penstock._tables.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import FencedTable, TableTransaction
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
-from penstock._tables.row_files import FindLateRows, LateCounts, RowFiles, Strategy, Written
-from penstock._tables.schema import conform, has_identity, is_identity, plain_schema
-from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles, delete_files, move_files
+from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.row_files import FindLateRows, LateCounts, RowFiles, Strategy, Written
+from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
+from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, delete_files, move_files
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
 from penstock.quality.split import RowSplit
 

@@ -26,7 +26,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.schema import DIGITS, INTEGERS, map_leaves
+from penstock._tables.write.schema import DIGITS, INTEGERS, map_leaves
 from penstock.errors import PlanError
 
 ENABLED = "delta.enableTypeWidening"

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.checkpoint_files import (
+from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
+from penstock._tables.files import local_path
+from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
+from penstock._tables.read.checkpoint_files import (
     METADATA_MISSING,
     Checkpoint,
     checkpoints,
     flow_records,
 )
-from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
-from penstock._tables.damage import (
+from penstock._tables.read.damage import (
     behind,
     commit_lines,
     is_lost,
@@ -25,8 +27,6 @@ from penstock._tables.damage import (
     log_message,
     state_lost,
 )
-from penstock._tables.files import local_path
-from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

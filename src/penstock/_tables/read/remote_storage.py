@@ -12,7 +12,7 @@ from penstock._model.name import DatasetName
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import hadoop_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
-from penstock._tables.preview import (
+from penstock._tables.read.preview import (
     FAILED_RULES_COLUMN,
     REASON_COLUMNS,
     QuarantineSummary,

@@ -9,12 +9,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
-from penstock._tables.decision import BatchDecision, DecisionFile
-from penstock._tables.fenced import TableTransaction
-from penstock._tables.keyed import KeyedTable
-from penstock._tables.row_files import Written
-from penstock._tables.staging import StagedFiles, count_rows, valid_rows
-from penstock._tables.writer import Batch, FlowWriter, WriterOptions
+from penstock._tables.write.decision import BatchDecision, DecisionFile
+from penstock._tables.write.fenced import TableTransaction
+from penstock._tables.write.keyed import KeyedTable
+from penstock._tables.write.row_files import Written
+from penstock._tables.write.staging import StagedFiles, count_rows, valid_rows
+from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError, InternalError
 from penstock.quality.rules import quoted
 

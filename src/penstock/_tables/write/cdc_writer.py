@@ -18,21 +18,21 @@ from pyspark.sql.types import StructField, StructType
 from penstock._model.cdc import ScdType
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
-from penstock._tables.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
-from penstock._tables.cdc_history import current_rows, history_rows, merged
-from penstock._tables.cdc_state import CdcState
 from penstock._tables.commit_note import CDC_STATE
 from penstock._tables.commits import CommitResult, RuleCounts
-from penstock._tables.decision import BatchDecision, DecisionFile
 from penstock._tables.delta_log import file_count
-from penstock._tables.fenced import FencedTable, TableTransaction
-from penstock._tables.keyed import REWRITE_BYTES, KeyedTable, in_one_task
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import TableSpec, prepare_table
-from penstock._tables.row_files import Written
-from penstock._tables.staging import QUARANTINE_FIELDS, StagedFiles, count_rows, valid_rows
-from penstock._tables.writer import Batch, FlowWriter, WriterOptions
+from penstock._tables.write.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
+from penstock._tables.write.cdc_history import current_rows, history_rows, merged
+from penstock._tables.write.cdc_state import CdcState
+from penstock._tables.write.decision import BatchDecision, DecisionFile
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, in_one_task
+from penstock._tables.write.prepare import TableSpec, prepare_table
+from penstock._tables.write.row_files import Written
+from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, count_rows, valid_rows
+from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column
 from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import FencedTable, TableTransaction
-from penstock._tables.schema import plain_schema
-from penstock._tables.staging import (
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.schema import plain_schema
+from penstock._tables.write.staging import (
     StagedFiles,
     can_stage,
     count_masks,

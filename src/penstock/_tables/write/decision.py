@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult, result_from_commit
 from penstock._tables.files import StorageFiles
-from penstock._tables.schema import schema_json
+from penstock._tables.write.schema import schema_json
 
 _FORMAT = 1
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.cdc import ScdType
-from penstock._tables.cdc_events import (
+from penstock._tables.write.cdc_events import (
     DELETE,
     END_AT,
     PLACEHOLDER,
@@ -39,7 +39,7 @@ from penstock._tables.cdc_events import (
     TargetShape,
     comparable,
 )
-from penstock._tables.schema import as_nullable
+from penstock._tables.write.schema import as_nullable
 
 
 def upsert_order(register: Column) -> Column:

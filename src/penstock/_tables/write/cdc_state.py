@@ -14,8 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._tables.cdc_events import EventShape, TargetShape
-from penstock._tables.cdc_history import (
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
+from penstock._tables.layout import TableRef
+from penstock._tables.read.log_scan import live_files
+from penstock._tables.write.cdc_events import EventShape, TargetShape
+from penstock._tables.write.cdc_history import (
     merged,
     outlives_truncate,
     settled,
@@ -23,13 +27,9 @@ from penstock._tables.cdc_history import (
     state_schema,
     stored_values,
 )
-from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
-from penstock._tables.fenced import FencedTable, TableTransaction
-from penstock._tables.layout import TableRef
-from penstock._tables.log_scan import live_files
-from penstock._tables.prepare import TableSpec, prepare_table, table_state
-from penstock._tables.schema import FORBIDDEN_IN_NAMES, compare, nested_types
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
+from penstock._tables.write.schema import FORBIDDEN_IN_NAMES, compare, nested_types
 from penstock.errors import CheckpointError
 
 _PROPERTY = "penstock.cdc"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock._tables.checkpoint_files import Checkpoint
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import SetupError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.commit_note import NotedCommit
 from penstock._tables.commits import CommitResult, result_from_commit
-from penstock._tables.damage import check_commit
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
 from penstock._tables.kill_points import is_switched_off
 from penstock._tables.layout import TableRef
-from penstock._tables.log_scan import last_batch, live_files
-from penstock._tables.schema import (
+from penstock._tables.read.damage import check_commit
+from penstock._tables.read.log_scan import last_batch, live_files
+from penstock._tables.write.schema import (
     SchemaDifference,
     check_columns,
     compare,

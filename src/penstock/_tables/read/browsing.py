@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from penstock._model.name import DatasetName
 from penstock._observe.masking import masked_values, shown
-from penstock._tables.browsing_versions import description, newest_versions, read_commit
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
-from penstock._tables.row_selection import row_id
-from penstock._tables.stored_table import Column, Snapshot, StoredFile, StoredTable
+from penstock._tables.read.browsing_versions import description, newest_versions, read_commit
+from penstock._tables.read.row_selection import row_id
+from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError
 
 FAILED_RULES, ROW, SOURCE = "_failed_rules", "_row", "_source"

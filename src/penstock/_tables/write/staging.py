@@ -25,7 +25,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.files import hadoop_path, local_path
-from penstock._tables.schema import as_nullable, has_identity, leaf_count, schema_json
+from penstock._tables.write.schema import as_nullable, has_identity, leaf_count, schema_json
 from penstock.quality.rules import quoted
 from penstock.quality.split import (
     DESTINATION,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from penstock._tables.row_selection import file_key
+from penstock._tables.read.row_selection import file_key
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:

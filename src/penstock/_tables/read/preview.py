@@ -15,8 +15,8 @@ from penstock._model.name import DatasetName, resolve_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
-from penstock._tables.row_selection import row_id
-from penstock._tables.stored_table import REFUSED, Snapshot, StoredTable
+from penstock._tables.read.row_selection import row_id
+from penstock._tables.read.stored_table import REFUSED, Snapshot, StoredTable
 from penstock.errors import SpecError
 
 FAILED_RULES_COLUMN = "_failed_rules"

@@ -14,12 +14,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._tables.cdc_events import START_AT, comparable
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-from penstock._tables.fenced import FencedTable, TableTransaction
-from penstock._tables.log_scan import live_files
-from penstock._tables.schema import is_computed
+from penstock._tables.read.log_scan import live_files
+from penstock._tables.write.cdc_events import START_AT, comparable
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.schema import is_computed
 from penstock.quality.rules import quoted
 
 # The cost of a rewrite grows with the table; MERGE has a high fixed cost.
