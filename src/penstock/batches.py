@@ -1,7 +1,7 @@
-"""For functions with `@dp.foreach_batch_sink`: writes that may be repeated.
+"""Idempotent writes for functions with `@dp.foreach_batch_sink`.
 
 After a crash Spark calls such a function again, with the same rows and the same batch id. These
-helpers tell which batch it is, and keep what was done from being done twice.
+functions return the current batch, and skip writes that were done before.
 """
 
 from penstock._api.batches import (
