@@ -231,9 +231,7 @@ class _Run:
             resumed=self.is_open,
             start=migration.start,
             old_epoch=str(migration.old["epoch"]),
-            new_epoch=None,
             old_version=migration.old_version,
-            new_version=None,
             rows=table["rows"],
             size=table["size"],
             columns=columns,
@@ -297,11 +295,7 @@ class _Run:
             new_version=None if table is None else table["version"],
             rows=None if table is None else table["rows"],
             size=None if table is None else table["size"],
-            columns=(),
-            operators=(),
-            sources=(),
             readers=readers,
-            refused=None,
             steps=tuple(
                 steps_back(
                     self.dataset.display,
@@ -468,11 +462,7 @@ class _Run:
             resumed=True,
             start=known.start,
             old_epoch=str(known.old["epoch"]),
-            new_epoch=None,
             old_version=known.old_version,
-            new_version=None,
-            rows=None,
-            size=None,
             steps=("the table and its checkpoint are unchanged; the new ones are deleted",),
         )
 

@@ -84,11 +84,11 @@ class MigrationReport:
     resumed: bool
     start: str
     old_epoch: str
-    new_epoch: str | None
     old_version: int
-    new_version: int | None
-    rows: int | None
-    size: int | None
+    new_epoch: str | None = None
+    new_version: int | None = None
+    rows: int | None = None
+    size: int | None = None
     columns: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     sources: tuple[SourceHistory, ...] = ()
