@@ -1,4 +1,7 @@
-"""The documentation as a site: `make docs`. Pages are Markdown; the Python API comes from docstrings."""
+"""The documentation as a site, built by `make docs`.
+
+Pages are Markdown; the Python API comes from docstrings.
+"""
 
 import re
 
@@ -33,4 +36,5 @@ def prepare(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
     app.connect("source-read", prepare)
