@@ -40,16 +40,21 @@ def check(
     Nothing runs. Data, secrets, settings and packages need not be here: their columns and values
     are assumed as the code uses them. Exit code 0 if nothing is refused.
     """
-    from penstock._check import check_project
-    from penstock._model.missing import missing_values_assumed, plausible_value
+    from penstock.pipelines import check_with
 
-    assumed: dict[str, str] = {}
-    with missing_values_assumed(lambda key: assumed.setdefault(key, plausible_value(key))):
-        settings = options.settings_of(
-            path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-        )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        found = check_project(settings, assumed)
+        found = check_with(
+            lambda: options.settings_of(
+                path,
+                spec,
+                None,
+                conf,
+                pipeline=pipeline,
+                target=target,
+                maps=maps,
+                parameters=param,
+            )
+        )
     if junit is not None:
         reports.write_junit(junit, "penstock check", _cases(found))
     match output:

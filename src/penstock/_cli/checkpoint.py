@@ -12,7 +12,7 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._cli.text import size
+from penstock._display.text import size
 
 if TYPE_CHECKING:
     from penstock._tables.checkpoint_files import Checkpoint

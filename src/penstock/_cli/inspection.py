@@ -334,7 +334,7 @@ def _event_lines(event: "Event") -> list[str]:
 
 def _figures(event: "Event") -> str:
     """What a micro-batch did, as far as this event knows."""
-    from penstock._cli.text import plural, seconds
+    from penstock._display.text import plural, seconds
     from penstock._observe.events import FlowMetrics, FlowProgress
 
     if not isinstance(event.body, FlowProgress):
@@ -398,7 +398,7 @@ def print_table(
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from penstock._cli.terminal import console, detect
+    from penstock._display.terminal import console, detect
 
     terminal = detect(sys.stdout)
     drawing = console(terminal)

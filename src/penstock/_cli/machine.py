@@ -13,10 +13,10 @@ from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._cli.terminal import Output
+from penstock._display.terminal import Output
 
 if TYPE_CHECKING:
-    from penstock._cli.signals import Stoppable
+    from penstock._display.signals import Stoppable
     from penstock._model.pipeline import PipelineSettings
     from penstock._runtime.update import UpdateResult
 
@@ -78,8 +78,8 @@ def sync(
 ) -> None:
     """Fetch what is missing, check it against the jar lock, keep it for all projects."""
     from penstock._cli.fast_start import prepare_fast_start
-    from penstock._cli.text import plural, size
     from penstock._cli.transfer import shown_progress
+    from penstock._display.text import plural, size
     from penstock._local import jars
 
     as_json = output is OutputFormat.JSON
@@ -135,7 +135,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
 
 def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
     """Print the sets of the jar lock and whether their jars are there."""
-    from penstock._cli.text import size
+    from penstock._display.text import size
     from penstock._local import jars
 
     root = jars.cache_directory()
@@ -292,9 +292,10 @@ def demo(
 
     Without --events or --once, Ctrl-C is how it ends; that is no failure.
     """
-    from penstock._cli.update import show_failures, watch_update
+    from penstock._cli.update import show_failures
     from penstock._local.demo.run import run_demo
     from penstock._update import UpdateOptions
+    from penstock.pipelines import watch_update
 
     was_interrupted = False
     as_json = output is OutputFormat.JSON

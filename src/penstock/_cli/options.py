@@ -20,13 +20,6 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
-class LogFormat(StrEnum):
-    """How `run` shows its progress on stdout."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 ProjectPath = Annotated[
     Path | None,
     typer.Argument(

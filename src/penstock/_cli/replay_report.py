@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock._cli.text import plural
+from penstock._display.text import plural
 
 if TYPE_CHECKING:
     from penstock._tables.quarantine_replay import Replayed, ReplayPreview

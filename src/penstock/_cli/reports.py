@@ -11,7 +11,7 @@ from xml.etree import ElementTree as Xml
 
 import typer
 
-from penstock._cli.text import count, error_line, plural, seconds
+from penstock._display.text import count, error_line, plural, seconds
 from penstock.errors import DefinitionErrors, PenstockError
 
 if TYPE_CHECKING:

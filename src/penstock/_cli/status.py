@@ -14,7 +14,7 @@ from penstock._cli import exit_codes, options
 from penstock._cli.inspection import print_table
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
-from penstock._cli.text import plural, seconds, size
+from penstock._display.text import plural, seconds, size
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0

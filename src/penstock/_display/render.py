@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock._cli.text import count, error_line, plural, rate, seconds
+from penstock._display.text import count, error_line, plural, rate, seconds
 from penstock._observe.events import FlowStatus, UpdateState
 from penstock._observe.snapshot import DatasetView, UpdateView
 
