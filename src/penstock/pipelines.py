@@ -5,9 +5,9 @@
     result = penstock.run("shop", refresh=["silver"])
     assert not result.failures
 
-Each function takes a project folder, a source file or a settings file, and raises the errors that the
-command reports. Java starts at the first call and ends with it. Where a classic session with Delta
-is active, as in a notebook, this session is used and left running. Call these functions on the main
+Each function takes a project folder, a source file or a settings file, and raises the errors that
+the command reports. Java starts and ends with each call. Where a classic session with Delta is
+active, as in a notebook, this session is used and left running. Call these functions on the main
 thread: Spark and the working directory belong to the process.
 """
 

@@ -12,6 +12,7 @@ from penstock._cli import exit_codes, options, reports
 
 if TYPE_CHECKING:
     from penstock._check import ProjectCheck
+    from penstock._model.pipeline import PipelineSettings
     from penstock.errors import PenstockError
 
 
