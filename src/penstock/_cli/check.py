@@ -12,7 +12,6 @@ from penstock._cli import exit_codes, options, reports
 
 if TYPE_CHECKING:
     from penstock._check import ProjectCheck
-    from penstock._model.pipeline import PipelineSettings
     from penstock.errors import PenstockError
 
 
