@@ -62,7 +62,7 @@ class Registry:
         self._provisional.append(dataset)
 
         def withdraw() -> None:
-            self._provisional[:] = [one for one in self._provisional if one is not dataset]
+            self._provisional[:] = [known for known in self._provisional if known is not dataset]
 
         return withdraw
 
