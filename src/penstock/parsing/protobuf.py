@@ -171,9 +171,9 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
         last = descriptor_pb2.FileDescriptorProto.FromString(file)
         names: set[str] = set()
         for name, content in imported.items():
-            found = list(descriptor_pb2.FileDescriptorSet.FromString(content).file)
-            found[-1].name = name
-            for one in found:
+            files = list(descriptor_pb2.FileDescriptorSet.FromString(content).file)
+            files[-1].name = name
+            for one in files:
                 if one.name not in names:
                     names.add(one.name)
                     made.file.append(one)
@@ -250,9 +250,9 @@ def _well_known(name: str) -> Any:
     for short in _WELL_KNOWN:
         if name == f"google/protobuf/{short}.proto":
             module = importlib.import_module(f"google.protobuf.{short}_pb2")
-            found = descriptor_pb2.FileDescriptorProto()
-            module.DESCRIPTOR.CopyToProto(found)
-            return found
+            file = descriptor_pb2.FileDescriptorProto()
+            module.DESCRIPTOR.CopyToProto(file)
+            return file
     return None
 
 

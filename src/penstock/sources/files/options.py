@@ -293,10 +293,10 @@ def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> 
 
 
 def _mode(parse: Mapping[str, str]) -> ParseMode:
-    given = _folded(parse).get("mode", "PERMISSIVE").strip().upper()
-    if given not in set(ParseMode):
-        raise _invalid("mode", given, "one of " + ", ".join(ParseMode), tuple(ParseMode), prefix="")
-    return ParseMode(given)
+    mode = _folded(parse).get("mode", "PERMISSIVE").strip().upper()
+    if mode not in set(ParseMode):
+        raise _invalid("mode", mode, "one of " + ", ".join(ParseMode), tuple(ParseMode), prefix="")
+    return ParseMode(mode)
 
 
 def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
