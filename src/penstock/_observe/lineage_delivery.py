@@ -107,17 +107,17 @@ def _resolved(value: Any, resolve: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return resolve(value)
     if isinstance(value, Mapping):
-        return {str(key): _resolved(one, resolve) for key, one in value.items()}
-    return [_resolved(one, resolve) for one in value] if isinstance(value, list) else value
+        return {str(key): _resolved(item, resolve) for key, item in value.items()}
+    return [_resolved(item, resolve) for item in value] if isinstance(value, list) else value
 
 
 def _remember(value: Any, *, is_secret: bool = False) -> None:
     """What stands below `auth` and the like must not be in any message."""
     if isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             named = str(key).lower()
             hidden = is_secret or any(w in named for w in ("auth", "key", "token", "secret"))
-            _remember(one, is_secret=hidden and named != "type")
+            _remember(item, is_secret=hidden and named != "type")
     elif is_secret and isinstance(value, str):
         remember_secret(value)
 

@@ -135,10 +135,10 @@ class Telemetry:
 
         Mostly both go to one receiver: where one signal fails, the other one hardly waits, either.
         """
-        open_ones = [one for one in (self._metrics, self._traces) if one is not None]
-        most = MOMENT_SECONDS if any(one.is_failing for one in open_ones) else DRAIN_SECONDS
+        open_ones = [sender for sender in (self._metrics, self._traces) if sender is not None]
+        most = MOMENT_SECONDS if any(sender.is_failing for sender in open_ones) else DRAIN_SECONDS
         closing = [
-            threading.Thread(target=one.close, args=(most,), daemon=True) for one in open_ones
+            threading.Thread(target=sender.close, args=(most,), daemon=True) for sender in open_ones
         ]
         for thread in closing:
             thread.start()
@@ -191,8 +191,8 @@ class Telemetry:
         started = time.time_ns()
 
         def report() -> "list[MetricsData]":
-            found = metric_series(update)
-            return [metrics_data(found, resource, started=started, now=time.time_ns())]
+            series = metric_series(update)
+            return [metrics_data(series, resource, started=started, now=time.time_ns())]
 
         def send(reports: "list[MetricsData]") -> None:
             # Sums grow from the beginning, so the newest report has all that those before it have.
@@ -232,15 +232,15 @@ class _Options:
         self.interval_seconds = settings.interval_seconds or _interval(environ)
 
     def of(self, signal: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         if self._endpoint:
-            found["endpoint"] = f"{self._endpoint}/v1/{signal}"
+            attributes["endpoint"] = f"{self._endpoint}/v1/{signal}"
         if self._headers:
-            found["headers"] = self._headers
+            attributes["headers"] = self._headers
         names = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
         if not any(self._environ.get(name) for name in names):
-            found["timeout"] = _TIMEOUT_SECONDS
-        return found
+            attributes["timeout"] = _TIMEOUT_SECONDS
+        return attributes
 
 
 class _ExporterWords(logging.Handler):
@@ -309,14 +309,14 @@ def _resource(origin: EventOrigin, environ: Mapping[str, str]) -> "Resource":
     """Who tells: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the pipeline."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-    found = Resource.create()
-    attributes = {key: _without_secrets(value) for key, value in found.attributes.items()}
+    resource = Resource.create()
+    attributes = {key: _without_secrets(value) for key, value in resource.attributes.items()}
     if str(attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         attributes[SERVICE_NAME] = origin.pipeline_name
-    return Resource(attributes, found.schema_url)
+    return Resource(attributes, resource.schema_url)
 
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, str):
         return shown(value)
-    return [_without_secrets(one) for one in value] if isinstance(value, Sequence) else value
+    return [_without_secrets(item) for item in value] if isinstance(value, Sequence) else value

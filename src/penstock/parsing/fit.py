@@ -97,7 +97,7 @@ def _struct(struct: StructType) -> Fit:
 
     def fit(value: Any) -> Any:
         record = _is(value, dict, "a record")
-        found = {}
+        result = {}
         for name, inner, nullable in fields:
             item = record.get(name)
             if item is not None:
@@ -107,8 +107,8 @@ def _struct(struct: StructType) -> Fit:
                     raise error.below(name) from None
             elif not nullable:
                 raise MisfitError("NULL or missing", (name,))
-            found[name] = item
-        return found
+            result[name] = item
+        return result
 
     return fit
 

@@ -111,14 +111,14 @@ def message_class(files: bytes, message: str) -> Any:
     protobuf = require_protobuf()
     from google.protobuf import descriptor_pb2
 
-    found = descriptor_pb2.FileDescriptorSet()
+    file_set_message = descriptor_pb2.FileDescriptorSet()
     try:
-        found.ParseFromString(files)
+        file_set_message.ParseFromString(files)
         pool = protobuf.descriptor_pool.DescriptorPool()
-        _add(pool, list(found.file))
+        _add(pool, list(file_set_message.file))
         return protobuf.message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
     except KeyError:
-        names = sorted(_message_names(found))
+        names = sorted(_message_names(file_set_message))
         raise _invalid(f"there is no message {message!r}; there are {', '.join(names)}") from None
     except DefinitionError:
         raise
@@ -139,9 +139,9 @@ def message_at(files: bytes, indexes: Sequence[int]) -> str:
     require_protobuf()
     from google.protobuf import descriptor_pb2
 
-    found = descriptor_pb2.FileDescriptorSet()
-    found.ParseFromString(files)
-    last = found.file[-1]
+    descriptors = descriptor_pb2.FileDescriptorSet()
+    descriptors.ParseFromString(files)
+    last = descriptors.file[-1]
     names = [last.package] if last.package else []
     messages: Any = last.message_type
     for index in indexes:

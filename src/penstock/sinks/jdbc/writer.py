@@ -158,8 +158,8 @@ class JdbcSinkWriter(BatchSink):
     def _claim(self, database: PostgreSql) -> None:
         """Put our token into the fence; from now on earlier writers cannot commit."""
         fence, values = self._options.fence, self._identity
-        found = self._read_fence(database, lock=True)
-        if found is None:
+        row = self._read_fence(database, lock=True)
+        if row is None:
             database.execute(
                 f"INSERT INTO {fence} (pipeline, flow, target, epoch, last_batch, last_rows, "
                 "writer) VALUES (?, ?, ?, ?, -1, 0, ?)",
@@ -168,12 +168,12 @@ class JdbcSinkWriter(BatchSink):
                 self._writer,
             )
             return
-        is_new = found.epoch != self._epoch
-        if is_new and found.last_batch >= 0 and self._options.mode is WriteRows.APPEND:
+        is_new = row.epoch != self._epoch
+        if is_new and row.last_batch >= 0 and self._options.mode is WriteRows.APPEND:
             raise CheckpointError(
                 "SINK_CHECKPOINT_LOST",
                 f"flow {self._flow.name!r} starts with a new checkpoint, but {self._options.table} "
-                f"has the rows of an earlier one, up to its batch {found.last_batch}: they would "
+                f"has the rows of an earlier one, up to its batch {row.last_batch}: they would "
                 "be there twice",
                 flow=self._flow.name,
                 origin=self._flow.origin,

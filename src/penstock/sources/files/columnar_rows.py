@@ -110,12 +110,12 @@ def schema_by_file(
 
     def schema_of(path: str) -> StructType | None:
         try:
-            schemas = spark.read.format(options.format).options(**dict(options.parse)).load(path)
+            df = spark.read.format(options.format).options(**dict(options.parse)).load(path)
         except _SPARK_ERRORS as error:
             if "DATA_SOURCE_NOT_FOUND" in str(error) or "deployed" in str(error):
                 raise avro_missing() from error
             return None
-        return schemas.schema
+        return df.schema
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="file-schemas") as pool:
         schemas = zip(paths, pool.map(schema_of, paths), strict=True)

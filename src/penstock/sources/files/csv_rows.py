@@ -207,16 +207,16 @@ class _Csv:
         misfits = []
         for column in self._names:
             value = f"CASE WHEN {TYPED}.{name(column)} IS NULL THEN {self._value('mt')} END"
-            told = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
-            shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {told} END")
+            entry_text = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
+            shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {entry_text} END")
             misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
         known = literals(self._names)
         # Tokens without a column of their own, by the header's name or their place in the line.
         place = "coalesce(get(tn, i), concat('_c', i))"
-        told = f"concat({json_text(place)}, ':', {json_text('v')})"
+        entry_text = f"concat({json_text(place)}, ':', {json_text('v')})"
         others = (
             f"transform(tk, (x, i) -> CASE WHEN NOT array_contains({known}, {place}) THEN "
-            + with_value("v", self._value("x"), f"CASE WHEN v IS NOT NULL THEN {told} END")
+            + with_value("v", self._value("x"), f"CASE WHEN v IS NOT NULL THEN {entry_text} END")
             + " END)"
         )
         parts = ", ".join(misfits) or "cast(NULL AS string)"

@@ -152,9 +152,9 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
     if not options.parser_flag("header") or not needs_whole_files(options):
         return widest([reader.csv(paths).schema])
     raw = _texts(spark, paths, whole=True)
-    found = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
+    header_rows = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
     headers: dict[tuple[str, ...], list[str]] = {}
-    for row in found.collect():
+    for row in header_rows.collect():
         if row["names"]:
             headers.setdefault(tuple(row["names"]), []).append(row["path"])
     if not options.infer_types:

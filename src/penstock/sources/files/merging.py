@@ -222,7 +222,7 @@ def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
     Raises:
         ConnectorError: `SCHEMA_HINTS_INVALID`.
     """
-    found = []
+    columns_of_hints = []
     for part in _top_level(hints):
         path, rest = _path(part)
         if not path or not rest:
@@ -231,8 +231,8 @@ def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
             column = parse_ddl(f"c {rest}").fields[0]
         except Exception as error:
             raise _bad_hints(hints, f"{rest!r} is not a type") from error
-        found.append((path, column.dataType))
-    return found
+        columns_of_hints.append((path, column.dataType))
+    return columns_of_hints
 
 
 def _top_level(text: str) -> Iterator[str]:

@@ -270,16 +270,16 @@ def _refuse_unsupported(own: Mapping[str, str]) -> None:
 
 
 def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> Evolution:
-    given = own.get("schemaevolutionmode")
+    name = own.get("schemaevolutionmode")
     modes = {mode.lower(): mode for mode in Evolution}
-    if given is not None and given.strip().lower() not in modes:
+    if name is not None and name.strip().lower() not in modes:
         raise _invalid(
-            "schemaEvolutionMode", given, "one of " + ", ".join(Evolution), tuple(Evolution)
+            "schemaEvolutionMode", name, "one of " + ", ".join(Evolution), tuple(Evolution)
         )
-    if given is None:
+    if name is None:
         evolution = Evolution.NONE if has_schema else Evolution.ADD
     else:
-        evolution = modes[given.strip().lower()]
+        evolution = modes[name.strip().lower()]
     if has_schema and evolution.adds_columns:
         raise ConnectorError(
             "AUTOLOADER_OPTION_INVALID",

@@ -264,9 +264,9 @@ def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
 def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     match = next(
         (
-            found
-            for found in _UNREADABLE.finditer(text)
-            if source.roots.contains(file_name_of_uri(found.group(2)))
+            failure
+            for failure in _UNREADABLE.finditer(text)
+            if source.roots.contains(file_name_of_uri(failure.group(2)))
         ),
         None,
     )
