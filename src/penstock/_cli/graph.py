@@ -159,7 +159,7 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             "kind": node.kind.value,
             "declared_at": str(node.declared.origin),
             "path": layout.table_path(node.name, override) if stored else None,
-            "read_by": sorted(graph.datasets[one].display for one in node.downstream),
+            "read_by": sorted(graph.datasets[key].display for key in node.downstream),
             "rules": _rules(node, layout.quarantine_path(node.name, override), settings),
             "last_refresh": _last_refresh(settings, node.key),
         }

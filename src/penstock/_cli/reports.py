@@ -196,7 +196,7 @@ def summary(view: "UpdateView") -> Iterator[str]:
                 f"| {_cell(rule.name)} | {_cell(display)} | {count(rule.passed)} | "
                 f"{count(rule.failed)} | {share:.2%} |"
             )
-    errors = {one.display: one.last_error for one in view.datasets if one.last_error is not None}
+    errors = {row.display: row.last_error for row in view.datasets if row.last_error is not None}
     if view.error is not None:
         errors["update"] = view.error
     if errors:

@@ -107,7 +107,7 @@ def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]
             yield hit
     if not any(_reads_stream(node) for node in ast.walk(function)):
         return
-    for call in (one for one in steps if isinstance(one, ast.Call)):
+    for call in (step for step in steps if isinstance(step, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         if name in _DISTINCT:
             yield Hit("PSL107", call.lineno, f"{name} on a stream")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from openlineage.client.facet_v2 import DatasetFacet, JobFacet, RunFacet
 
 RUNNING_SECONDS = 30.0
-"""A flow that runs is told about at most so often, however many batches it has."""
+"""Shortest interval between two events of a running flow, however many batches it has."""
 
 DEFAULT_NAMESPACE = "penstock"
 _ENDS = {
@@ -71,7 +71,7 @@ class _Flow:
     number: int = 0
     is_running: bool = False
     has_news: bool = False
-    told: datetime | None = None
+    sent_at: datetime | None = None
     rows_in: int | None = None
     rows_out: int | None = None
     quarantined: int = 0
@@ -81,7 +81,7 @@ class _Flow:
     def begin(self, at: datetime) -> None:
         """A run of its own begins: its figures do, too."""
         self.number += 1
-        self.is_running, self.told = True, at
+        self.is_running, self.sent_at = True, at
         self.rows_in = self.rows_out = self.version = None
         self.quarantined = 0
         self.counts.clear()
@@ -227,7 +227,7 @@ class LineageFold:
             if status in _ENDS:
                 yield from self._end(event, flow, status)
             elif self._is_due(flow, event.timestamp):
-                flow.told, flow.has_news = event.timestamp, False
+                flow.sent_at, flow.has_news = event.timestamp, False
                 yield self._flow_event("RUNNING", event, flow)
         elif status is FlowStatus.STARTING:
             if not flow.is_running:
@@ -260,7 +260,7 @@ class LineageFold:
             sums[1] += counts.failed_records
 
     def _is_due(self, flow: _Flow, now: datetime) -> bool:
-        reported = flow.told
+        reported = flow.sent_at
         return reported is None or (now - reported).total_seconds() >= self._running_seconds
 
     # -- OpenLineage's objects -----------------------------------------------------------------

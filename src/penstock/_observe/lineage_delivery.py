@@ -10,7 +10,7 @@ from penstock._model.export import LineageSettings
 from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import QUEUE_SIZE, Delivery, Telling
+from penstock._observe.delivery import QUEUE_SIZE, Delivery, Signal
 from penstock._observe.events import EventOrigin, LineageProgress, StreamProgress
 from penstock._observe.lineage import DEFAULT_NAMESPACE, RUNNING_SECONDS, LineageFold
 from penstock._observe.masking import shown
@@ -19,7 +19,7 @@ from penstock.errors import SpecError
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
 
-_TELLING = Telling(
+_SIGNAL = Signal(
     name="lineage",
     things="events",
     body=LineageProgress,
@@ -148,7 +148,7 @@ class Lineage(Delivery):
         super().__init__(
             bus,
             origin,
-            _TELLING,
+            _SIGNAL,
             fold=LineageFold(chosen, running_seconds=running_seconds),
             send=lambda events: send(events[0]),
             unheard=(StreamProgress,),

@@ -12,7 +12,7 @@ from penstock._model.export import TelemetrySettings
 from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Telling
+from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Signal
 from penstock._observe.events import Event, EventOrigin, TelemetryProgress
 from penstock._observe.masking import shown
 from penstock._observe.metrics import metric_series
@@ -170,7 +170,7 @@ class Telemetry:
         return Delivery(
             self._bus,
             self._origin,
-            _telling("traces", "spans"),
+            _signal_of("traces", "spans"),
             fold=fold,
             send=send,
             finish=fold.finish,
@@ -202,7 +202,7 @@ class Telemetry:
         return Delivery(
             self._bus,
             self._origin,
-            _telling("metrics", "reports"),
+            _signal_of("metrics", "reports"),
             fold=lambda _: (),
             send=send,
             finish=report,
@@ -270,8 +270,8 @@ class _ExporterWords(logging.Handler):
         super().close()
 
 
-def _telling(signal: str, things: str) -> Telling:
-    return Telling(
+def _signal_of(signal: str, things: str) -> Signal:
+    return Signal(
         name=signal,
         things=things,
         body=partial(TelemetryProgress, signal=signal),

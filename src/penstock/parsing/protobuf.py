@@ -173,10 +173,10 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
         for name, content in imported.items():
             files = list(descriptor_pb2.FileDescriptorSet.FromString(content).file)
             files[-1].name = name
-            for one in files:
-                if one.name not in names:
-                    names.add(one.name)
-                    made.file.append(one)
+            for dependency in files:
+                if dependency.name not in names:
+                    names.add(dependency.name)
+                    made.file.append(dependency)
     except Exception as error:  # DecodeError; its class depends on the implementation
         raise _invalid(f"it is not a file descriptor: {error}") from error
     last.name = last.name or "schema.proto"
