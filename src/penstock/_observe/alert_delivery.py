@@ -57,7 +57,7 @@ class _Notification:
 class Alerts:
     """Watches the events of an update and notifies the targets. Subscribe it to the bus.
 
-    Each alert becomes an `alert_progress` event with the targets that were notified and what failed.
+    Each alert becomes an `alert_progress` event with the notified targets and what failed.
 
     Args:
         bus: Takes those events.
