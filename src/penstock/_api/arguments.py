@@ -33,8 +33,8 @@ ColumnNames = list[str] | tuple[str, ...]
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most like `word`, if any is."""
     by_lower = {name.lower(): name for name in known}
-    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    matches = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def checked_call(function: Callable[P, R]) -> Callable[P, R]:

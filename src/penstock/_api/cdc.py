@@ -79,8 +79,8 @@ def create_auto_cdc_flow(
         spark_conf: Settings of the flow; they win over those of its target and the pipeline.
     """
     arguments = Arguments("create_auto_cdc_flow")
-    given = {"target": target, "source": source, "keys": keys, "sequence_by": sequence_by}
-    for parameter, value in given.items():
+    required = {"target": target, "source": source, "keys": keys, "sequence_by": sequence_by}
+    for parameter, value in required.items():
         if value is None:
             arguments.reject(parameter, "must be given")
     arguments.unavailable("system_sequence_by", system_sequence_by)
@@ -186,8 +186,8 @@ def create_auto_cdc_from_snapshot_flow(
     arguments = Arguments("create_auto_cdc_from_snapshot_flow")
     if source is not None and snapshot_and_version is not None:
         _conflict(arguments, "source", "snapshot_and_version")
-    given = source if source is not None else snapshot_and_version
-    for parameter, value in {"target": target, "source": given, "keys": keys}.items():
+    snapshots = source if source is not None else snapshot_and_version
+    for parameter, value in {"target": target, "source": snapshots, "keys": keys}.items():
         if value is None:
             arguments.reject(parameter, "must be given")
     checked_target = arguments.dataset_name("target", target)
@@ -202,12 +202,12 @@ def create_auto_cdc_from_snapshot_flow(
     runs_once = bool(arguments.flag("once", once))
     conf = arguments.mapping("spark_conf", spark_conf)
     table = next_one = None
-    if callable(given):
-        next_one = given
-    elif isinstance(given, tuple):
-        next_one = _only(arguments, given)
-    elif given is not None:
-        table = arguments.dataset_name("source", given)
+    if callable(snapshots):
+        next_one = snapshots
+    elif isinstance(snapshots, tuple):
+        next_one = _only(arguments, snapshots)
+    elif snapshots is not None:
+        table = arguments.dataset_name("source", snapshots)
     if checked_target is None or not checked_keys or (table is None and next_one is None):
         return
     arguments.registry.add_flow(
@@ -341,20 +341,20 @@ def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
 
 def _exclusive(
     arguments: Arguments,
-    one: tuple[str, tuple[str, ...] | None],
+    first: tuple[str, tuple[str, ...] | None],
     other: tuple[str, tuple[str, ...] | None],
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    if one[1] is not None and other[1] is not None:
-        _conflict(arguments, one[0], other[0])
+    if first[1] is not None and other[1] is not None:
+        _conflict(arguments, first[0], other[0])
         return None, None
-    return one[1], other[1]
+    return first[1], other[1]
 
 
-def _conflict(arguments: Arguments, one: str, other: str) -> None:
+def _conflict(arguments: Arguments, first: str, other: str) -> None:
     arguments.registry.record(
         DefinitionError(
             "CONFLICTING_PARAMETERS",
-            f"`{arguments.function}`: `{one}` and `{other}` exclude each other",
+            f"`{arguments.function}`: `{first}` and `{other}` exclude each other",
             origin=arguments.origin,
             hint="keep one of the two",
         )

@@ -97,14 +97,14 @@ def create_table(
         The function itself, or a decorator that returns it.
     """
     arguments = Arguments("create_table")
-    told = query_function if isinstance(query_function, str) else None
-    if told is not None and name is not None:
-        arguments.reject("name", f"is given twice: {told!r} and {name!r}")
+    name_argument = query_function if isinstance(query_function, str) else None
+    if name_argument is not None and name is not None:
+        arguments.reject("name", f"is given twice: {name_argument!r} and {name!r}")
     mode = arguments.choice("output_mode", output_mode, list(OutputMode))
     template = DatasetTemplate.parse(
         arguments,
         kind=None,
-        name=told if told is not None else name,
+        name=name_argument if name_argument is not None else name,
         comment=comment,
         spark_conf=spark_conf,
         table_properties=table_properties,
@@ -126,11 +126,11 @@ def create_table(
         *parse_rules(arguments, "expect_all_or_drop", expect_all_or_drop, OnViolation.DROP),
         *parse_rules(arguments, "expect_all_or_fail", expect_all_or_fail, OnViolation.FAIL),
     )
-    if told is not None or rules:
+    if name_argument is not None or rules:
         for parameter, value in (("replace_where", replace_where), ("output_mode", output_mode)):
             if value is not None:
                 arguments.reject(parameter, "belongs to a query, and this table has none")
-        if template.name is None and told is None and name is None:
+        if template.name is None and name_argument is None and name is None:
             arguments.reject("name", "must be given")
         if template.name is not None:
             arguments.registry.add_dataset(_empty(arguments, template, rules))

@@ -275,7 +275,7 @@ def create_streaming_table(
     late_rows: str | None = None,
     deduplicate_by: ColumnNames | None = None,
 ) -> None:
-    """Define a streaming table that `append_flow`s feed.
+    """Define a streaming table that flows of `append_flow` feed.
 
     Args:
         name: One to three parts.

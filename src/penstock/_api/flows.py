@@ -125,8 +125,8 @@ def _flow(
 
 
 def _names(arguments: Arguments, value: object) -> tuple[str, ...]:
-    given = [value] if isinstance(value, str) else value
-    return arguments.columns("depends_on", given)
+    values = [value] if isinstance(value, str) else value
+    return arguments.columns("depends_on", values)
 
 
 @checked_call

@@ -62,7 +62,7 @@ class Registry:
         self._provisional.append(dataset)
 
         def withdraw() -> None:
-            self._provisional[:] = [one for one in self._provisional if one is not dataset]
+            self._provisional[:] = [known for known in self._provisional if known is not dataset]
 
         return withdraw
 
@@ -205,3 +205,8 @@ def active_registry(caller: str) -> Registry:
             "inside of a query function are not possible",
         )
     return registry
+
+
+def is_collecting() -> bool:
+    """Whether source files of a pipeline are being executed in this context."""
+    return _active.get() is not None

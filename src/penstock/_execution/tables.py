@@ -237,8 +237,8 @@ class PipelineTables:
         path = self.paths.get(node.target)
         if path is None:
             return None
-        found = table_state(self._spark, path)
-        table_id = found.id if found is not None else None
+        table = table_state(self._spark, path)
+        table_id = table.id if table is not None else None
         if state.target_id is not None and state.target_id != table_id:
             raise CheckpointError(
                 "TABLE_REPLACED",
@@ -563,8 +563,8 @@ class PipelineTables:
             return assigned(df, declared)
         if node.kind is DatasetKind.MATERIALIZED_VIEW:
             return df
-        found = table_state(self._spark, self._ref(node).path)
-        return df if found is None else conform(df, found.schema)
+        state = table_state(self._spark, self._ref(node).path)
+        return df if state is None else conform(df, state.schema)
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
