@@ -108,14 +108,8 @@ def backfill_flow(
 ) -> BackfillReport:
     """Plan a backfill of a flow, and carry it out.
 
-    Called on the main thread. Holds the leases of an update.
-
-    Args:
-        settings: The pipeline.
-        flow: Its name.
-        options: Of the command.
-        on_step: Called after each step that was stored.
-        on_event: Called with each event.
+    Called on the main thread. Holds the leases of an update. `on_step` is called after each step
+    that was stored.
 
     Raises:
         PenstockError: The pipeline runs or is invalid, the range or the table does not allow a

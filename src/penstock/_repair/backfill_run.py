@@ -154,8 +154,6 @@ class BackfillRun:
         self._stream(writer.df, lambda batch, number: self._write(writer, batch, number))
         return self.counts
 
-    # -- the stream ----------------------------------------------------------------------------
-
     def _stream(self, df: DataFrame, write: Callable[[DataFrame, int], None]) -> None:
         failed: list[BaseException] = []
 
@@ -183,8 +181,6 @@ class BackfillRun:
             raise flow_error(failed[0] if failed else error, self.node.flow) from error
         finally:
             query.stop()
-
-    # -- known rows ----------------------------------------------------------------------------
 
     def _write(self, writer: BatchWriter, batch: DataFrame, number: int) -> None:
         if self.plan.way == Way.EVENTS:
@@ -244,8 +240,6 @@ class BackfillRun:
             self.counts.added += result.result.rows_written
             self.counts.quarantined += result.result.rows_quarantined
         self.on_commit(result)
-
-    # -- a window ------------------------------------------------------------------------------
 
     def _stage(self, batch: DataFrame, number: int) -> None:
         # A repeated batch replaces its own rows.

@@ -87,14 +87,8 @@ def migrate_flow(
 ) -> MigrationReport:
     """Plan the migration of a flow and carry it out, or undo one.
 
-    Called on the main thread. Holds the leases of an update.
-
-    Args:
-        settings: The pipeline.
-        flow: Its name.
-        options: Of the command.
-        on_step: Called after each step that was stored.
-        on_event: Called with each event.
+    Called on the main thread. Holds the leases of an update. `on_step` is called after each step
+    that was stored.
 
     Raises:
         PenstockError: The pipeline runs or is invalid, the flow or its sources do not allow a

@@ -27,12 +27,6 @@ def replay_quarantine(
     row is in exactly one table, even if the command is killed; called again, it completes the
     interrupted replay before it evaluates the selection.
 
-    Args:
-        settings: The pipeline.
-        table: Name of the table.
-        selection: The rows.
-        on_step: Called after each step.
-
     Raises:
         PenstockError: The pipeline runs, is invalid, or rows of this table cannot be replayed.
     """

@@ -58,7 +58,7 @@ class Replayed:
 
     Attributes:
         table: Name of the table.
-        version: Version of the quarantine that was read; `None` without a quarantine.
+        version: Version of the quarantine; `None` without a quarantine.
         chosen: Rows that the rules were applied to.
         moved: Those that are in the table now.
         kept: Those that still break a rule.
@@ -97,19 +97,12 @@ class ReplayPreview:
 
     @property
     def chosen(self) -> int:
-        """Selected rows."""
         return self.moves + self.keeps
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Staged:
-    """A replay in its journal.
-
-    Attributes:
-        version: Of the quarantine.
-        files: Files to remove, by `file_identity`; `None` for all of the version.
-        selection: Record of the selection.
-    """
+    """A replay in its journal; `files` to remove by `file_identity`, `None` = all of the version."""
 
     version: int
     files: frozenset[tuple[str, str]] | None = None
@@ -229,8 +222,6 @@ class QuarantineReplay:
             by_rule=dict(rules.most_common()),
             unfinished=self._journal.load() is not None,
         )
-
-    # -- steps ---------------------------------------------------------------------------------
 
     def _select(self, selection: RowSelection) -> SelectedRows:
         declared = [rule.name for rule in self._expectations]

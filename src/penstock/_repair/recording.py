@@ -45,14 +45,7 @@ def recording(
 ) -> Iterator[Record]:
     """Record the block as an update of one flow.
 
-    Args:
-        settings: The pipeline.
-        update_id: Of the command.
-        node: The flow.
-        command: Its name.
-        properties: Of the `create_update` event.
-        text: One line about it.
-        on_event: Called with each event.
+    `properties` are added to the `create_update` event; `text` is one line about the command.
     """
     bus, state = EventBus(), ObservedUpdate()
     log = EventLog(event_directory(settings), settings.events)

@@ -134,10 +134,7 @@ def reset_flow(
 def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool) -> str | None:
     """Why a reset needs an option of the user; `None` if it does not.
 
-    Args:
-        effect: Of repeated rows on the target.
-        reports: Rows that each source repeats or skips.
-        is_whole: Whether all sources are read from their start.
+    `is_whole`: all sources are read from their start.
     """
     if effect == "keyed":
         return None

@@ -66,13 +66,9 @@ class SelectedRows:
 def select_rows(
     delta: DeltaJvm, quarantine: TableRef, selection: RowSelection, *, declared: Sequence[str]
 ) -> SelectedRows:
-    """Evaluate a selection on the newest version.
+    """Evaluate a selection, not of all rows, on the newest version.
 
-    Args:
-        delta: The bridge.
-        quarantine: The existing quarantine.
-        selection: Not all rows.
-        declared: Present rules of the table, which may be selected even if no row broke them.
+    `declared` are the present rules of the table, which may be selected even if no row broke them.
 
     Raises:
         SpecError: `QUARANTINE_SELECTION_INVALID`: a rule that no row broke and the table does not
@@ -112,8 +108,6 @@ class _Search:
         rows = self._read(contents).withColumn(SELECTED, condition).drop(_METADATA)
         files = frozenset(map(file_identity, contents))
         return SelectedRows(version=self._version, files=files, rows=rows)
-
-    # -- conditions ------------------------------------------------------------------------------
 
     def _condition(self, all_rows: DataFrame) -> Column:
         """The condition of rules and `where`; never NULL."""
@@ -181,8 +175,6 @@ class _Search:
             hint="they were replayed or rewritten meanwhile: list the quarantine again, and select "
             "among its rows",
         )
-
-    # -- files -----------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
         """The path of a file below the table, from its name in the log or its URI in Spark."""

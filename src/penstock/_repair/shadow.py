@@ -49,8 +49,8 @@ class Shadow:
         spark: The session.
         graph: The pipeline.
         settings: Of the pipeline.
-        evaluator: Over `source`.
-        source: The present tables.
+        evaluator: Over `source`, the present tables.
+        source: See `evaluator`.
         state: Epochs of the flows.
         node: The flow.
         dataset: Its table.
@@ -97,11 +97,7 @@ class Shadow:
     ) -> None:
         """Read the sources to their end; called again after a kill, it resumes.
 
-        Args:
-            position: Start position.
-            origin: Of the update.
-            emit: Called with warnings.
-            on_batch: Called after each commit, with the number of batches and rows of this call.
+        `emit` is called with warnings, `on_batch` with the number of batches and rows of this call.
 
         Raises:
             PenstockError: The flow failed.
@@ -175,8 +171,6 @@ class Shadow:
             raise
         if ended[0] is not None:
             raise ended[0]
-
-    # -- the cut-over --------------------------------------------------------------------------
 
     def replace_tables(
         self, tables: PipelineTables, after_quarantine: Callable[[], None]
