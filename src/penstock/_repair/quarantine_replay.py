@@ -102,7 +102,7 @@ class ReplayPreview:
 
 @dataclass(frozen=True, kw_only=True)
 class _Staged:
-    """A replay in its journal; `files` to remove by `file_identity`, `None` = all of the version."""
+    """A replay in its journal; `files` to remove by `file_identity`, `None` = all of them."""
 
     version: int
     files: frozenset[tuple[str, str]] | None = None
