@@ -122,7 +122,7 @@ class KeyedTable:
         self.table.commit_evolution(txn, None)
         session = rows.sparkSession
         keys = _field_names(touched)
-        has_history = START_AT in rows.columns
+        has_history = deletes and START_AT in rows.columns
         identity = [*keys, START_AT] if has_history else keys
         changes = rows.withColumn(_ACTION, F.lit(1))
         if deletes:
