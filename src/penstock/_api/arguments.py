@@ -1,6 +1,6 @@
 """Checks of the arguments that users pass to the declarative API.
 
-Everything wrong is recorded with the name of the parameter, never raised: the file goes on.
+Everything wrong is recorded with the name of the parameter, never raised: the file continues.
 Values are never quoted unless they come from a closed set: options may hold secrets.
 """
 
@@ -41,7 +41,7 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call with wrong parameters a recorded `DefinitionError` instead of a `TypeError`.
 
     Unknown keywords are recorded and left out; if the rest does not fit either, the function is
-    not called and an identity decorator comes back, so that the file goes on.
+    not called and an identity decorator comes back, so that the file continues.
 
     Raises:
         DefinitionError: No registry is active.

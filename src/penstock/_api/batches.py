@@ -98,7 +98,7 @@ def idempotent_delta_write(
 
     The commit carries the identity of the flow and the batch id (Delta's `txnAppId` and
     `txnVersion`). Where they are in the table already, the rows are evaluated, so that stateful
-    queries go on, but not written.
+    queries continue, but not written.
 
     Args:
         df: The batch, or rows made of it.

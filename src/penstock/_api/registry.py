@@ -1,7 +1,7 @@
 """The registry: collects what source files declare, errors included.
 
 One registry is active while source files are loaded (`registration`). Declarations go into it in
-the order in which they stand; a wrong declaration is recorded and the file goes on, so that one
+the order in which they stand; a wrong declaration is recorded and the file continues, so that one
 pass finds every error. Names are not compared here: only `_graph` knows the defaults that decide
 whether two names are the same dataset.
 """

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 TURN_SECONDS = 5.0
-"""How long a batch keeps others waiting; a longer one goes on beside them."""
+"""How long a batch keeps others waiting; a longer one continues beside them."""
 PATIENCE_SECONDS = 5.0
 """How long a flow that no other reads lets those go ahead that others wait for."""
 

@@ -99,7 +99,7 @@ class DamageCheck:
         check_log(self._delta, table)
         snapshot = self._delta.snapshot(path)
         newest = int(snapshot.version())
-        # A table that was dropped or made anew is another one: see `TABLE_REPLACED`.
+        # A table that was dropped or recreated is another one: see `TABLE_REPLACED`.
         if newest < 0 or self._delta.metadata(snapshot).id != commit.table_id:
             return
         checkpoint = self._checkpoint(name, epoch)
@@ -159,7 +159,7 @@ class DamageCheck:
                 )
 
     def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint with files that Spark could not go on with.
+        """Refuse a checkpoint with files that Spark could not continue with.
 
         Raises:
             CheckpointError: `CHECKPOINT_DAMAGED`.

@@ -173,7 +173,7 @@ def check_state(
 
     Raises:
         CheckpointError: A stateful operator or a source changed; Spark would crash at the start
-            or, worse, go on with state that means something else.
+            or, worse, continue with state that means something else.
     """
     if state.stateful_operators is None:
         return
@@ -192,7 +192,7 @@ def check_state(
         f"the checkpoint of flow {flow.name!r} holds the state of another query: {change}",
         flow=flow.name,
         origin=flow.origin,
-        hint=f"`penstock migrate {flow.name}` computes the table anew beside it and replaces it in "
+        hint=f"`penstock migrate {flow.name}` recomputes the table beside it and replaces it in "
         f"one step; --full-refresh {display} empties it first; or keep the table and "
         "declare the changed query as a flow with a new name, plus an append_flow(once=True) for "
         "what has to be filled in",

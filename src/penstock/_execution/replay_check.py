@@ -18,7 +18,7 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
     """
     reason = hint = ""
     if node.kind is not DatasetKind.STREAMING_TABLE:
-        reason = f"it is a {node.kind.value}, which is computed anew by every update"
+        reason = f"it is a {node.kind.value}, which is recomputed by every update"
         hint = "correct the rule or the query, and run the pipeline"
     elif any(replaces_rows(flow.flow) for flow in flows):
         reason = "its flow replaces rows that match a condition, and would remove what is added"

@@ -243,7 +243,7 @@ class PipelineTables:
             raise CheckpointError(
                 "TABLE_REPLACED",
                 f"flow {node.flow.name!r} has a checkpoint for a table that is gone: "
-                f"{node.target!r} was dropped or made anew since",
+                f"{node.target!r} was dropped or recreated since",
                 flow=node.flow.name,
                 origin=node.flow.origin,
                 hint=f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "

@@ -121,7 +121,7 @@ def flow_error(
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
         message = f"the source no longer has rows that were not read yet{batch}: {_reason(text)}"
-        hint = 'set failOnDataLoss to "false" to go on without them, or --full-refresh the table'
+        hint = 'set failOnDataLoss to "false" to continue without them, or --full-refresh the table'
     else:
         condition, message = "FLOW_FAILED", f"it failed{batch}: {_reason(text)}"
         if _ANSI.search(text):

@@ -116,7 +116,7 @@ class _LineMask:
         text = line.decode("utf-8", "surrogateescape")
         try:
             return self._masked(text)
-        except Exception as error:  # the reader goes on, or the JVM would wait for it
+        except Exception as error:  # the reader continues, or the JVM would wait for it
             return f"[a line that could not be masked: {type(error).__name__}]"
 
     def _masked(self, text: str) -> str:
