@@ -67,8 +67,6 @@ class BackfillReport:
     """A planned or completed backfill.
 
     Attributes:
-        flow: Its name.
-        target: Its table.
         backfill_id: `None` for a plan.
         way: `keys`, `events` or `window`.
         range: For messages.

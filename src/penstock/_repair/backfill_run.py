@@ -50,7 +50,6 @@ class BackfillPlan:
 
     Attributes:
         backfill_id: Its epoch.
-        flow: Name of the flow.
         way: See `Way`.
         position: Start and end of its streams.
         by: Columns of `keys`.
@@ -102,11 +101,6 @@ class BackfillRun:
     """Executes one plan.
 
     Attributes:
-        spark: The session.
-        tables: Of the pipeline.
-        node: The flow.
-        dataset: Its target.
-        plan: The plan.
         staging: Folder for rows of a window.
         sources: Of the query, opened for the range.
         own: The flow's own checkpoint: a batch with rows that it has not read is refused.

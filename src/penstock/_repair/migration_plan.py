@@ -17,7 +17,6 @@ class Reader:
     """A flow of the pipeline that reads the table.
 
     Attributes:
-        flow: Its name.
         target: Its table or sink.
         effect: Of the replacement: `stops`, `skips`, `changes`; `recomputes` if it is not a stream.
     """
@@ -57,8 +56,6 @@ class MigrationReport:
     """A planned or completed migration.
 
     Attributes:
-        flow: Its name.
-        target: Its table.
         state: `planned`, `done`, `undone` or `abandoned`.
         migration_id: `None` for a plan.
         resumed: Whether an unfinished migration was resumed.

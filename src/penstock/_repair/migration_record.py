@@ -18,7 +18,6 @@ class Migration:
 
     Attributes:
         migration_id: Epoch of the new checkpoint.
-        flow: Name of the flow.
         stage: One of the stages above.
         start: Start position, for messages.
         position: The resolved start position.

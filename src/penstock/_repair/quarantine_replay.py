@@ -57,7 +57,6 @@ class Replayed:
     """The result of a replay.
 
     Attributes:
-        table: Name of the table.
         version: Version of the quarantine; `None` without a quarantine.
         chosen: Rows that the rules were applied to.
         moved: Those that are in the table now.
@@ -80,7 +79,6 @@ class ReplayPreview:
     """What a replay would do.
 
     Attributes:
-        table: Name of the table.
         version: Version of the quarantine; `None` without a quarantine.
         moves: Selected rows that pass.
         keeps: Selected rows that break a rule.
@@ -129,7 +127,6 @@ class QuarantineReplay:
 
     Args:
         spark: Classic session.
-        pipeline: Name of the pipeline.
         target: An existing table that is only appended to.
         quarantine: Its quarantine; need not exist.
         staging: The staging folder.

@@ -31,7 +31,6 @@ class ResetPlan:
     """A planned or completed reset of a flow.
 
     Attributes:
-        flow: Its name.
         target: Table or sink.
         start: Start position, for messages.
         old_epoch: Of the old checkpoint.

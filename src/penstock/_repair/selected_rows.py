@@ -53,7 +53,6 @@ class SelectedRows:
     """The result of a selection at one version of a quarantine.
 
     Attributes:
-        version: The version.
         files: Files with a selected row, by `file_identity`.
         rows: All rows of these files, with the column `SELECTED`; `None` without files.
     """

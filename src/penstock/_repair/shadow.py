@@ -46,14 +46,9 @@ class Shadow:
     """The new table of a flow, until it replaces the old one.
 
     Attributes:
-        spark: The session.
-        graph: The pipeline.
-        settings: Of the pipeline.
         evaluator: Over `source`, the present tables.
         source: See `evaluator`.
         state: Epochs of the flows.
-        node: The flow.
-        dataset: Its table.
         epoch: Of the new checkpoint.
         folder: Folder of the new table and the new state of the flow.
     """

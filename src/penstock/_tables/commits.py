@@ -25,7 +25,6 @@ class CommitResult:
     """What one batch wrote, as recorded in its commit of the target table.
 
     Attributes:
-        flow: Name of the flow.
         app_id: Application id of the flow's transactions in the table.
         batch_id: Micro-batch; `None` for a batch query.
         version: Version of the target table; `None` for a batch without rows, which has no commit.

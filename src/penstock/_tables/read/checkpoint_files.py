@@ -32,7 +32,6 @@ class LoggedBatch:
     """A file of `offsets`.
 
     Attributes:
-        batch_id: Spark's.
         offsets: One per source: parsed JSON, or a string if it is not JSON. `None` = no offset yet.
         watermark_ms: Of the batch.
         timestamp_ms: When it was planned.
@@ -61,9 +60,6 @@ class Checkpoint:
     """The content of one checkpoint.
 
     Attributes:
-        flow: Name of the flow.
-        epoch: Its identity.
-        path: Its folder.
         is_current: Whether the flow uses it.
         exists: Whether the folder exists.
         query_id: Of `metadata`; `None` if it cannot be read.

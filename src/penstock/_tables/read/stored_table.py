@@ -78,7 +78,6 @@ class Snapshot:
     """A version of a table.
 
     Attributes:
-        version: Its number.
         columns: In order.
         files: Newest first.
         kept: For files with deletion vectors: a flag per row, false = deleted. Rows beyond the last

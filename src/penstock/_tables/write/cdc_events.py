@@ -96,8 +96,6 @@ class EventShape:
     """The events of one flow.
 
     Attributes:
-        spec: The declaration.
-        shape: Of the target.
         columns: The selected columns of the source, in its order.
         sequence: Type of the sequence.
     """

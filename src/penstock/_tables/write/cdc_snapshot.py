@@ -69,11 +69,7 @@ class SnapshotWriter:
     """Applies the snapshots of one flow, each in one commit.
 
     Args:
-        spark: Any session of the application.
-        flow: Name of the flow.
         app_id: From `writer.app_id`; its batches are the numbers of snapshots.
-        target: The table; must exist.
-        shape: Of the snapshots.
         allow_missing: Columns of the table that a snapshot lacks become NULL.
         rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
     """

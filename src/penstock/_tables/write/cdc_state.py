@@ -41,10 +41,6 @@ class CdcState:
     """The state of one target for one flow.
 
     Args:
-        delta: The bridge.
-        ref: The state table.
-        app_id: Of the flow.
-        events: Of the flow.
         tombstone_seconds: SCD type 1: how long deleted keys are remembered; `None` = forever.
     """
 

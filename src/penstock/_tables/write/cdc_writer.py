@@ -104,7 +104,6 @@ class CdcWriter(FlowWriter):
     """Writes the batches of one auto CDC flow.
 
     Args:
-        spark: Any session of the application.
         state: The state table of the target; created if it does not exist.
         events: How rows of the flow become events.
         tombstone_seconds: How long deleted keys are remembered; `None` = forever.

@@ -29,7 +29,6 @@ class QuarantineFiles:
     """Files for the quarantine table.
 
     Attributes:
-        schema: Columns of the rows.
         staged: `AddFile` contents below the target, until they are moved.
         written: `AddFile` contents below the quarantine table.
     """

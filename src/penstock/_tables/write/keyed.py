@@ -36,8 +36,6 @@ class KeyedTable:
     """A table whose rows belong to keys.
 
     Attributes:
-        delta: The bridge.
-        table: The table.
         app_id: Application id of its batches.
         rewrite: Forces (or forbids) the rewrite of the table; by default its size decides.
     """

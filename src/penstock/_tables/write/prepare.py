@@ -51,8 +51,6 @@ class TableSpec:
         schema: Columns; of the query, or declared.
         declared: Whether the user declared the schema: then nullability, generated columns and
             comments apply; a query's columns are all nullable.
-        partition_cols: Identity partition columns.
-        cluster_by: Liquid clustering columns.
         comment: Table comment; `None` leaves the existing one.
         properties: `delta.*` and other keys. Keys that are no longer declared stay.
         replace_schema: The next write replaces the contents, and with them an incompatible schema.
@@ -61,7 +59,6 @@ class TableSpec:
             widening in any case.
         cast: Whether rows will be cast to the types of the table if no value changes, so that
             narrower columns fit.
-        origin: Where the dataset was declared.
     """
 
     schema: StructType

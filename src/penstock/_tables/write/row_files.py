@@ -108,8 +108,6 @@ class RowFiles:
     """Writes the rows of one flow's batches into the folders of its tables.
 
     Args:
-        delta: The bridge.
-        target: The table.
         quarantine: Table for the rows that break a drop rule, if they are kept.
         split: From `quality.split_rows`; `None` without expectations.
         strategy: `None` = chosen by the table.

@@ -38,7 +38,6 @@ class UniqueWriter(FlowWriter):
     the rows does not matter. A row with a NULL in its key is always added: NULL equals no value.
 
     Args:
-        spark: Any session of the application.
         keys: Columns that identify a row.
         options: As for `FlowWriter`.
     """

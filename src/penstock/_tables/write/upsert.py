@@ -26,7 +26,6 @@ class UpsertWriter(FlowWriter):
     the row with its key in the table unchanged.
 
     Args:
-        spark: Any session of the application.
         keys: Columns that identify a row; NULL equals NULL.
         rewrite: Forces (or forbids) the rewrite of the table; by default its size decides.
         options: As for `FlowWriter`.

@@ -51,8 +51,6 @@ class Batch:
     """A batch whose files are written, before its commits.
 
     Attributes:
-        txn: Transaction on the target.
-        written: Its files.
         result: The record, without the versions of the commits.
         schema: Columns of the rows for the target.
         quarantine: The quarantine table, if the batch commits to it.
@@ -87,8 +85,6 @@ class FlowWriter:
     """Writes the batches of one flow. Not thread-safe: a flow has one batch at a time.
 
     Args:
-        spark: Any session of the application.
-        flow: Name of the flow.
         app_id: From `app_id`; the same as long as the checkpoint is the same.
         target: The table; must exist (`prepare.prepare_table`).
         split: From `quality.split_rows` for the query; `None` without expectations.
