@@ -102,7 +102,6 @@ def backfill_flow(
     options: BackfillOptions,
     *,
     on_step: Callable[[str], None] = lambda _: None,
-    on_event: Callable[[Event], None] = lambda _: None,
 ) -> BackfillReport:
     """Plan a backfill of a flow, and carry it out.
 
@@ -149,7 +148,7 @@ def backfill_flow(
             run.journal.delete()  # files of one that was interrupted before its journal
             run.journal.save(asdict(plan))
             on_step(PLANNED)
-        with _recording(settings, update_id, node, plan, not is_new, on_event) as emit:
+        with _recording(settings, update_id, node, plan, not is_new) as emit:
             counts = run.execute(dataset, plan, emit)
         if plan.epoch:
             # Rows that the table had lost are added: the flow continues with the present table.
@@ -398,7 +397,6 @@ def _recording(
     node: FlowNode,
     plan: BackfillPlan,
     resumed: bool,
-    on_event: Callable[[Event], None],
 ) -> Iterator[Callable[[str, str, Mapping[str, Any]], None]]:
     """Record events as an update does: the backfill appears in status, history and event log."""
     with recording(
@@ -408,7 +406,6 @@ def _recording(
         command="backfill",
         properties={"backfill": plan.backfill_id},
         text=plan.range,
-        on_event=on_event,
     ) as record:
 
         def emit(step: str, message: str, figures: Mapping[str, Any]) -> None:

@@ -83,7 +83,6 @@ def migrate_flow(
     options: MigrationOptions,
     *,
     on_step: Callable[[str], None] = lambda _: None,
-    on_event: Callable[[Event], None] = lambda _: None,
 ) -> MigrationReport:
     """Plan the migration of a flow and carry it out, or undo one.
 
@@ -133,7 +132,6 @@ def migrate_flow(
             command="migration",
             properties={"migration": report.migration_id or run.new_id},
             text=text,
-            on_event=on_event,
         ) as record:
             return run.undo(record, report) if undoes else run.execute(record, report)
 

@@ -41,7 +41,6 @@ def recording(
     command: str,
     properties: Mapping[str, Any],
     text: str,
-    on_event: Callable[[Event], None],
 ) -> Iterator[Record]:
     """Record the block as an update of one flow.
 
@@ -50,7 +49,7 @@ def recording(
     bus, state = EventBus(), ObservedUpdate()
     log = EventLog(event_directory(settings), settings.events)
     status = StatusFile(status_path(settings), state)
-    for subscriber in (state, log, status, on_event):
+    for subscriber in (state, log, status):
         bus.subscribe(subscriber)
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)

@@ -41,9 +41,9 @@ class WriteMode(StrEnum):
     """Replaces the rows that match a condition."""
 
 
-def app_id(pipeline: str, flow: str, epoch: str, role: str = "writer") -> str:
+def app_id(pipeline: str, flow: str, epoch: str) -> str:
     """The application id of a flow's transactions, in one epoch of its checkpoint."""
-    return f"{pipeline}/{flow}/{role}/{epoch}"
+    return f"{pipeline}/{flow}/writer/{epoch}"
 
 
 @dataclass(frozen=True)
