@@ -4,8 +4,9 @@ A sitting starts in an empty folder and ends with a comparison with the Kafka lo
 line of a file, so that 500 kills can be made in as many sittings as it takes; `--table` writes what
 the file holds into docs/reliability.md.
 
-    PYTHONPATH=tests/spark python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
-    PYTHONPATH=tests/spark python tests/chaos/sitting.py --table
+    export PYTHONPATH=tests/spark
+    python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
+    python tests/chaos/sitting.py --table
 
 `--without decision` or `--without fence` switches a defence off and kills where it is needed: such
 a sitting must find wrong rows, and fails if it does not.
