@@ -460,7 +460,7 @@ class _Analysis:
                 for opened in evaluation.files
                 if (unmatched := opened.roots.unmatched()) is not None
             ),
-            is_lenient=evaluation.is_lenient,
+            needs_ansi_off=evaluation.needs_ansi_off,
             text_numbers=text_numbers(df),
             refusal=refusal,
             widens_types=any(

@@ -26,7 +26,7 @@ class Evaluation:
         position: Where the streams begin, and end; empty = where their options say.
         assumed: Names of the sources that are not here and were stood in for.
         taken_for: Incomplete names, and the datasets that they were taken for.
-        is_lenient: Whether the query makes sense without ANSI mode only.
+        needs_ansi_off: Whether the query makes sense without ANSI mode only.
     """
 
     inputs: set[str] = field(default_factory=set)
@@ -35,7 +35,7 @@ class Evaluation:
     position: Position = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
-    is_lenient: bool = False
+    needs_ansi_off: bool = False
 
     @property
     def files(self) -> list[OpenedFiles]:
@@ -72,7 +72,7 @@ class ReadContext:
     """What reads need to know of the world around the pipeline.
 
     Attributes:
-        outside: Tables that the pipeline does not declare.
+        external_tables: Tables that the pipeline does not declare.
         map_path: The place that a path of the user's stands for.
         resolve_secrets: Fills `${secret:...}` in reader options.
         memories: What sources remember.
@@ -82,7 +82,7 @@ class ReadContext:
         notes: What was decided about paths, one sentence each, in the order of the reads.
     """
 
-    outside: ExternalTables
+    external_tables: ExternalTables
     map_path: Callable[[str], str] = str
     resolve_secrets: Callable[[str], str] = str
     memories: Memories

@@ -77,10 +77,10 @@ class ExternalReads:
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """See `Redirect.table`."""
         self.record(f"table {name.replace('`', '')}")
-        found = self._context.outside.find(name)
+        found = self._context.external_tables.find(name)
         try:
             if found is not None:
-                return self._context.outside.read(found, reader, name)
+                return self._context.external_tables.read(found, reader, name)
             if self._context.assumptions is None:
                 return None
             with own_read():
@@ -216,16 +216,16 @@ class ExternalReads:
 
     def table_exists(self, name: str) -> bool | None:
         """See `Redirect.table_exists`."""
-        return True if self._context.outside.find(name) is not None else None
+        return True if self._context.external_tables.find(name) is not None else None
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""
-        found = self._context.outside.find(name)
+        found = self._context.external_tables.find(name)
         return found.path if found is not None and found.format == "delta" else None
 
     def new_table(self, name: str) -> str:
         """See `Redirect.new_table`."""
-        return self._context.outside.place_of(name)
+        return self._context.external_tables.place_of(name)
 
     # -- SQL -----------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class Evaluator(ExternalReads, DatasetReader):
     def _call_leniently(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
         with ansi_fallback.without_ansi(self._spark) as move:
             df, evaluation = self._call(flow, position)
-            evaluation.is_lenient = True
+            evaluation.needs_ansi_off = True
             return move(df), evaluation
 
     def _call(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
@@ -451,7 +451,7 @@ class Evaluator(ExternalReads, DatasetReader):
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
         """The dataset that an incomplete name means, if there is no table of that name."""
         dataset = self.index.find_by_end(name)
-        if dataset is None or self._context.outside.find(name) is not None:
+        if dataset is None or self._context.external_tables.find(name) is not None:
             return None
         # What a table is made of is another table, whatever its name.
         if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
@@ -524,7 +524,7 @@ class Evaluator(ExternalReads, DatasetReader):
         dataset = self._find(name)
         if dataset is None:
             return super().table_exists(name)
-        return self._context.outside.find(str(dataset.name)) is not None
+        return self._context.external_tables.find(str(dataset.name)) is not None
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""

@@ -55,15 +55,15 @@ class SnapshotQuery:
         self._origin = flow.origin
         self.version: Any = None
         self.flow = flow
-        if self._spec.next_one is not None:
+        if self._spec.next_snapshot is not None:
             self.flow = replace(flow, function=self._call)
         else:
             now = datetime.now(UTC)
             self.version = now if latest is None else max(now, latest + _TICK)
 
     def _call(self) -> DataFrame:
-        assert self._spec.next_one is not None
-        found = self._spec.next_one(self._latest)
+        assert self._spec.next_snapshot is not None
+        found = self._spec.next_snapshot(self._latest)
         if found is None:
             raise NoSnapshotError
         if not isinstance(found, tuple) or len(found) != 2:

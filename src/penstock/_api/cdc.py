@@ -201,14 +201,14 @@ def create_auto_cdc_from_snapshot_flow(
     checked_name = _flow_name(arguments, name, flow_name)
     runs_once = bool(arguments.flag("once", once))
     conf = arguments.mapping("spark_conf", spark_conf)
-    table = next_one = None
+    table = next_snapshot = None
     if callable(given):
-        next_one = given
+        next_snapshot = given
     elif isinstance(given, tuple):
-        next_one = _only(arguments, given)
+        next_snapshot = _only(arguments, given)
     elif given is not None:
         table = arguments.dataset_name("source", given)
-    if checked_target is None or not checked_keys or (table is None and next_one is None):
+    if checked_target is None or not checked_keys or (table is None and next_snapshot is None):
         return
     arguments.registry.add_flow(
         Flow(
@@ -220,7 +220,7 @@ def create_auto_cdc_from_snapshot_flow(
             spark_conf=conf,
             snapshot=SnapshotSpec(
                 source=table,
-                next_one=next_one,
+                next_snapshot=next_snapshot,
                 keys=checked_keys,
                 scd_type=scd_type,
                 track_history=track,

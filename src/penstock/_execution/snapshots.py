@@ -70,7 +70,7 @@ class SnapshotProgress:
         that is not above the last is skipped, and ends the walk when it comes again.
         """
         assert self._flow.snapshot is not None
-        is_named = self._flow.snapshot.next_one is None
+        is_named = self._flow.snapshot.next_snapshot is None
         noted = self.state.snapshots.get(str(self._number))
         latest = None if noted is None else decode_version(noted)
         skipped: Any = None
