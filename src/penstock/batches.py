@@ -1,7 +1,7 @@
-"""For functions with `@dp.foreach_batch_sink`: writes that may be repeated.
+"""For functions with `@dp.foreach_batch_sink`: the current batch and idempotent writes.
 
 After a crash Spark calls such a function again, with the same rows and the same batch id. These
-helpers tell which batch it is, and keep what was done from being done twice.
+helpers identify the batch and make its writes idempotent.
 """
 
 from penstock._api.batches import (
