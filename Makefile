@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long chaos chaos-sinks lint bench jars ui clean distclean
+.PHONY: help demo test test-long chaos chaos-sinks lint bench jars docs ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ lint: .venv/.installed  ## style, types, and the layers of the rooms
 
 bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+docs: .venv/.installed  ## the documentation as a site, in build/docs; a dead link is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 ui:  ## build the pages of the dashboard into the package; needs Node 20.19 or newer
 	cd ui && npm ci --no-fund --no-audit && npm run build

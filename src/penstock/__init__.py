@@ -1,8 +1,11 @@
 """Declarative streaming pipelines on any open-source Spark.
 
 `import penstock as dp`; inside of a pipeline `import dlt` and `from pyspark import pipelines as dp`
-give the same functions. Errors are in `penstock.errors`.
+give the same functions. `run`, `plan`, `check` and `open_pipeline` are for programs and notebooks.
+Errors are in `penstock.errors`.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from penstock._api.surface import (
     append_flow,
@@ -38,6 +41,9 @@ from penstock._api.surface import (
     view,
 )
 
+if TYPE_CHECKING:
+    from penstock.pipelines import check, open_pipeline, plan, run
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -45,6 +51,7 @@ __all__ = [
     "append_flow",
     "apply_changes",
     "apply_changes_from_snapshot",
+    "check",
     "create_auto_cdc_flow",
     "create_auto_cdc_from_snapshot_flow",
     "create_sink",
@@ -66,11 +73,23 @@ __all__ = [
     "foreach_batch_sink",
     "materialized_view",
     "on_event_hook",
+    "open_pipeline",
+    "plan",
     "read",
     "readStream",
     "read_stream",
+    "run",
     "table",
     "temporary_view",
     "update_flow",
     "view",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `penstock.pipelines` when it is used: declarations need less."""
+    if name in ("check", "open_pipeline", "plan", "run"):
+        from penstock import pipelines
+
+        return getattr(pipelines, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -98,9 +98,9 @@ def check_project(
         SetupError: No Java, no jars, no Spark.
     """
     os.chdir(settings.root)  # where the places of all that is found begin
-    found = needs(settings)
-    absent = {need.module: need.origin.file for need in found.imports if not need.is_optional}
-    with opened_project(settings, absent, assuming=found.files_that_assume()) as opened:
+    needed = needs(settings)
+    absent = {need.module: need.origin.file for need in needed.imports if not need.is_optional}
+    with opened_project(settings, absent, assuming=needed.files_that_assume()) as opened:
         survey = opened.survey
         refused, unsure = opened.problems()
         return ProjectCheck(
@@ -117,7 +117,7 @@ def check_project(
             missing=tuple(opened.missing()),
             assumed_settings={**(assumed_before or {}), **opened.assumed_settings},
             servers=tuple(opened.servers),
-            needs=found,
+            needs=needed,
             notes=(*opened.notes, *opened.read_too_early()),
         )
 

@@ -67,15 +67,15 @@ def window_columns(df: DataFrame) -> DataFrame:
         DefinitionError: `WINDOW_COLUMN_MISSING`: the DataFrame has no window.
     """
     columns: list[Column] = []
-    found = False
+    has_window = False
     for field in df.schema:
         column = F.col("`" + field.name.replace("`", "``") + "`")
         if _is_window(field.dataType):
-            found = True
+            has_window = True
             columns += [column[end].alias(f"{field.name}_{end}") for end in ("start", "end")]
         else:
             columns.append(column)
-    if not found:
+    if not has_window:
         raise DefinitionError(
             "WINDOW_COLUMN_MISSING",
             "`window_columns`: the DataFrame has no column that window() or session_window() made",

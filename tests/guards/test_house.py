@@ -24,6 +24,7 @@ DOORS = (
     "penstock.sources",
     "penstock.monitoring",
     "penstock.parsing",
+    "penstock.pipelines",
     "penstock.quality",
     "penstock.testing",
     "penstock.timing",
@@ -62,7 +63,8 @@ def test_public_surface_is_what_all_says():
         for name in vars(penstock)
         if not name.startswith("_") and not _is_module(getattr(penstock, name))
     }
-    assert visible == {name for name in exported if not name.startswith("_")}
+    later = {"check", "open_pipeline", "plan", "run"}  # imported when they are used
+    assert visible | later == {name for name in exported if not name.startswith("_")}
 
 
 def _is_module(thing: object) -> bool:

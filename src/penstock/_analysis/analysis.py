@@ -252,28 +252,28 @@ class _Analysis:
         changing = self._source.take_streamed()
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df, self._written_types(flow, dataset))
-        found, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
+        analysis, schema = self._describe(df, evaluation, flow, properties, dataset), df.schema
         if self._assumptions is not None and is_cdc(flow):
             self._try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
-            found, schema = self._as_cdc(found, df, flow, dataset)
+            analysis, schema = self._as_cdc(analysis, df, flow, dataset)
         if dataset is None and self._assumptions is None:
-            self._check_sink(flow, df, found)
-        self.found[flow.name] = replace(found, changing_inputs=changing)
+            self._check_sink(flow, df, analysis)
+        self.found[flow.name] = replace(analysis, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
-            check_identity(schema, flow, found.output_mode, dataset.declared)
+            check_identity(schema, flow, analysis.output_mode, dataset.declared)
             known = self._source.schemas.get(dataset.name.key)
             self._source.schemas[dataset.name.key] = (
                 schema if known is None else merged([known, schema])
             )
 
-    def _check_sink(self, flow: Flow, df: DataFrame, found: FlowAnalysis) -> None:
-        if found.output_mode is not None:
+    def _check_sink(self, flow: Flow, df: DataFrame, analysis: FlowAnalysis) -> None:
+        if analysis.output_mode is not None:
             checked_options(
                 self.index.sinks[self.index.flow_targets[flow.name]],
                 column_types(df),
-                found.output_mode,
+                analysis.output_mode,
                 resolve_secrets=self._resolve_secrets,
                 map_path=self._evaluator.map_path,
             )
@@ -316,12 +316,16 @@ class _Analysis:
         spec = flow.cdc or flow.snapshot
         assert spec is not None
         names = [*spec.keys]
-        given: list[Any] = []
+        columns: list[Any] = []
         if isinstance(spec, CdcSpec):
             names += [*(spec.columns or ()), *(spec.except_columns or ())]
-            given = [spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates]
+            columns = [spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates]
         named = [F.col(quoted(name)) for name in names]
-        named += [F.expr(one) if isinstance(one, str) else one for one in given if one is not None]
+        named += [
+            F.expr(value) if isinstance(value, str) else value
+            for value in columns
+            if value is not None
+        ]
         for column in named:
             try:
                 df.select(column)
@@ -334,7 +338,7 @@ class _Analysis:
         rules = dataset.declared.expectations
         if self._assumptions is not None:
             # Rules about whole tables name columns only; `check_expectations` looks at those.
-            for rule in (one for one in rules if not one.unique and one.rows is None):
+            for rule in (each for each in rules if not each.unique and each.rows is None):
                 try:
                     df.select(condition_column(self._spark, rule))
                 except AnalysisException as error:
@@ -366,7 +370,7 @@ class _Analysis:
         """The first snapshot, for its columns; its function is called as at a first start."""
         query = SnapshotQuery(flow)
         try:
-            found = self._evaluator.evaluate(query.flow)
+            evaluated = self._evaluator.evaluate(query.flow)
         except NoSnapshotError:
             raise DefinitionError(
                 "SNAPSHOT_SCHEMA_UNKNOWN",
@@ -376,7 +380,7 @@ class _Analysis:
                 hint="called with None, the function must return the oldest snapshot",
             ) from None
         self._versions[flow.name] = query.version
-        return found
+        return evaluated
 
     def _make_ready(self, key: str, flow: Flow) -> None:
         upstream = self.index.datasets[key]
@@ -469,12 +473,12 @@ class _Analysis:
         )
 
     def _missing_folders(self, evaluation: Evaluation) -> tuple[str, ...]:
-        found = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
-        for path, opened in found.items():
+        missing = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
+        for path, opened in missing.items():
             if self._assumptions is not None:
                 name = files_name([path], opened.options.format)
                 self._assumptions.note(name, NOTHING_THERE, opened.schema)
-        return tuple(found)
+        return tuple(missing)
 
     def _depends_on(self, flow: Flow) -> frozenset[str]:
         keys = set()
@@ -492,20 +496,20 @@ class _Analysis:
         return frozenset(keys)
 
     def _as_cdc(
-        self, found: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset
+        self, analysis: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset
     ) -> tuple[FlowAnalysis, StructType]:
         """What a flow that changes rows by key gives its target, instead of what it reads."""
         if flow.cdc is not None:
             shape = event_shape(df, flow, dataset.flows)
             wanted, scd_type = shape.target_schema(), shape.shape.scd_type
-            found = replace(found, sequence_type=shape.sequence.simpleString())
+            analysis = replace(analysis, sequence_type=shape.sequence.simpleString())
         else:
             snapshot = snapshot_shape(df, flow, self._versions[flow.name])
             wanted, scd_type = snapshot.target_schema(), snapshot.scd_type
         if dataset.declared.schema is not None:
             declared = self._declared_schema(dataset, wanted)
             check_declared(declared, scd_type, wanted, dataset.declared.origin)
-        return replace(found, schema_json=wanted.json()), wanted
+        return replace(analysis, schema_json=wanted.json()), wanted
 
     def _written_types(self, flow: Flow, dataset: DeclaredDataset | None) -> StructType | None:
         """The declared columns that rows are converted to; auto CDC has checks of its own."""

@@ -78,8 +78,8 @@ def _install() -> None:
 
     def read(self: SparkSession) -> Any:
         own = self.__dict__[_FIELD]
-        found = _copy.get()
-        return found[1] if found is not None and found[0] is own else own
+        session = _copy.get()
+        return session[1] if session is not None and session[0] is own else own
 
     def write(self: SparkSession, value: Any) -> None:
         self.__dict__[_FIELD] = value

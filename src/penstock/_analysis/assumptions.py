@@ -118,18 +118,18 @@ class Assumptions:
             schema: StructType or DDL that the user gave; such a source gets no more columns.
             options: Of Auto Loader: their hints are columns that it has among others.
         """
-        given = schema if schema is not None else _FIXED.get(source_format.lower())
+        known = schema if schema is not None else _FIXED.get(source_format.lower())
         if name not in self.sources:
             hinted = {column.name: column.dataType for column in hinted_columns(options or {})}
             self.sources[name] = AssumedSource(name, missing_reason(error, paths), hinted)
         source = self.sources[name]
         reader: Any = self._spark.readStream if streaming else self._spark.read
         place = Path(self._folder.name).as_uri()
-        if given is not None:
+        if known is not None:
             source.is_open = False
-            found: DataFrame = reader.schema(given).format("parquet").load(place)
-            source.columns = {column.name: column.dataType for column in found.schema}
-            return found
+            df: DataFrame = reader.schema(known).format("parquet").load(place)
+            source.columns = {column.name: column.dataType for column in df.schema}
+            return df
         empty = reader.schema(f"{_PLACE} BOOLEAN").format("parquet").load(place)
         if not source.columns:
             return cast(DataFrame, empty)
@@ -294,7 +294,7 @@ def _unresolved(error: Any) -> list[list[str]]:
         plan = error._origin.plan()
         if not plan.isDefined():
             return []
-        found: dict[tuple[str, ...], None] = {}
+        paths: dict[tuple[str, ...], None] = {}
         for node in walk(plan.get()):
             if node.resolved() or not node.childrenResolved():
                 continue
@@ -305,8 +305,8 @@ def _unresolved(error: Any) -> list[list[str]]:
             # A name given in the same list is found once the rest is.
             # `GROUP BY ALL` looks like a column, too.
             hidden = {*aliases, "all"}
-            found |= {name: None for name in names if name[0].lower() not in hidden}
-        return [list(name) for name in found]
+            paths |= {name: None for name in names if name[0].lower() not in hidden}
+        return [list(name) for name in paths]
     except Exception:  # an error without a plan: only its own column is learnt
         return []
 
@@ -351,14 +351,14 @@ def _set_void_types(
     """Give the columns of an expression a type that have none yet; one source per step."""
     words = {word.lower() for word in re.findall(r"\w+", expression)}
     for source in sources:
-        found = [
+        fields = [
             name
             for name, present in source.columns.items()
             if name.lower() in words and isinstance(present, NullType)
         ]
-        for name in found:
+        for name in fields:
             source.columns[name] = kind
-        if found:
+        if fields:
             return source.name
     return None
 

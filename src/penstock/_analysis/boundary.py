@@ -40,7 +40,7 @@ class DatasetCycleError(BaseException):
 
 def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> SourceLocation:
     """The innermost frame that is neither ours, nor Spark's, nor Python's own."""
-    found = fallback
+    origin = fallback
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
         if file.startswith("<") or "site-packages" in file or "/lib/python" in file:
@@ -49,10 +49,10 @@ def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> Source
             continue
         path = Path(file)
         try:
-            found = SourceLocation(str(path.relative_to(Path.cwd())), line)
+            origin = SourceLocation(str(path.relative_to(Path.cwd())), line)
         except ValueError:
-            found = SourceLocation(str(path), line)
-    return found
+            origin = SourceLocation(str(path), line)
+    return origin
 
 
 @contextmanager
@@ -155,12 +155,12 @@ def _spark_condition(error: Exception) -> str | None:
     if getter is None:
         return None
     try:
-        found = getter()
+        condition = getter()
     except Exception:
         return None
-    if found is None and type(error).__name__ in ("AnalysisException", "ParseException"):
+    if condition is None and type(error).__name__ in ("AnalysisException", "ParseException"):
         return "UNKNOWN"
-    return str(found) if found is not None else None
+    return str(condition) if condition is not None else None
 
 
 def _parameters(error: Any) -> dict[str, str]:

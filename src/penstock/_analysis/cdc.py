@@ -88,8 +88,8 @@ def check_declared(
     for name in (START_AT, END_AT):
         kind = wanted[name].dataType.simpleString()
         if have.get(name.lower()) != kind:
-            found = have.get(name.lower())
-            problem = "is missing" if found is None else f"is {found.upper()}"
+            column = have.get(name.lower())
+            problem = "is missing" if column is None else f"is {column.upper()}"
             raise DefinitionError(
                 "CDC_SCHEMA_INCOMPLETE",
                 f"the declared schema of a table with history needs {name} {kind.upper()}, the type"

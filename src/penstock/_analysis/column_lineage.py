@@ -64,7 +64,7 @@ def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLinea
 
 def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSource]:
     """What each leaf is, by the id of its first attribute."""
-    found = {}
+    sources = {}
     for part in (plan, *iterate(plan.subqueriesAll())):
         for leaf in iterate(part.collectLeaves()):
             kind = kind_of(leaf)
@@ -72,8 +72,8 @@ def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSo
                 continue
             source = _source(kind, leaf, own)
             if source is not None:
-                found[int(leaf.output().head().exprId().id())] = source
-    return found
+                sources[int(leaf.output().head().exprId().id())] = source
+    return sources
 
 
 def _source(kind: str, leaf: Any, own: Callable[[str], str | None]) -> LineageSource | None:
@@ -145,13 +145,13 @@ def _expressions(value: Any) -> Iterator[_Node]:
     if _is_tree(value):
         yield from _trees(value)
     elif isinstance(value, list):
-        for one in value:
-            yield from _expressions(one)
+        for item in value:
+            yield from _expressions(item)
 
 
 def _id(fields: dict[str, Any]) -> int | None:
-    found = fields.get("exprId")
-    return int(found["id"]) if isinstance(found, dict) and "id" in found else None
+    expr_id = fields.get("exprId")
+    return int(expr_id["id"]) if isinstance(expr_id, dict) and "id" in expr_id else None
 
 
 class _Reader:
@@ -178,11 +178,11 @@ class _Reader:
             return self._leaf(node)
         for name, kind in _INFLUENCES.get(node.kind, ()):
             for expression in _expressions(node.fields.get(name)):
-                for one in self._references(expression):
-                    self._influences[one, kind] = None
+                for reference in self._references(expression):
+                    self._influences[reference, kind] = None
         if node.kind in _NAMED:
-            named = [self._named(one) for one in _expressions(node.fields[_NAMED[node.kind]])]
-            own = [one for one in named if one is not None]
+            named = [self._named(part) for part in _expressions(node.fields[_NAMED[node.kind]])]
+            own = [expr_id for expr_id in named if expr_id is not None]
             return [*below[0], *own] if node.kind in ("Window",) else own
         if node.kind == "Union":
             for alike in zip(*below, strict=False):
@@ -190,15 +190,15 @@ class _Reader:
             return below[0]
         if node.kind == "Join":
             one_side = any(word in str(node.fields.get("joinType")) for word in ("Semi", "Anti"))
-            return below[0] if one_side else [one for ids in below for one in ids]
+            return below[0] if one_side else [expr_id for ids in below for expr_id in ids]
         return self._others(node, below)
 
     def _others(self, node: _Node, below: list[list[int]]) -> list[int]:
         """Nodes that pass rows on, or turn them into something that only they know."""
-        known = {one for ids in below for one in ids}
+        known = {expr_id for ids in below for expr_id in ids}
         for name in _NEW_ATTRIBUTES:
-            output = [(_id(one.fields), one) for one in _expressions(node.fields.get(name))]
-            ids = [found for found, _ in output if found is not None]
+            output = [(_id(part.fields), part) for part in _expressions(node.fields.get(name))]
+            ids = [number for number, _ in output if number is not None]
             if not ids:
                 continue
             parts = known
@@ -206,75 +206,76 @@ class _Reader:
                 (generator,) = _expressions(node.fields["generator"])
                 parts = self._references(generator)
             projections = node.fields.get("projections") or []
-            for at, one in enumerate(ids):
-                if one not in known:
+            for at, expr_id in enumerate(ids):
+                if expr_id not in known:
                     alike = [row[at] for row in projections if at < len(row)]
                     exact = {
                         part
                         for expression in _expressions(alike)
                         for part in self._references(expression)
                     }
-                    self._make(one, exact if projections else parts, 1)
+                    self._make(expr_id, exact if projections else parts, 1)
             return [*below[0], *ids] if name == "generatorOutput" else ids
         return below[0]
 
     def _leaf(self, node: _Node) -> list[int]:
-        output = [one.fields for one in _expressions(node.fields.get("output"))]
-        ids = [found for fields in output if (found := _id(fields)) is not None]
+        output = [expression.fields for expression in _expressions(node.fields.get("output"))]
+        ids = [expr_id for fields in output if (expr_id := _id(fields)) is not None]
         if node.kind == "CTERelationRef":
-            for one, other in zip(ids, self._ctes.get(node.fields.get("cteId"), ()), strict=False):
-                if one != other:
-                    self._make(one, {other}, 0)
+            definition = self._ctes.get(node.fields.get("cteId"), ())
+            for reference, other in zip(ids, definition, strict=False):
+                if reference != other:
+                    self._make(reference, {other}, 0)
             return ids
         source = self._by_leaf.get(ids[0]) if ids else None
         if source is not None:
             number = self._sources.setdefault(source, len(self._sources))
-            for one, fields in zip(ids, output, strict=True):
-                self._leaves[one] = (number, str(fields["name"]))
+            for expr_id, fields in zip(ids, output, strict=True):
+                self._leaves[expr_id] = (number, str(fields["name"]))
         return ids
 
     def _named(self, expression: _Node) -> int | None:
-        found = _id(expression.fields)
-        if found is not None and expression.kind != "AttributeReference":
+        expr_id = _id(expression.fields)
+        if expr_id is not None and expression.kind != "AttributeReference":
             inner = expression.children[0] if expression.children else expression
             rank = 0 if inner.kind == "AttributeReference" else 1
-            if any(one.kind == "AggregateExpression" for one in _walk(expression)):
+            if any(part.kind == "AggregateExpression" for part in _walk(expression)):
                 rank = 2
-            self._make(found, self._references(expression), rank)
-        return found
+            self._make(expr_id, self._references(expression), rank)
+        return expr_id
 
     def _make(self, attribute: int, parts: set[int], rank: int) -> None:
         if parts:
             self._made.setdefault(attribute, []).append((parts, rank))
 
     def _references(self, expression: _Node) -> set[int]:
-        found: set[int] = set()
-        for one in _walk(expression):
-            if one.kind == "AttributeReference" and (own := _id(one.fields)) is not None:
-                found.add(own)
-            for name, value in one.fields.items():
+        ids: set[int] = set()
+        for part in _walk(expression):
+            if part.kind == "AttributeReference" and (own := _id(part.fields)) is not None:
+                ids.add(own)
+            for name, value in part.fields.items():
                 if name == "plan" and _is_tree(value):
-                    found.update(self.read(_trees(value)[0]))
+                    ids.update(self.read(_trees(value)[0]))
                 elif _is_tree(value):  # an expression that is no child, as in an outer reference
                     for inner in _trees(value):
-                        found |= self._references(inner)
-        return found
+                        ids |= self._references(inner)
+        return ids
 
     # -- the answer ----------------------------------------------------------------------------
 
     def lineage(self, output: list[int], names: list[str]) -> FlowLineage:
         """What the columns of the result are made of."""
         columns = {}
-        for name, one in list(zip(names, output, strict=True))[:_MAX_COLUMNS]:
+        for name, attribute in list(zip(names, output, strict=True))[:_MAX_COLUMNS]:
             inputs = [
                 ColumnInput(*self._leaves[leaf], _RANKS[rank])
-                for leaf, rank in sorted(self._below(one).items())
+                for leaf, rank in sorted(self._below(attribute).items())
             ]
             columns[name] = tuple(dict.fromkeys(inputs))[:_MAX_INPUTS]
         influences = [
             ColumnInput(*self._leaves[leaf], kind)
-            for one, kind in self._influences
-            for leaf in sorted(self._below(one))
+            for attribute, kind in self._influences
+            for leaf in sorted(self._below(attribute))
         ]
         return FlowLineage(
             sources=tuple(self._sources),
@@ -287,13 +288,13 @@ class _Reader:
         best: dict[int, int] = {}
         waiting = [(attribute, 0)]
         while waiting:
-            one, rank = waiting.pop()
-            if best.get(one, -1) >= rank:
+            plan, rank = waiting.pop()
+            if best.get(plan, -1) >= rank:
                 continue
-            best[one] = rank
-            for parts, more in self._made.get(one, ()):
+            best[plan] = rank
+            for parts, more in self._made.get(plan, ()):
                 waiting += [(part, max(rank, more)) for part in parts]
-        return {one: rank for one, rank in best.items() if one in self._leaves}
+        return {plan: rank for plan, rank in best.items() if plan in self._leaves}
 
 
 def _walk(expression: _Node) -> Iterator[_Node]:

@@ -77,10 +77,10 @@ class ExternalReads:
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """See `Redirect.table`."""
         self.record(f"table {name.replace('`', '')}")
-        found = self._context.external_tables.find(name)
+        table = self._context.external_tables.find(name)
         try:
-            if found is not None:
-                return self._context.external_tables.read(found, reader, name)
+            if table is not None:
+                return self._context.external_tables.read(table, reader, name)
             if self._context.assumptions is None:
                 return None
             with own_read():
@@ -220,8 +220,8 @@ class ExternalReads:
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""
-        found = self._context.external_tables.find(name)
-        return found.path if found is not None and found.format == "delta" else None
+        table = self._context.external_tables.find(name)
+        return table.path if table is not None and table.format == "delta" else None
 
     def new_table(self, name: str) -> str:
         """See `Redirect.new_table`."""
@@ -229,47 +229,49 @@ class ExternalReads:
 
     # -- SQL -----------------------------------------------------------------------------------
 
-    def _replacement(self, found: Found) -> str | None:
-        df = self._files_of(found)
+    def _replacement(self, reference: Found) -> str | None:
+        df = self._files_of(reference)
         if df is not None:
             return sql_names.as_view(df)
-        return None if isinstance(found, FunctionCall) else self._relation(found)
+        return None if isinstance(reference, FunctionCall) else self._relation(reference)
 
-    def _replacement_with_metadata(self, found: Found) -> str | None:
-        df = self._files_of(found)
+    def _replacement_with_metadata(self, reference: Found) -> str | None:
+        df = self._files_of(reference)
         return (
-            self._replacement(found) if df is None else sql_names.as_view(file_metadata.showing(df))
+            self._replacement(reference)
+            if df is None
+            else sql_names.as_view(file_metadata.showing(df))
         )
 
-    def _files_of(self, found: Found) -> DataFrame | None:
+    def _files_of(self, reference: Found) -> DataFrame | None:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""
-        if isinstance(found, FunctionCall):
-            return call_function(self._spark, found, self._functions)
-        if len(found.parts) == 2 and found.parts[0].lower() in _PATH_FORMATS:
-            return self._path_relation(found)
+        if isinstance(reference, FunctionCall):
+            return call_function(self._spark, reference, self._functions)
+        if len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS:
+            return self._path_relation(reference)
         return None
 
-    def _relation(self, found: RelationReference) -> str | None:
-        return None if self._is_temporary(found) else self._through_view(found)
+    def _relation(self, reference: RelationReference) -> str | None:
+        return None if self._is_temporary(reference) else self._through_view(reference)
 
-    def _through_view(self, found: RelationReference) -> str | None:
-        reader: Any = self._spark.readStream if found.is_streaming else self._spark.read
-        if found.options:
-            reader = reader.options(**found.options)
-        df = self.table(found.name, reader)
+    def _through_view(self, reference: RelationReference) -> str | None:
+        reader: Any = self._spark.readStream if reference.is_streaming else self._spark.read
+        if reference.options:
+            reader = reader.options(**reference.options)
+        df = self.table(reference.name, reader)
         return None if df is None else sql_names.as_view(df)
 
-    def _is_temporary(self, found: RelationReference) -> bool:
+    def _is_temporary(self, reference: RelationReference) -> bool:
         """Whether the user's code has made a temporary view of that name."""
-        if len(found.parts) > 1:
+        if len(reference.parts) > 1:
             return False
         catalog: Any = self._spark._jsparkSession.sessionState().catalog()
-        return bool(catalog.getTempView(found.parts[0]).isDefined())
+        return bool(catalog.getTempView(reference.parts[0]).isDefined())
 
-    def _path_relation(self, found: RelationReference) -> DataFrame:
+    def _path_relation(self, reference: RelationReference) -> DataFrame:
         """``json.`/path` ``: the files of the mapped path; below STREAM a real stream."""
-        source, path = found.parts
-        if not found.is_streaming:
+        source, path = reference.parts
+        if not reference.is_streaming:
             return self._spark.read.format(source).load(path)
         reader: Any = self._spark.readStream.format(source)
         if source.lower() not in ("delta", "text", "binaryfile"):
@@ -363,11 +365,11 @@ class Evaluator(ExternalReads, DatasetReader):
             if self._context.assumptions is not None or not self._may_relax(flow, error):
                 raise
             try:
-                found = self._call_leniently(flow, position)
+                evaluated = self._call_leniently(flow, position)
             except PenstockError:
                 raise error from error.__cause__
             self._lenient.add(flow.name)
-            return found
+            return evaluated
 
     def relax(self, flow: Flow, error: PenstockError) -> bool:
         """Whether calling the function again without ANSI mode may help; it is called so then."""
@@ -379,7 +381,7 @@ class Evaluator(ExternalReads, DatasetReader):
 
     def _may_relax(self, flow: Flow, error: PenstockError) -> bool:
         readers = [self.index.flows.get(name, flow) for name, _ in self._stack.get()]
-        settings = [self._context.configuration, *(one.spark_conf for one in (*readers, flow))]
+        settings = [self._context.configuration, *(part.spark_conf for part in (*readers, flow))]
         has_chosen = any(ansi_fallback.ANSI in each for each in settings)
         return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
 
@@ -440,13 +442,13 @@ class Evaluator(ExternalReads, DatasetReader):
         plain = self.index.find(name)
         if defaults is None:
             return plain
-        found = self.index.find(name, catalog=defaults[0], schema=defaults[1])
-        if found is None and plain is not None:
+        dataset = self.index.find(name, catalog=defaults[0], schema=defaults[1])
+        if dataset is None and plain is not None:
             # A temporary view has no schema: `USE` does not hide it.
             is_view = plain.declared.kind is DatasetKind.TEMPORARY_VIEW
             own = (plain.name.catalog, plain.name.schema) == (self.index.catalog, self.index.schema)
             return plain if is_view and own else None
-        return found
+        return dataset
 
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
         """The dataset that an incomplete name means, if there is no table of that name."""

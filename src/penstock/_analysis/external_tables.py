@@ -59,16 +59,16 @@ class ExternalTables:
     def find(self, name: str) -> ExternalTable | None:
         """Where the table of that name lies; `None` if neither mapped nor in the storage."""
         try:
-            given = ".".join(split_name(name)).lower()
+            spelling_of_name = ".".join(split_name(name)).lower()
             resolved = resolve_name(name, **self._defaults)
         except ValueError:
             return None
-        for spelling in (given, resolved.key):
+        for spelling in (spelling_of_name, resolved.key):
             if spelling in self._tables:
                 return _with_format(self._tables[spelling])
-        for spelling in (given, resolved.key):
-            if (found := self._below_wildcard(spelling)) is not None:
-                return found
+        for spelling in (spelling_of_name, resolved.key):
+            if (table := self._below_wildcard(spelling)) is not None:
+                return table
         path = self._layout.table_path(resolved)
         if self._exists(f"{path}/_delta_log"):
             return ExternalTable(path=path, format="delta")
@@ -98,16 +98,16 @@ class ExternalTables:
                 hint="correct its entry below `tables` in the settings, or put the data there",
             )
         with own_read():
-            given = {**(_CSV_DEFAULTS if table.format == "csv" else {}), **table.options}
+            options = {**(_CSV_DEFAULTS if table.format == "csv" else {}), **table.options}
             source: Any = reader.format(table.format)
             if table.format != "delta" and reader_schema(reader) is None:
                 schema: Any = table.schema
                 if schema is None and isinstance(reader, DataStreamReader):
-                    batch = self._spark.read.format(table.format).options(**given)
+                    batch = self._spark.read.format(table.format).options(**options)
                     schema = batch.load(table.path).schema
                 if schema is not None:
                     source = source.schema(schema)
-            result: DataFrame = source.options(**given).load(table.path)
+            result: DataFrame = source.options(**options).load(table.path)
             return result
 
     def _below_wildcard(self, name: str) -> ExternalTable | None:
@@ -153,7 +153,7 @@ def _with_format(table: ExternalTable) -> ExternalTable:
     if suffix in _BY_SUFFIX:
         shown = _BY_SUFFIX[suffix]
     elif local is not None and local.is_dir() and not (local / "_delta_log").exists():
-        found = {entry.suffix.lower() for entry in local.rglob("*") if entry.is_file()}
-        known = [_BY_SUFFIX[suffix] for suffix in sorted(found) if suffix in _BY_SUFFIX]
+        suffixes = {entry.suffix.lower() for entry in local.rglob("*") if entry.is_file()}
+        known = [_BY_SUFFIX[suffix] for suffix in sorted(suffixes) if suffix in _BY_SUFFIX]
         shown = known[0] if known else shown
     return ExternalTable(path=table.path, format=shown, options=table.options, schema=table.schema)

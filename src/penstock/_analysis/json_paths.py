@@ -33,8 +33,8 @@ def spell_json_paths(spark: Any, text: str) -> str:
         text: One query that Spark can parse.
     """
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    found = sorted({item.start: item for item in _in_plan(plan, text)}.values(), key=_start)
-    for item in reversed(found):
+    accesses = sorted({item.start: item for item in _in_plan(plan, text)}.values(), key=_start)
+    for item in reversed(accesses):
         path = item.path.replace("\\", "\\\\").replace("'", "\\'")
         call = f"get_json_object(CAST({item.column} AS STRING), '{path}')"
         if item.name is not None:

@@ -147,15 +147,15 @@ class LateRowFinder:
     def _frames(
         self, session: SparkSession, operator: _Operator, watermark: int | None
     ) -> Iterator[DataFrame]:
-        for one in operator.inputs:
-            frame, names = _frame(session, one.plan)
-            time = F.col(f"`{frame.columns[one.position]}`")
-            end = time["end"] if one.is_window else time
+        for source in operator.inputs:
+            frame, names = _frame(session, source.plan)
+            time = F.col(f"`{frame.columns[source.position]}`")
+            end = time["end"] if source.is_window else time
             limit = F.timestamp_millis(F.lit(watermark if watermark is not None else 0))
             is_late = end <= limit if watermark is not None else F.lit(False)
             yield _with_reason(frame, names, is_late, LATE)
-            if one.before_window is not None and self._keeps:
-                plan, position = one.before_window
+            if source.before_window is not None and self._keeps:
+                plan, position = source.before_window
                 frame, names = _frame(session, plan)
                 is_null = F.col(f"`{frame.columns[position]}`").isNull()
                 yield _with_reason(frame, names, is_null, NO_EVENT_TIME)
@@ -164,7 +164,8 @@ class LateRowFinder:
 def dropped_by_watermark(progress: Any) -> int:
     """What Spark itself reports for a batch: rows, but of an aggregation only groups."""
     return sum(
-        max(0, int(one.get(_DROPPED, 0) or 0)) for one in progress.get("stateOperators") or ()
+        max(0, int(operator.get(_DROPPED, 0) or 0))
+        for operator in progress.get("stateOperators") or ()
     )
 
 
@@ -207,21 +208,21 @@ def _operator(plan: Any) -> _Operator:
     Raises:
         _UnknownError: There is none, or its late rows cannot be told.
     """
-    found = [node for node in walk(plan) if is_stateful(node)]
-    if not found:
+    stateful = [node for node in walk(plan) if is_stateful(node)]
+    if not stateful:
         raise _UnknownError("it has no stateful operation, so no row of it is late")
-    if len(found) > 1:
+    if len(stateful) > 1:
         raise _UnknownError(
             "it has several stateful operations, and the input of the later ones comes out of the "
             "state of the earlier ones"
         )
-    node = found[0]
+    node = stateful[0]
     kind = kind_of(node)
     children = list(iterate(node.children()))
     if kind == "Aggregate":
         return _Operator((_of_aggregate(node, children[0]),), drops_groups=True)
     if kind in _BY_ROW:
-        inputs = tuple(one for child in children if (one := _of_rows(child)) is not None)
+        inputs = tuple(rows for child in children if (rows := _of_rows(child)) is not None)
         if not inputs:
             raise _UnknownError("its input has no watermark, so no row is late")
         return _Operator(inputs, drops_groups=False)
@@ -271,8 +272,8 @@ def _before(child: Any, window: int) -> tuple[Any, int] | None:
     if not filters and kind_of(node) == "Filter":
         filters.append(node)
         node = node.child()
-    for one in filters:
-        for attribute in iterate(one.condition().references().toSeq()):
+    for condition in filters:
+        for attribute in iterate(condition.condition().references().toSeq()):
             position = _position(node, attribute.exprId().id())
             if position is not None and is_watermarked(attribute):
                 return node, position

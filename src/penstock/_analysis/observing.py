@@ -76,9 +76,9 @@ class ObservingEvaluator(Evaluator):
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """See `Redirect.table`."""
-        found = self._find(name) or self._find_by_end(name)
-        shown = name.replace("`", "") if found is None else self.index.display(found.name.key)
-        self._read(reader, "table", name=shown, is_own=found is not None)
+        dataset = self._find(name) or self._find_by_end(name)
+        shown = name.replace("`", "") if dataset is None else self.index.display(dataset.name.key)
+        self._read(reader, "table", name=shown, is_own=dataset is not None)
         return super().table(name, reader)
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
@@ -124,7 +124,7 @@ class ObservingEvaluator(Evaluator):
         constant = _folded(selected) or ("never true" if _is_never_true(rows, condition) else "")
         passes, breaks, mentioned = [], [], []
         for name, is_nullable in used.items() if not constant else ():
-            column = next(one for one in df.schema if one.name == name)
+            column = next(field for field in df.schema if field.name == name)
             without = rows.withColumn(name, F.lit(None).cast(column.dataType))
             if _is_never_true(without, condition):
                 breaks += [name] if is_nullable else []

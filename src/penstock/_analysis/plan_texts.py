@@ -34,7 +34,7 @@ class PlanTexts(Evaluator):
     def _text(self, df: DataFrame) -> str:
         text = _IDS.sub("", str(analyzed(df).toString()))
         source: Any = self._source
-        text = _STAND_IN.sub(lambda found: source.dataset_at(found[1]) or found[0], text)
+        text = _STAND_IN.sub(lambda match: source.dataset_at(match[1]) or match[0], text)
         lines = [line.rstrip() for line in text.splitlines()]
         return "\n".join(
             line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..." for line in lines if line

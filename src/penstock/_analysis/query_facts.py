@@ -99,16 +99,16 @@ class _Reader:
         self._made[item.exprId().id()] = _Made(references, str(item.child().sql()))
 
     def _all_parts(self, attribute: int) -> set[int]:
-        found: set[int] = set()
+        seen: set[int] = set()
         waiting = [attribute]
         while waiting:
-            one = waiting.pop()
-            if one in found:
+            part = waiting.pop()
+            if part in seen:
                 continue
-            found.add(one)
-            if one in self._made:
-                waiting += self._made[one].parts
-        return found
+            seen.add(part)
+            if part in self._made:
+                waiting += self._made[part].parts
+        return seen
 
     def _chance_in(self, expressions: list[Any]) -> tuple[str, ...]:
         texts = []
@@ -135,13 +135,13 @@ class _Reader:
             elif kind == "Deduplicate":
                 yield self._keyed(node, StateKind.DEDUPLICATE, list(iterate(node.keys())))
             elif kind == "DeduplicateWithinWatermark":
-                found = self._keyed(node, StateKind.DEDUPLICATE_WITHIN, list(iterate(node.keys())))
+                facts = self._keyed(node, StateKind.DEDUPLICATE_WITHIN, list(iterate(node.keys())))
                 yield StateFacts(
-                    kind=found.kind,
-                    keys=found.keys,
-                    has_watermark=found.has_watermark,
+                    kind=facts.kind,
+                    keys=facts.keys,
+                    has_watermark=facts.has_watermark,
                     is_bounded=True,
-                    chance_keys=found.chance_keys,
+                    chance_keys=facts.chance_keys,
                 )
             elif kind == "Join":
                 if all(child.isStreaming() for child in iterate(node.children())):
@@ -164,7 +164,7 @@ class _Reader:
         conditions = [condition.get()] if condition.isDefined() else []
         return StateFacts(
             kind=StateKind.JOIN,
-            keys=tuple(shown_expression(one) for one in conditions),
+            keys=tuple(shown_expression(part) for part in conditions),
             has_watermark=_has_watermark(node),
             is_bounded=not growing_sides(self._jvm, node),
             chance_keys=self._chance_in(conditions),

@@ -163,10 +163,10 @@ def _wrap_settings() -> None:
     original_get = RuntimeConfig.get
 
     @functools.wraps(original_get)
-    def get(self: RuntimeConfig, key: str, *default: Any, **given: Any) -> str | None:
+    def get(self: RuntimeConfig, key: str, *default: Any, **options: Any) -> str | None:
         redirect = _redirect()
-        if redirect is None or default or given:
-            return original_get(self, key, *default, **given)
+        if redirect is None or default or options:
+            return original_get(self, key, *default, **options)
         try:
             return original_get(self, key)
         except (PySparkException, Py4JJavaError):
@@ -277,8 +277,8 @@ def _wrap_session() -> None:
 
 def _texts(arguments: Any) -> dict[str, str]:
     """Those named parameters of a query that are texts."""
-    given = arguments if isinstance(arguments, Mapping) else {}
-    return {name: value for name, value in given.items() if isinstance(value, str)}
+    named = arguments if isinstance(arguments, Mapping) else {}
+    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 def _wrap_catalog() -> None:
@@ -288,9 +288,9 @@ def _wrap_catalog() -> None:
     def exists(self: Catalog, tableName: str, dbName: str | None = None) -> bool:
         redirect = _redirect()
         if redirect is not None:
-            found = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
-            if found is not None:
-                return found
+            is_there = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
+            if is_there is not None:
+                return is_there
         return original_exists(self, tableName, dbName)
 
     Catalog.tableExists = exists  # type: ignore[method-assign]
@@ -343,8 +343,8 @@ def _wrap_reader(reader: Any) -> None:
 
     def table(self: Any, tableName: str) -> DataFrame:
         redirect = _redirect()
-        found = redirect.table(tableName, self) if redirect is not None else None
-        result: DataFrame = found if found is not None else original["table"](self, tableName)
+        df = redirect.table(tableName, self) if redirect is not None else None
+        result: DataFrame = df if df is not None else original["table"](self, tableName)
         return result
 
     def format_(self: Any, source: str) -> Any:
@@ -361,11 +361,11 @@ def _wrap_reader(reader: Any) -> None:
             reader_options(self)[key] = text
         return original["option"](self, key, value)
 
-    def options(self: Any, **given: Any) -> Any:
+    def options(self: Any, **values: Any) -> Any:
         reader_options(self).update(
-            {key: text for key, value in given.items() if (text := _as_text(value)) is not None}
+            {key: text for key, value in values.items() if (text := _as_text(value)) is not None}
         )
-        return original["options"](self, **given)
+        return original["options"](self, **values)
 
     def load(
         self: Any, path: Any = None, format: Any = None, schema: Any = None, **more: Any

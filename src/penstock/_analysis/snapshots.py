@@ -63,12 +63,12 @@ class SnapshotQuery:
 
     def _call(self) -> DataFrame:
         assert self._spec.next_snapshot is not None
-        found = self._spec.next_snapshot(self._latest)
-        if found is None:
+        answer = self._spec.next_snapshot(self._latest)
+        if answer is None:
             raise NoSnapshotError
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise self._invalid(f"returned {type(found).__name__}")
-        df, self.version = found
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self._invalid(f"returned {type(answer).__name__}")
+        df, self.version = answer
         if version_type(self.version) is None:
             raise self._invalid(f"gave a version of type {type(self.version).__name__}")
         if not isinstance(df, DataFrame):

@@ -94,9 +94,9 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None])
         if "ParseException" in type(error).__name__ or "ParseException" in str(error):
             return text
         raise
-    found = sorted(_names(plan, frozenset(), streaming=False), key=lambda pair: pair[0].start)
+    references = sorted(_names(plan, frozenset(), streaming=False), key=lambda pair: pair[0].start)
     replacements: list[tuple[int, int, str]] = []
-    for reference, full_text in found:
+    for reference, full_text in references:
         # Positions refer to the text after Spark's own ${} substitution.
         text = full_text
         if replacements and reference.start < replacements[-1][1]:

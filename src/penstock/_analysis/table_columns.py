@@ -18,10 +18,10 @@ def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: 
     fields = {field.name.lower(): field for field in df.schema}
     for column in declared.partition_cols:
         outer, dot, inner = column.partition(".")
-        found = fields.get(outer.lower())
-        if not dot or column.lower() in fields or found is None:
+        parent = fields.get(outer.lower())
+        if not dot or column.lower() in fields or parent is None:
             continue
-        if isinstance(found.dataType, StructType):
+        if isinstance(parent.dataType, StructType):
             raise DefinitionError(
                 "PARTITION_COLUMN_NESTED",
                 f"{declared.name!r} cannot be partitioned by {column!r}: {inner!r} is a field of "

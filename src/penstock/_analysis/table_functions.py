@@ -119,21 +119,21 @@ def _required(call: FunctionCall, positional: list[Any], named: dict[str, Any], 
     )
 
 
-def _options(given: Any) -> dict[str, str]:
-    """Options as text; NULL means "not given"."""
-    if not isinstance(given, Mapping):
+def _options(argument: Any) -> dict[str, str]:
+    """Options as text; NULL counts as absent."""
+    if not isinstance(argument, Mapping):
         return {}
     return {
         str(key): str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in given.items()
+        for key, value in argument.items()
         if value is not None
     }
 
 
 def _take(options: dict[str, str], key: str) -> str | None:
-    for given in list(options):
-        if given.lower() == key:
-            return options.pop(given)
+    for name in list(options):
+        if name.lower() == key:
+            return options.pop(name)
     return None
 
 

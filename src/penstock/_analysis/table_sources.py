@@ -169,7 +169,7 @@ class DeltaSource:
         if starts is None or {name.lower() for name in reader_options(reader)} & _OWN_START:
             return None
         if starts.is_open and key not in starts.chosen:
-            found = self._append_only_start(self._paths[key])
-            if found is not None:
-                starts.chosen[key] = found
+            start = self._append_only_start(self._paths[key])
+            if start is not None:
+                starts.chosen[key] = start
         return starts.chosen.get(key)

@@ -198,3 +198,8 @@ def active_registry(caller: str) -> Registry:
             "inside of a query function are not possible",
         )
     return registry
+
+
+def is_collecting() -> bool:
+    """Whether source files of a pipeline are being executed in this context."""
+    return _active.get() is not None

@@ -92,7 +92,7 @@ def backfill(
     from penstock._repair.backfill import BackfillOptions, backfill_flow
     from penstock.sources.base import parse_start
 
-    asked = BackfillOptions(
+    options_of_backfill = BackfillOptions(
         begin=None if begin is None else parse_start(begin),
         end=None if end is None else parse_start(end, "--to"),
         files=files,
@@ -104,7 +104,7 @@ def backfill(
         act=yes,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        report = backfill_flow(settings, flow, asked)
+        report = backfill_flow(settings, flow, options_of_backfill)
     if output is OutputFormat.JSON:
         options.print_json(_as_json(report))
         return
@@ -131,8 +131,13 @@ def _as_json(report: "BackfillReport") -> dict[str, object]:
         "way": report.way,
         "range": report.range,
         "sources": [
-            {"source": one.source, "unit": one.unit, "count": one.count, "text": one.text}
-            for one in report.sources
+            {
+                "source": source.source,
+                "unit": source.unit,
+                "count": source.count,
+                "text": source.text,
+            }
+            for source in report.sources
         ],
         "counts": dict(report.counts),
         "steps": list(report.steps),

@@ -40,40 +40,45 @@ def check(
     Nothing runs. Data, secrets, settings and packages need not be here: their columns and values
     are assumed as the code uses them. Exit code 0 if nothing is refused.
     """
-    from penstock._check import check_project
-    from penstock._model.missing import missing_values_assumed, plausible_value
+    from penstock.pipelines import check_with
 
-    assumed: dict[str, str] = {}
-    with missing_values_assumed(lambda key: assumed.setdefault(key, plausible_value(key))):
-        settings = options.settings_of(
-            path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-        )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        found = check_project(settings, assumed)
+        report = check_with(
+            lambda: options.settings_of(
+                path,
+                spec,
+                None,
+                conf,
+                pipeline=pipeline,
+                target=target,
+                maps=maps,
+                parameters=param,
+            )
+        )
     if junit is not None:
-        reports.write_junit(junit, "penstock check", _cases(found))
+        reports.write_junit(junit, "penstock check", _cases(report))
     match output:
         case reports.ReportFormat.JSON:
-            options.print_json(_as_json(found))
+            options.print_json(_as_json(report))
         case reports.ReportFormat.GITHUB:
-            for line in (*reports.annotations(_cases(found)), _verdict(found)):
+            for line in (*reports.annotations(_cases(report)), _verdict(report)):
                 print(line)
         case reports.ReportFormat.TEXT:
-            for line in _as_text(found):
+            for line in _as_text(report):
                 print(line)
-    return exit_codes.USAGE if found.refused else exit_codes.OK
+    return exit_codes.USAGE if report.refused else exit_codes.OK
 
 
-def _as_text(found: "ProjectCheck") -> Iterator[str]:
-    yield f"pipeline {found.settings.name}: {_counted(len(found.sources), 'source file')}"
-    unsure = [name for name in found.flows if name in found.unsure]
-    planned = [name for name in found.flows if name in found.planned]
-    refused = len(found.flows) - len(planned) - len(unsure)
+def _as_text(report: "ProjectCheck") -> Iterator[str]:
+    yield f"pipeline {report.settings.name}: {_counted(len(report.sources), 'source file')}"
+    unsure = [name for name in report.flows if name in report.unsure]
+    planned = [name for name in report.flows if name in report.planned]
+    refused = len(report.flows) - len(planned) - len(unsure)
     yield (
-        f"{_counted(len(found.datasets), 'dataset')}, {_counted(len(found.flows), 'flow')}: "
+        f"{_counted(len(report.datasets), 'dataset')}, {_counted(len(report.flows), 'flow')}: "
         f"{len(planned)} planned, {len(unsure)} not certain, {refused} refused"
     )
-    needed = list(_needs(found))
+    needed = list(_needs(report))
     if needed:
         yield ""
         yield "needs"
@@ -81,44 +86,44 @@ def _as_text(found: "ProjectCheck") -> Iterator[str]:
         for kind, what, where in needed:
             yield f"  {kind:{width}}  {what}" + (f"  ({where})" if where else "")
     for title, errors in (
-        ("refused", list(found.refused)),
-        ("not certain without what is missing", list(found.unsure.values())),
+        ("refused", list(report.refused)),
+        ("not certain without what is missing", list(report.unsure.values())),
     ):
         if errors:
             yield ""
             yield title
             for error in _distinct(errors):
                 yield from (f"  {line}" for line in str(error).splitlines())
-    if found.notes:
+    if report.notes:
         yield ""
-        yield from (f"note: {note}" for note in found.notes)
+        yield from (f"note: {note}" for note in report.notes)
     yield ""
-    yield _verdict(found)
+    yield _verdict(report)
 
 
-def _cases(found: "ProjectCheck") -> list[reports.Case]:
+def _cases(report: "ProjectCheck") -> list[reports.Case]:
     """Flows that are planned have passed, refused ones failed, the others are not certain."""
-    cases = [reports.Case(name=name, group="flow") for name in found.planned]
-    cases += [reports.failed(error, "refused") for error in _distinct(list(found.refused))]
+    cases = [reports.Case(name=name, group="flow") for name in report.planned]
+    cases += [reports.failed(error, "refused") for error in _distinct(list(report.refused))]
     cases += [
         reports.failed(error, "not certain", name, reports.Verdict.SKIPPED)
-        for name, error in found.unsure.items()
+        for name, error in report.unsure.items()
     ]
     return cases
 
 
-def _verdict(found: "ProjectCheck") -> str:
-    if found.refused:
+def _verdict(report: "ProjectCheck") -> str:
+    if report.refused:
         return "Not all of it would run: see what is refused."
-    if found.unsure:
+    if report.unsure:
         return "It would run as far as can be told without what is missing."
-    return "It would run" + (", with what it needs." if any(_needs(found)) else ".")
+    return "It would run" + (", with what it needs." if any(_needs(report)) else ".")
 
 
-def _needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
+def _needs(report: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
     """Kind, name and place of each thing that is missing, once."""
     listed = set()
-    for kind, name, where in _all_needs(found):
+    for kind, name, where in _all_needs(report):
         # `scikit-learn` and `scikit_learn` are one package.
         key = (kind, name.lower().replace("-", "_") if kind == "package" else name)
         if key not in listed:
@@ -126,32 +131,32 @@ def _needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
             yield kind, name, where
 
 
-def _all_needs(found: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
-    needs = found.needs
+def _all_needs(report: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
+    needs = report.needs
     for setting in (*needs.configuration, *needs.widgets):
         if setting.is_missing:
             yield "setting", setting.key, str(setting.origin)
-    for key in found.assumed_settings:
+    for key in report.assumed_settings:
         yield "setting", key, ""
     for secret in needs.secrets:
         if secret.is_found is False:
             yield "secret", secret.name, str(secret.origin)
-    for source in found.missing:
+    for source in report.missing:
         columns = ", ".join(source.columns)
         yield "source", f"{source.name}: {columns}" if columns else source.name, source.reason
-    for servers in found.servers:
+    for servers in report.servers:
         yield "broker", servers, f"--map kafka://{servers}=kafka://localhost:9092 dials another one"
     for module in needs.imports:
         if not module.is_optional:
             yield "package", module.module, str(module.origin)
-    for error in found.unsure.values():
+    for error in report.unsure.values():
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             yield "package", cause.name, str(error.origin)
     for package in needs.packages:
         if not package.is_installed:
             yield "package", package.name, str(package.origin)
-    for requirement in found.settings.dependencies:
+    for requirement in report.settings.dependencies:
         yield "package", requirement, "settings"
 
 
@@ -163,28 +168,28 @@ def _distinct(errors: "list[PenstockError]") -> "list[PenstockError]":
     return list({str(error): error for error in errors}.values())
 
 
-def _as_json(found: "ProjectCheck") -> dict[str, Any]:
+def _as_json(report: "ProjectCheck") -> dict[str, Any]:
     return {
-        "pipeline": found.settings.name,
-        "root": found.settings.root,
-        "sources": [_shown(source, found.settings.root) for source in found.sources],
-        "datasets": dict(found.datasets),
-        "flows": len(found.flows),
-        "planned": list(found.planned),
-        "refused": [_error(error) for error in _distinct(list(found.refused))],
-        "not_certain": [{"flow": name, **_error(error)} for name, error in found.unsure.items()],
+        "pipeline": report.settings.name,
+        "root": report.settings.root,
+        "sources": [_shown(source, report.settings.root) for source in report.sources],
+        "datasets": dict(report.datasets),
+        "flows": len(report.flows),
+        "planned": list(report.planned),
+        "refused": [_error(error) for error in _distinct(list(report.refused))],
+        "not_certain": [{"flow": name, **_error(error)} for name, error in report.unsure.items()],
         "needs": [
-            {"kind": kind, "name": what, "where": where} for kind, what, where in _needs(found)
+            {"kind": kind, "name": what, "where": where} for kind, what, where in _needs(report)
         ],
         "missing_sources": [
             {"name": source.name, "reason": source.reason, "columns": dict(source.columns)}
-            for source in found.missing
+            for source in report.missing
         ],
         "paths": [
             {"path": need.path, "scheme": need.scheme, "where": str(need.origin)}
-            for need in found.needs.paths
+            for need in report.needs.paths
         ],
-        "notes": list(found.notes),
+        "notes": list(report.notes),
     }
 
 

@@ -12,7 +12,7 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._cli.text import size
+from penstock._display.text import size
 
 if TYPE_CHECKING:
     from penstock._tables.checkpoint_files import Checkpoint
@@ -50,11 +50,11 @@ def list_all(
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
-        found = checkpoints(readable.settings)
+        listed = checkpoints(readable.settings)
     if output is OutputFormat.JSON:
-        options.print_json([_summary(one, readable.shown) for one in found])
+        options.print_json([_summary(checkpoint, readable.shown) for checkpoint in listed])
         return
-    if not found:
+    if not listed:
         print("no flow has a checkpoint yet")
         return
     heads = ("flow", "epoch", "used", "planned", "finished", "state", "size")
@@ -62,15 +62,15 @@ def list_all(
         heads,
         [
             (
-                one.flow,
-                one.epoch,
-                "yes" if one.is_current else "no",
-                _number(one.last_planned),
-                _number(one.last_finished),
-                size(sum(part.size for part in one.state)) if one.state else "-",
-                size(one.size),
+                checkpoint.flow,
+                checkpoint.epoch,
+                "yes" if checkpoint.is_current else "no",
+                _number(checkpoint.last_planned),
+                _number(checkpoint.last_finished),
+                size(sum(part.size for part in checkpoint.state)) if checkpoint.state else "-",
+                size(checkpoint.size),
             )
-            for one in found
+            for checkpoint in listed
         ],
         right=heads[3:],
     )
@@ -94,23 +94,27 @@ def inspect(
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
-        found = checkpoints(readable.settings, flow)
-    chosen = [one for one in found if epoch is None or one.epoch.startswith(epoch)]
+        listed = checkpoints(readable.settings, flow)
+    chosen = [
+        checkpoint for checkpoint in listed if epoch is None or checkpoint.epoch.startswith(epoch)
+    ]
     if not chosen:
         raise typer.BadParameter(
-            f"epochs of {flow!r}: {', '.join(one.epoch for one in found)}", param_hint="--epoch"
+            f"epochs of {flow!r}: {', '.join(checkpoint.epoch for checkpoint in listed)}",
+            param_hint="--epoch",
         )
-    one = chosen[0]
+    checkpoint = chosen[0]
     if output is OutputFormat.JSON:
-        options.print_json(_details(one, readable.shown))
+        options.print_json(_details(checkpoint, readable.shown))
         return
-    body = _details(one, readable.shown)
-    print(f"flow {one.flow}, epoch {one.epoch}{'' if one.is_current else ' (not used)'}")
+    body = _details(checkpoint, readable.shown)
+    unused = "" if checkpoint.is_current else " (not used)"
+    print(f"flow {checkpoint.flow}, epoch {checkpoint.epoch}{unused}")
     print(f"path {body['path']}")
-    print(f"query id {one.query_id or 'unknown'}")
+    print(f"query id {checkpoint.query_id or 'unknown'}")
     print(
-        f"batch {_number(one.last_planned)} planned at {body['planned_at'] or '-'}, "
-        f"{_number(one.last_finished)} finished, watermark {body['watermark'] or 'none'}"
+        f"batch {_number(checkpoint.last_planned)} planned at {body['planned_at'] or '-'}, "
+        f"{_number(checkpoint.last_finished)} finished, watermark {body['watermark'] or 'none'}"
     )
     for number, offset in enumerate(body["offsets"]):
         print(f"source {number}: {json.dumps(offset, ensure_ascii=False)}")
@@ -121,7 +125,7 @@ def inspect(
         )
     for key, value in body["conf"].items():
         print(f"pinned {key} = {value}")
-    for name, reason in one.damaged.items():
+    for name, reason in checkpoint.damaged.items():
         print(f"damaged: {name} {reason}")
 
 
@@ -145,29 +149,31 @@ def doctor(
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
-        found = examine(readable.settings, flow)
+        diagnosis = examine(readable.settings, flow)
     if output is OutputFormat.JSON:
         options.print_json(
             [
                 {
-                    "flow": one.flow,
-                    "epoch": one.epoch,
-                    "kind": one.kind,
-                    "weight": one.weight.value,
-                    "message": readable.shown(one.message),
-                    "hint": readable.shown(one.hint),
+                    "flow": problem.flow,
+                    "epoch": problem.epoch,
+                    "kind": problem.kind,
+                    "weight": problem.weight.value,
+                    "message": readable.shown(problem.message),
+                    "hint": readable.shown(problem.hint),
                 }
-                for one in found
+                for problem in diagnosis
             ]
         )
     else:
-        for one in found:
-            print(f"{one.weight} {one.flow} {one.kind}: {readable.shown(one.message)}")
-            if one.hint:
-                print(f"    hint: {readable.shown(one.hint)}")
-        if not found:
+        for problem in diagnosis:
+            print(
+                f"{problem.weight} {problem.flow} {problem.kind}: {readable.shown(problem.message)}"
+            )
+            if problem.hint:
+                print(f"    hint: {readable.shown(problem.hint)}")
+        if not diagnosis:
             print("nothing is wrong")
-    bad = any(one.weight is Weight.ERROR for one in found)
+    bad = any(problem.weight is Weight.ERROR for problem in diagnosis)
     return exit_codes.UPDATE_FAILED if bad else exit_codes.OK
 
 
@@ -236,12 +242,12 @@ def reset(
                 "refused": plan.refused,
                 "sources": [
                     {
-                        "source": one.source,
-                        "unit": one.unit,
-                        "again": one.again,
-                        "skipped": one.skipped,
+                        "source": source.source,
+                        "unit": source.unit,
+                        "again": source.again,
+                        "skipped": source.skipped,
                     }
-                    for one in plan.sources
+                    for source in plan.sources
                 ],
                 "steps": list(plan.steps),
             }
@@ -256,28 +262,28 @@ def reset(
     print("done" if yes else "nothing was changed: --yes does it")
 
 
-def _summary(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
+def _summary(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
     return {
-        "flow": one.flow,
-        "epoch": one.epoch,
-        "used": one.is_current,
-        "path": shown(str(one.path)),
-        "exists": one.exists,
-        "query_id": one.query_id,
-        "planned_batch": one.last_planned,
-        "finished_batch": one.last_finished,
-        "state_bytes": sum(part.size for part in one.state),
-        "bytes": one.size,
-        "damaged": dict(one.damaged),
+        "flow": checkpoint.flow,
+        "epoch": checkpoint.epoch,
+        "used": checkpoint.is_current,
+        "path": shown(str(checkpoint.path)),
+        "exists": checkpoint.exists,
+        "query_id": checkpoint.query_id,
+        "planned_batch": checkpoint.last_planned,
+        "finished_batch": checkpoint.last_finished,
+        "state_bytes": sum(part.size for part in checkpoint.state),
+        "bytes": checkpoint.size,
+        "damaged": dict(checkpoint.damaged),
     }
 
 
-def _details(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
-    last = one.planned[-1] if one.planned else None
-    operators = sorted({part.operator for part in one.state})
+def _details(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
+    last = checkpoint.planned[-1] if checkpoint.planned else None
+    operators = sorted({part.operator for part in checkpoint.state})
     state = []
     for operator in operators:
-        parts = [part for part in one.state if part.operator == operator]
+        parts = [part for part in checkpoint.state if part.operator == operator]
         newest = [part.versions[-1] for part in parts if part.versions]
         state.append(
             {
@@ -288,7 +294,7 @@ def _details(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
             }
         )
     return {
-        **_summary(one, shown),
+        **_summary(checkpoint, shown),
         "planned_at": _moment(None if last is None else last.timestamp_ms),
         "watermark": _moment(None if last is None else last.watermark_ms or None),
         "offsets": [] if last is None else list(last.offsets),

@@ -119,8 +119,8 @@ class ProcessControl:
             SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
         """
         arguments = ["run", "--quiet"]
-        arguments += [f"--refresh={_name(one)}" for one in refresh]
-        arguments += [f"--full-refresh={_name(one)}" for one in full_refresh]
+        arguments += [f"--refresh={_name(table)}" for table in refresh]
+        arguments += [f"--full-refresh={_name(table)}" for table in full_refresh]
         if continuous is not None:
             arguments.append("--continuous" if continuous else "--triggered")
         self._run("update", [*arguments, *self._choice, "--", *self._project])
@@ -136,8 +136,8 @@ class ProcessControl:
         Raises:
             SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
         """
-        project = [f"--project={one}" for one in self._project]
-        chosen = [f"--rule={one}" for one in rules]
+        project = [f"--project={argument}" for argument in self._project]
+        chosen = [f"--rule={argument}" for argument in rules]
         what = f"replay of {dataset}"
         if rows:
             chosen.append(f"--row={','.join(map(_name, rows))}")
@@ -179,8 +179,8 @@ class ProcessControl:
     def _holder(self) -> dict[str, Any] | None:
         from penstock._runtime.lease import living_holder
 
-        found = living_holder(self._lease)
-        return dict(found) if found is not None else None
+        holder = living_holder(self._lease)
+        return dict(holder) if holder is not None else None
 
     def _run(self, what: str, arguments: Sequence[str]) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from penstock._cli import exit_codes
-from penstock._cli.terminal import Output, silence
+from penstock._display.terminal import Output, silence
 from penstock._model.exception_text import first_line
 from penstock._runtime.boundary import disk_full
 from penstock.errors import DefinitionErrors, InternalError, PenstockError

@@ -66,17 +66,17 @@ def graph(
     settings = options.settings_of(
         path, spec, storage, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
     )
-    found = drawing.flow_graph(_events(settings, update))
+    flow_graph = drawing.flow_graph(_events(settings, update))
     if output is OutputFormat.JSON:
-        options.print_json(found.as_json())
+        options.print_json(flow_graph.as_json())
         return
     match form:
         case GraphFormat.TEXT:
-            lines = drawing.text_lines(found)
+            lines = drawing.text_lines(flow_graph)
         case GraphFormat.MERMAID:
-            lines = drawing.mermaid_lines(found)
+            lines = drawing.mermaid_lines(flow_graph)
         case GraphFormat.DOT:
-            lines = drawing.dot_lines(found)
+            lines = drawing.dot_lines(flow_graph)
     for line in lines:
         print(shown(line))
 
@@ -139,7 +139,10 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
         graph, _ = plan_update(settings, UpdateOptions(), plan_texts=plans)
     node = graph.find(dataset)
     if node is None and dataset not in graph.sinks:
-        known = [*(one.display for one in graph.datasets.values()), *graph.sinks]
+        known = [
+            *(known_dataset.display for known_dataset in graph.datasets.values()),
+            *graph.sinks,
+        ]
         raise typer.BadParameter(
             f"there is no dataset {dataset!r}; there are {', '.join(known)}", param_hint="DATASET"
         )
@@ -156,7 +159,7 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             "kind": node.kind.value,
             "declared_at": str(node.declared.origin),
             "path": layout.table_path(node.name, override) if stored else None,
-            "read_by": sorted(graph.datasets[one].display for one in node.downstream),
+            "read_by": sorted(graph.datasets[key].display for key in node.downstream),
             "rules": _rules(node, layout.quarantine_path(node.name, override), settings),
             "last_refresh": _last_refresh(settings, node.key),
         }
@@ -196,8 +199,8 @@ def _flow(
 ) -> dict[str, Any]:
     from penstock._observe.masking import shown
 
-    found = flow.analysis
-    lineage = found.lineage
+    analysis = flow.analysis
+    lineage = analysis.lineage
     columns: dict[str, list[str]] = {}
     if lineage is not None:
 
@@ -207,19 +210,26 @@ def _flow(
             return known.display if known is not None else source.dataset or source.name
 
         columns = {
-            column: [f"{place(one.source)}.{one.column} {one.transformation}" for one in inputs]
+            column: [
+                f"{place(external.source)}.{external.column} {external.transformation}"
+                for external in inputs
+            ]
             for column, inputs in lineage.columns.items()
         }
     return {
         "flow": name,
         "type": flow.type_name(graph.datasets.get(flow.target)),
         "declared_at": str(flow.flow.origin),
-        "reads": sorted(graph.datasets[key].display for key in found.inputs),
-        "reads_external": [shown(one) for one in found.external_inputs],
-        "output_mode": None if found.output_mode is None else found.output_mode.value,
-        "merge_keys": list(found.merge_keys),
-        "state": [one for one in found.stateful_operators if not one.startswith("source ")],
-        "state_grows": list(found.growing_state),
+        "reads": sorted(graph.datasets[key].display for key in analysis.inputs),
+        "reads_external": [shown(external) for external in analysis.external_inputs],
+        "output_mode": None if analysis.output_mode is None else analysis.output_mode.value,
+        "merge_keys": list(analysis.merge_keys),
+        "state": [
+            external
+            for external in analysis.stateful_operators
+            if not external.startswith("source ")
+        ],
+        "state_grows": list(analysis.growing_state),
         "checkpoint": checkpoint,
         "plan": shown(plan).splitlines(),
         "columns": columns,
@@ -232,17 +242,17 @@ def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
     from penstock.errors import PenstockError
 
     try:
-        found = checkpoints(settings)
+        listed = checkpoints(settings)
     except PenstockError:  # the storage is elsewhere, or there is none yet
         return {}
     return {
-        one.flow: {
-            "path": str(one.path),
-            "last_batch": one.finished[-1] if one.finished else None,
-            "state_bytes": sum(part.size for part in one.state),
+        checkpoint.flow: {
+            "path": str(checkpoint.path),
+            "last_batch": checkpoint.finished[-1] if checkpoint.finished else None,
+            "state_bytes": sum(part.size for part in checkpoint.state),
         }
-        for one in found
-        if one.is_current and one.exists
+        for checkpoint in listed
+        if checkpoint.is_current and checkpoint.exists
     }
 
 
@@ -286,8 +296,8 @@ def _lines(body: Mapping[str, Any]) -> Iterator[str]:
         yield f"  reads {', '.join(sources) or 'nothing from elsewhere'}"
         if flow["merge_keys"]:
             yield f"  merges by {', '.join(flow['merge_keys'])}"
-        yield from (f"  state: {one}" for one in flow["state"] or ["none"])
-        yield from (f"  warning: {one}" for one in flow["state_grows"])
+        yield from (f"  state: {state}" for state in flow["state"] or ["none"])
+        yield from (f"  warning: {state}" for state in flow["state_grows"])
         checkpoint = flow["checkpoint"]
         if checkpoint is not None:
             last = checkpoint["last_batch"]

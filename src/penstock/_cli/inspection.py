@@ -65,10 +65,10 @@ def preview(
     """Print rows of a table."""
     from penstock._repair.reading import read_table
 
-    found = read_table(
+    rows = read_table(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target), table, limit
     )
-    _print_rows(table, found.columns, found.rows, found.total, output)
+    _print_rows(table, rows.columns, rows.rows, rows.total, output)
 
 
 def list_tables(
@@ -82,25 +82,25 @@ def list_tables(
     """Print how many rows of each table are in quarantine, and which rules they broke."""
     from penstock._repair.reading import list_quarantines
 
-    found = list_quarantines(
+    quarantines = list_quarantines(
         options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     )
     if output is OutputFormat.JSON:
         _print_json(
             [
                 {"table": item.table, "rows": item.rows, "by_rule": dict(item.by_rule)}
-                for item in found
+                for item in quarantines
             ]
         )
         return
-    if not found:
+    if not quarantines:
         print("no table has a quarantine yet")
         return
     print_table(
         ("table", "rows", "rule", "broken by"),
         [
             (item.table if first else "", f"{item.rows:,}" if first else "", rule, broken)
-            for item in found
+            for item in quarantines
             for first, (rule, broken) in _with_first(
                 [(rule, f"{rows:,}") for rule, rows in item.by_rule.items()] or [("-", "-")]
             )
@@ -123,8 +123,10 @@ def show(
     from penstock._repair.reading import read_quarantine
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    found = read_quarantine(settings, table, limit, ids=output is OutputFormat.JSON)
-    _print_rows(f"the quarantine of {table}", found.columns, found.rows, found.total, output)
+    quarantine = read_quarantine(settings, table, limit, ids=output is OutputFormat.JSON)
+    _print_rows(
+        f"the quarantine of {table}", quarantine.columns, quarantine.rows, quarantine.total, output
+    )
 
 
 def replay(
@@ -173,9 +175,9 @@ def replay(
     settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         if dry_run:
-            found = preview_replay(settings, table, selection=selection)
-            body = replay_report.preview_body(found)
-            lines = replay_report.preview_lines(found, is_all=selection.is_all)
+            planned = preview_replay(settings, table, selection=selection)
+            body = replay_report.preview_body(planned)
+            lines = replay_report.preview_lines(planned, is_all=selection.is_all)
         else:
             done = replay_quarantine(settings, table, selection=selection)
             body = replay_report.replayed_body(done)
@@ -224,9 +226,9 @@ def events(
     if update not in (segments.LATEST, "all"):
         chosen = one_update(directory, update)
     read = log.follow if follow else log.read_events
-    found = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
+    recorded = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
     is_empty, shows_metrics = True, level is not None or event_type is not None
-    for body in found:
+    for body in recorded:
         is_empty = False
         if output is OutputFormat.JSON:
             options.print_json(body, indent=None)
@@ -261,18 +263,20 @@ def quality(
     if update not in (segments.LATEST, "all"):
         chosen = one_update(directory, update)
     events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
-    counts = [one for event in events for one in _counts(event) if rule in (None, one["rule"])]
+    counts = [
+        count for event in events for count in _counts(event) if rule in (None, count["rule"])
+    ]
     if output is OutputFormat.JSON:
-        for one in counts:
-            options.print_json(one, indent=None)
+        for count in counts:
+            options.print_json(count, indent=None)
         return
     if not counts:
         print(f"no batch has counts of rules in {directory}", file=sys.stderr)
         return
     heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
     rows = [
-        [f"{one[head]:,}" if isinstance(one[head], int) else str(one[head]) for head in heads]
-        for one in counts
+        [f"{count[head]:,}" if isinstance(count[head], int) else str(count[head]) for head in heads]
+        for count in counts
     ]
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
 
@@ -303,13 +307,13 @@ def one_update(directory: Path, wanted: str) -> str:
     from penstock._observe import segments
     from penstock.errors import SpecError
 
-    found = segments.select_updates(directory, wanted)
-    if len(found) == 1:
-        return found[0].update_id
+    selected = segments.select_updates(directory, wanted)
+    if len(selected) == 1:
+        return selected[0].update_id
     recorded = [each.update_id for each in segments.updates(directory)[-5:]]
     raise SpecError(
         "UNKNOWN_UPDATE",
-        f"{len(found)} updates in {directory} begin with {wanted!r}",
+        f"{len(selected)} updates in {directory} begin with {wanted!r}",
         hint=f"the newest ones are {', '.join(recorded)}" if recorded else "none is recorded yet",
     )
 
@@ -334,7 +338,7 @@ def _event_lines(event: "Event") -> list[str]:
 
 def _figures(event: "Event") -> str:
     """What a micro-batch did, as far as this event knows."""
-    from penstock._cli.text import plural, seconds
+    from penstock._display.text import plural, seconds
     from penstock._observe.events import FlowMetrics, FlowProgress
 
     if not isinstance(event.body, FlowProgress):
@@ -398,7 +402,7 @@ def print_table(
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from penstock._cli.terminal import console, detect
+    from penstock._display.terminal import console, detect
 
     terminal = detect(sys.stdout)
     drawing = console(terminal)

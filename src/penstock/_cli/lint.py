@@ -107,7 +107,7 @@ def _fails(report: "LintReport", fail_on: FailOn) -> bool:
     if fail_on is FailOn.NEVER:
         return False
     least = Severity(fail_on.value).rank
-    return any(found.rule.severity.rank >= least for found in report.findings)
+    return any(finding.rule.severity.rank >= least for finding in report.findings)
 
 
 def _explanation(rule_id: str) -> Iterator[str]:
@@ -126,9 +126,9 @@ def _explanation(rule_id: str) -> Iterator[str]:
 
 
 def _as_text(report: "LintReport") -> Iterator[str]:
-    for found in report.findings:
-        rule = found.rule
-        yield f"{found.origin}: {rule.severity} {rule.id} {rule.name}: {_message(found)}"
+    for finding in report.findings:
+        rule = finding.rule
+        yield f"{finding.origin}: {rule.severity} {rule.id} {rule.name}: {_message(finding)}"
         yield f"    why: {rule.why}"
         yield f"    fix: {rule.fix}"
         yield f"    page: {rule.page}"
@@ -142,7 +142,7 @@ def _as_text(report: "LintReport") -> Iterator[str]:
 
 
 def _verdict(report: "LintReport") -> str:
-    counts = Counter(found.rule.severity.value for found in report.findings)
+    counts = Counter(finding.rule.severity.value for finding in report.findings)
     parts = [
         f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
         for severity in ("error", "warning", "note")
@@ -156,8 +156,8 @@ def _verdict(report: "LintReport") -> str:
     return text if report.is_complete else f"{text} (text only: queries were not looked at)"
 
 
-def _message(found: "Finding") -> str:
-    return f"{found.flow}: {found.message}" if found.flow else found.message
+def _message(finding: "Finding") -> str:
+    return f"{finding.flow}: {finding.message}" if finding.flow else finding.message
 
 
 def _distinct(errors: "tuple[PenstockError, ...]") -> "list[PenstockError]":
@@ -165,30 +165,30 @@ def _distinct(errors: "tuple[PenstockError, ...]") -> "list[PenstockError]":
 
 
 def _as_json(report: "LintReport") -> dict[str, Any]:
-    counts = Counter(found.rule.severity.value for found in report.findings)
+    counts = Counter(finding.rule.severity.value for finding in report.findings)
     return {
         "version": _VERSION,
         "pipeline": report.settings.name,
         "root": report.settings.root,
         "complete": report.is_complete,
         "counts": {severity: counts[severity] for severity in ("error", "warning", "note")},
-        "findings": [_finding(found) for found in report.findings],
-        "accepted": [_finding(found) for found in report.accepted],
+        "findings": [_finding(finding) for finding in report.findings],
+        "accepted": [_finding(finding) for finding in report.accepted],
         "refused": [_error(error) for error in _distinct(report.refused)],
         "not_looked_at": [{"what": name, **_error(error)} for name, error in report.unsure.items()],
     }
 
 
-def _finding(found: "Finding") -> dict[str, Any]:
-    rule = found.rule
+def _finding(finding: "Finding") -> dict[str, Any]:
+    rule = finding.rule
     return {
         "rule": rule.id,
         "name": rule.name,
         "severity": rule.severity.value,
-        "file": found.origin.file,
-        "line": found.origin.line,
-        "flow": found.flow,
-        "message": found.message,
+        "file": finding.origin.file,
+        "line": finding.origin.line,
+        "flow": finding.flow,
+        "message": finding.message,
         "why": rule.why,
         "fix": rule.fix,
         "page": rule.page,
@@ -218,19 +218,19 @@ def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
     never = fail_on is FailOn.NEVER
     least = 0 if never else Severity(fail_on.value).rank
     cases = []
-    for found in report.findings:
-        rule = found.rule
+    for finding in report.findings:
+        rule = finding.rule
         counts = not never and rule.severity.rank >= least
         cases.append(
             reports.Case(
-                name=f"{rule.id} {found.origin}",
+                name=f"{rule.id} {finding.origin}",
                 group=rule.name,
                 verdict=reports.Verdict.FAILED if counts else reports.Verdict.SKIPPED,
                 title=f"{rule.id} {rule.name}",
-                text=f"{_message(found)}\n{rule.why}\nfix: {rule.fix}",
+                text=f"{_message(finding)}\n{rule.why}\nfix: {rule.fix}",
                 level=words[rule.severity.value],
-                file=found.origin.file,
-                line=found.origin.line,
+                file=finding.origin.file,
+                line=finding.origin.line,
             )
         )
     cases += [reports.failed(error, "refused") for error in _distinct(report.refused)]
@@ -269,19 +269,19 @@ def _as_sarif(report: "LintReport") -> dict[str, Any]:
                 },
                 "results": [
                     {
-                        "ruleId": found.rule.id,
-                        "level": found.rule.severity.value,
-                        "message": {"text": _message(found)},
+                        "ruleId": finding.rule.id,
+                        "level": finding.rule.severity.value,
+                        "message": {"text": _message(finding)},
                         "locations": [
                             {
                                 "physicalLocation": {
-                                    "artifactLocation": {"uri": found.origin.file},
-                                    "region": {"startLine": found.origin.line},
+                                    "artifactLocation": {"uri": finding.origin.file},
+                                    "region": {"startLine": finding.origin.line},
                                 }
                             }
                         ],
                     }
-                    for found in report.findings
+                    for finding in report.findings
                 ],
             }
         ],

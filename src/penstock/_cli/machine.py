@@ -13,10 +13,10 @@ from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._cli.terminal import Output
+from penstock._display.terminal import Output
 
 if TYPE_CHECKING:
-    from penstock._cli.signals import Stoppable
+    from penstock._display.signals import Stoppable
     from penstock._model.pipeline import PipelineSettings
     from penstock._runtime.update import UpdateResult
 
@@ -78,8 +78,8 @@ def sync(
 ) -> None:
     """Fetch what is missing, check it against the jar lock, keep it for all projects."""
     from penstock._cli.fast_start import prepare_fast_start
-    from penstock._cli.text import plural, size
     from penstock._cli.transfer import shown_progress
+    from penstock._display.text import plural, size
     from penstock._local import jars
 
     as_json = output is OutputFormat.JSON
@@ -107,8 +107,8 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
     """Compare every jar with the jar lock; exit 3 if one is missing or wrong."""
     from penstock._local import jars
 
-    found = jars.verify(sets)
-    bad = [item for item in found if item.state is not jars.JarState.OK]
+    checked = jars.verify(sets)
+    bad = [item for item in checked if item.state is not jars.JarState.OK]
     if output is OutputFormat.JSON:
         body = [
             {
@@ -117,7 +117,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
                 "locked_sha256": item.jar.sha256,
                 "actual_sha256": item.actual_sha256,
             }
-            for item in found
+            for item in checked
         ]
         print(json.dumps(body, indent=2))
         return exit_codes.ENVIRONMENT if bad else exit_codes.OK
@@ -126,7 +126,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
         if item.actual_sha256 is not None:
             print(f"         locked SHA-256 {item.jar.sha256}")
             print(f"         file's SHA-256 {item.actual_sha256}")
-    print(f"{len(found) - len(bad)} of {len(found)} jars are as locked")
+    print(f"{len(checked) - len(bad)} of {len(checked)} jars are as locked")
     if bad:
         print("run `penstock jars sync` to repair them", file=sys.stderr)
         return exit_codes.ENVIRONMENT
@@ -135,7 +135,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
 
 def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
     """Print the sets of the jar lock and whether their jars are there."""
-    from penstock._cli.text import size
+    from penstock._display.text import size
     from penstock._local import jars
 
     root = jars.cache_directory()
@@ -233,21 +233,21 @@ def status(
     """Print whether the broker runs; exit 3 if it does not."""
     from penstock._local.broker import broker_status
 
-    found = broker_status(directory)
+    broker = broker_status(directory)
     if output is OutputFormat.JSON:
         body = {
-            "running": found.running,
-            "bootstrap_servers": found.bootstrap_servers,
-            "pid": found.pid,
-            "directory": str(found.directory),
-            "log_file": str(found.log_file),
+            "running": broker.running,
+            "bootstrap_servers": broker.bootstrap_servers,
+            "pid": broker.pid,
+            "directory": str(broker.directory),
+            "log_file": str(broker.log_file),
         }
         print(json.dumps(body, indent=2))
-    elif found.running:
-        print(f"running at {found.bootstrap_servers} (pid {found.pid}, log {found.log_file})")
+    elif broker.running:
+        print(f"running at {broker.bootstrap_servers} (pid {broker.pid}, log {broker.log_file})")
     else:
-        print(f"not running ({found.directory})")
-    return exit_codes.OK if found.running else exit_codes.ENVIRONMENT
+        print(f"not running ({broker.directory})")
+    return exit_codes.OK if broker.running else exit_codes.ENVIRONMENT
 
 
 def topic(
@@ -292,9 +292,10 @@ def demo(
 
     Without --events or --once, Ctrl-C is how it ends; that is no failure.
     """
-    from penstock._cli.update import show_failures, watch_update
+    from penstock._cli.update import show_failures
     from penstock._local.demo.run import run_demo
     from penstock._update import UpdateOptions
+    from penstock.pipelines import watch_update
 
     was_interrupted = False
     as_json = output is OutputFormat.JSON

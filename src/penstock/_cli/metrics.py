@@ -59,23 +59,23 @@ def _as_json(state: Any) -> list[dict[str, Any]]:
     from penstock._observe.metrics import metric_series
     from penstock._observe.state import BATCH_BUCKETS
 
-    found = []
+    families = []
     for series in metric_series(state):
         metric = series.metric
         samples: list[dict[str, Any]] = [
             {"labels": dict(zip(metric.labels, labels, strict=True)), "value": value}
             for labels, value in series.values.items()
         ]
-        for labels, one in series.histograms.items():
+        for labels, histogram in series.histograms.items():
             named = dict(zip(metric.labels, labels, strict=True))
             buckets = [
                 {"above": low, "count": count}
-                for low, count in zip((0.0, *BATCH_BUCKETS), one.counts, strict=True)
+                for low, count in zip((0.0, *BATCH_BUCKETS), histogram.counts, strict=True)
             ]
-            sums = {"count": sum(one.counts), "sum": one.total, "buckets": buckets}
+            sums = {"count": sum(histogram.counts), "sum": histogram.total, "buckets": buckets}
             samples.append({"labels": named, **sums})
-        found.append(
+        families.append(
             {"name": metric.name, "type": metric.kind.value, "help": metric.help}
             | {"samples": samples}
         )
-    return found
+    return families

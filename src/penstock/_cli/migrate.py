@@ -69,7 +69,7 @@ def migrate(
     from penstock._repair.migrate import MigrationOptions, migrate_flow
     from penstock.sources.base import parse_start
 
-    asked = MigrationOptions(
+    options_of_migration = MigrationOptions(
         begin=None if begin is None else parse_start(begin),
         accept_less=accept_less,
         resume=resume,
@@ -78,7 +78,7 @@ def migrate(
         act=yes,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        report = migrate_flow(settings, flow, asked)
+        report = migrate_flow(settings, flow, options_of_migration)
     if output is OutputFormat.JSON:
         options.print_json(_as_json(report))
         return
@@ -114,18 +114,23 @@ def _as_json(report: "MigrationReport") -> dict[str, object]:
         "columns": list(report.columns),
         "sources": [
             {
-                "source": one.source,
-                "unit": one.unit,
-                "again": one.again,
-                "bytes": one.size,
-                "missing": one.missing or None,
-                "note": one.note or None,
+                "source": source.source,
+                "unit": source.unit,
+                "again": source.again,
+                "bytes": source.size,
+                "missing": source.missing or None,
+                "note": source.note or None,
             }
-            for one in report.sources
+            for source in report.sources
         ],
         "readers": [
-            {"flow": one.flow, "target": one.target, "effect": one.effect, "text": one.text}
-            for one in report.readers
+            {
+                "flow": source.flow,
+                "target": source.target,
+                "effect": source.effect,
+                "text": source.text,
+            }
+            for source in report.readers
         ],
         "refused": report.refused,
         "steps": list(report.steps),

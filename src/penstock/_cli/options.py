@@ -20,13 +20,6 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
-class LogFormat(StrEnum):
-    """How `run` shows its progress on stdout."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 ProjectPath = Annotated[
     Path | None,
     typer.Argument(
@@ -126,11 +119,11 @@ def check_ways(ways: dict[str, bool], others: dict[str, object]) -> None:
     chosen = [name for name, is_given in ways.items() if is_given]
     if len(chosen) > 1:
         raise typer.BadParameter("only one of them", param_hint=", ".join(chosen))
-    given = [name for name, value in others.items() if value]
-    if chosen and given:
+    ignored = [name for name, value in others.items() if value]
+    if chosen and ignored:
         raise typer.BadParameter(
             f"means nothing with {chosen[0]}: what is done was decided when it was begun",
-            param_hint=", ".join(given),
+            param_hint=", ".join(ignored),
         )
 
 
@@ -158,13 +151,13 @@ def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, s
     Raises:
         typer.BadParameter: There is no `=` or no key.
     """
-    found = {}
+    pairs = {}
     for value in values or []:
         key, sign, text = value.partition("=")
         if not sign or not key.strip():
             raise typer.BadParameter(f"{value!r} is not KEY=VALUE", param_hint=option)
-        found[key.strip()] = text
-    return found
+        pairs[key.strip()] = text
+    return pairs
 
 
 def settings_of(

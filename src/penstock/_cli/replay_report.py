@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock._cli.text import plural
+from penstock._display.text import plural
 
 if TYPE_CHECKING:
     from penstock._tables.quarantine_replay import Replayed, ReplayPreview
@@ -22,16 +22,16 @@ def replayed_body(done: "Replayed") -> dict[str, Any]:
     }
 
 
-def preview_body(found: "ReplayPreview") -> dict[str, Any]:
+def preview_body(replay: "ReplayPreview") -> dict[str, Any]:
     """What a replay would do, for JSON."""
     return {
-        "table": found.table,
-        "quarantine_version": found.version,
-        "chosen": found.chosen,
-        "would_move": found.moves,
-        "would_keep": found.keeps,
-        "by_rule": dict(found.by_rule),
-        "unfinished": found.unfinished,
+        "table": replay.table,
+        "quarantine_version": replay.version,
+        "chosen": replay.chosen,
+        "would_move": replay.moves,
+        "would_keep": replay.keeps,
+        "by_rule": dict(replay.by_rule),
+        "unfinished": replay.unfinished,
     }
 
 
@@ -58,30 +58,30 @@ def replayed_lines(done: "Replayed", *, is_all: bool) -> Iterator[str]:
         yield f"{plural(done.chosen, 'row')} chosen: {_moved(done)}"
 
 
-def preview_lines(found: "ReplayPreview", *, is_all: bool) -> Iterator[str]:
+def preview_lines(replay: "ReplayPreview", *, is_all: bool) -> Iterator[str]:
     """What a replay would do.
 
     Args:
-        found: The outlook.
+        replay: The outlook.
         is_all: All rows are meant.
     """
-    if found.version is None:
-        yield f"no row of {found.table} was ever in quarantine"
+    if replay.version is None:
+        yield f"no row of {replay.table} was ever in quarantine"
         return
-    if found.unfinished:
+    if replay.unfinished:
         yield (
             "an interrupted replay would be finished first, as it was decided then; "
             "these figures are of the quarantine as it is"
         )
-    if not found.chosen and not is_all:
-        yield f"no row in the quarantine of {found.table} is like that"
+    if not replay.chosen and not is_all:
+        yield f"no row in the quarantine of {replay.table} is like that"
         return
-    chosen = "" if is_all else f"{plural(found.chosen, 'row')} chosen: "
+    chosen = "" if is_all else f"{plural(replay.chosen, 'row')} chosen: "
     yield (
-        f"{chosen}{plural(found.moves, 'row')} would move into {found.table}, "
-        f"{found.keeps:,} would stay in quarantine"
+        f"{chosen}{plural(replay.moves, 'row')} would move into {replay.table}, "
+        f"{replay.keeps:,} would stay in quarantine"
     )
-    for rule, rows in found.by_rule.items():
+    for rule, rows in replay.by_rule.items():
         yield f"  {plural(rows, 'row')} would break {rule}"
     yield "nothing was changed: --dry-run"
 

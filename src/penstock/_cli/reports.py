@@ -11,7 +11,7 @@ from xml.etree import ElementTree as Xml
 
 import typer
 
-from penstock._cli.text import count, error_line, plural, seconds
+from penstock._display.text import count, error_line, plural, seconds
 from penstock.errors import DefinitionErrors, PenstockError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def distinct(errors: Iterable[PenstockError]) -> list[PenstockError]:
 def cases_of(error: PenstockError) -> list[Case]:
     """What an error of a command is as failed cases: each of its parts is one."""
     parts = error.errors if isinstance(error, DefinitionErrors) else (error,)
-    return [failed(one, "definition") for one in distinct(parts)]
+    return [failed(part, "definition") for part in distinct(parts)]
 
 
 def failed(
@@ -116,13 +116,13 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
         named = {"classname": f"{suite}.{case.group}", "name": case.name}
         if case.file:
             named |= {"file": case.file, "line": str(case.line)}
-        found = Xml.SubElement(
+        element = Xml.SubElement(
             body, "testcase", {key: _clean(value) for key, value in named.items()}
         )
         if case.verdict is not Verdict.PASSED:
             tag = "failure" if case.verdict is Verdict.FAILED else "skipped"
-            told = Xml.SubElement(found, tag, {"message": _clean(case.title)})
-            told.text = _clean(case.text)
+            message = Xml.SubElement(element, tag, {"message": _clean(case.title)})
+            message.text = _clean(case.text)
     Xml.indent(root)
     text = Xml.tostring(root, encoding="unicode", xml_declaration=True)
     _write(path, text + "\n", "--junit")
@@ -179,13 +179,13 @@ def summary(view: "UpdateView") -> Iterator[str]:
         yield ""
         yield "| Dataset | Kind | State | Rows | Quarantined | Dropped | Late | Time |"
         yield "|---|---|---|---:|---:|---:|---:|---:|"
-        for one in view.datasets:
-            cells = (one.display, one.kind, one.state.value, count(one.rows))
-            figures = (one.quarantined, one.dropped, one.late)
+        for row in view.datasets:
+            cells = (row.display, row.kind, row.state.value, count(row.rows))
+            figures = (row.quarantined, row.dropped, row.late)
             texts = [*cells, *(count(number) for number in figures)]
-            texts.append(seconds(one.duration_seconds))
+            texts.append(seconds(row.duration_seconds))
             yield f"| {' | '.join(_cell(text) for text in texts)} |"
-    rules = [(one.display, rule) for one in view.datasets for rule in one.rules]
+    rules = [(row.display, rule) for row in view.datasets for rule in row.rules]
     if rules:
         yield ""
         yield "| Expectation | Dataset | Passed | Failed | Share |"
@@ -196,7 +196,7 @@ def summary(view: "UpdateView") -> Iterator[str]:
                 f"| {_cell(rule.name)} | {_cell(display)} | {count(rule.passed)} | "
                 f"{count(rule.failed)} | {share:.2%} |"
             )
-    errors = {one.display: one.last_error for one in view.datasets if one.last_error is not None}
+    errors = {row.display: row.last_error for row in view.datasets if row.last_error is not None}
     if view.error is not None:
         errors["update"] = view.error
     if errors:

@@ -49,23 +49,28 @@ def show(
     if output is OutputFormat.JSON:
         body = [
             {
-                "operator": one.operator,
-                "operator_name": one.operator_name,
-                "name": one.name,
-                "batch_id": one.batch_id,
-                "total": one.total,
-                "rows": list(one.rows),
+                "operator": section.operator,
+                "operator_name": section.operator_name,
+                "name": section.name,
+                "batch_id": section.batch_id,
+                "total": section.total,
+                "rows": list(section.rows),
             }
-            for one in sections
+            for section in sections
         ]
         options.print_json(body)
         return
-    for one in sections:
-        print(f"operator {one.operator} ({one.operator_name}), {one.name}, batch {one.batch_id}")
-        if one.rows:
-            columns = list(dict.fromkeys(name for row in one.rows for name in row))
-            print_table(columns, [[_cell(row.get(name)) for name in columns] for row in one.rows])
-        print(f"{len(one.rows):,} of {one.total:,} entr{'y' if one.total == 1 else 'ies'}")
+    for section in sections:
+        operator = f"operator {section.operator} ({section.operator_name})"
+        print(f"{operator}, {section.name}, batch {section.batch_id}")
+        if section.rows:
+            columns = list(dict.fromkeys(name for row in section.rows for name in row))
+            print_table(
+                columns, [[_cell(row.get(name)) for name in columns] for row in section.rows]
+            )
+        print(
+            f"{len(section.rows):,} of {section.total:,} entr{'y' if section.total == 1 else 'ies'}"
+        )
 
 
 def _cell(value: object) -> str:

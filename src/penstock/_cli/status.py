@@ -14,7 +14,7 @@ from penstock._cli import exit_codes, options
 from penstock._cli.inspection import print_table
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
-from penstock._cli.text import plural, seconds, size
+from penstock._display.text import plural, seconds, size
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0
@@ -62,11 +62,11 @@ def status(
     pause = threading.Event()
     last = ""
     while True:
-        found = status_of(settings, update=update)
-        if found is None:
+        body = status_of(settings, update=update)
+        if body is None:
             raise _nothing(settings.name, update)
-        _check_flow(found, flow)
-        text = _rendered(found, flow, output, one_line=watch)
+        _check_flow(body, flow)
+        text = _rendered(body, flow, output, one_line=watch)
         show = print_as_is if output is OutputFormat.JSON else print
         if not watch:
             show(text)
@@ -76,8 +76,8 @@ def status(
             show(text)
             sys.stdout.flush()
             last = text
-        if not (watch and found["is_alive"]):
-            return exit_codes.UPDATE_FAILED if _is_bad(found) else exit_codes.OK
+        if not (watch and body["is_alive"]):
+            return exit_codes.UPDATE_FAILED if _is_bad(body) else exit_codes.OK
         pause.wait(_WATCH_SECONDS)
 
 
@@ -157,8 +157,8 @@ def _nothing(name: str, update: str) -> Exception:
     )
 
 
-def _check_flow(found: Mapping[str, Any], flow: str | None) -> None:
-    names = [one["flow"] for one in found["flows"]]
+def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:
+    names = [known["flow"] for known in body["flows"]]
     if flow is not None and flow not in names:
         raise typer.BadParameter(
             f"there is no flow {flow!r}; the flows are {', '.join(names) or '(none yet)'}",
@@ -166,18 +166,18 @@ def _check_flow(found: Mapping[str, Any], flow: str | None) -> None:
         )
 
 
-def _is_bad(found: Mapping[str, Any]) -> bool:
-    if found["state"] == "FAILED" or not (found["is_alive"] or found["has_ended"]):
+def _is_bad(body: Mapping[str, Any]) -> bool:
+    if body["state"] == "FAILED" or not (body["is_alive"] or body["has_ended"]):
         return True
-    return any(flow["state"] == "FAILED" for flow in found["flows"])
+    return any(flow["state"] == "FAILED" for flow in body["flows"])
 
 
 def _rendered(
-    found: Mapping[str, Any], flow: str | None, output: OutputFormat, *, one_line: bool
+    body: Mapping[str, Any], flow: str | None, output: OutputFormat, *, one_line: bool
 ) -> str:
-    shown = dict(found)
+    shown = dict(body)
     if flow is not None:
-        shown["flows"] = [one for one in found["flows"] if one["flow"] == flow]
+        shown["flows"] = [known for known in body["flows"] if known["flow"] == flow]
     if output is OutputFormat.JSON:
         indent = None if one_line else 2
         return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)
@@ -185,24 +185,24 @@ def _rendered(
         return "\n".join(_details(shown["flows"][0]))
     text = StringIO()
     with redirect_stdout(text):
-        for line in _head(found):
+        for line in _head(body):
             print(line)
-        if found["flows"]:
+        if body["flows"]:
             print()
-            _print_flows(found["flows"])
-        for line in _errors(found):
+            _print_flows(body["flows"])
+        for line in _errors(body):
             print(line)
     return text.getvalue().rstrip("\n")
 
 
-def _head(found: Mapping[str, Any]) -> Iterator[str]:
-    state = found["state"] or "STARTING"
-    if not (found["is_alive"] or found["has_ended"]):
+def _head(body: Mapping[str, Any]) -> Iterator[str]:
+    state = body["state"] or "STARTING"
+    if not (body["is_alive"] or body["has_ended"]):
         state = f"{state}, but its process is gone"
-    mode = "continuous" if found["continuous"] else "triggered"
-    yield f"pipeline {found['pipeline']}: {state} since {found['since'] or '?'} ({mode})"
-    process = f", process {found['process_id']}" if found["process_id"] else ""
-    yield f"update {found['update_id']}, {seconds(found['seconds'])}{process}"
+    mode = "continuous" if body["continuous"] else "triggered"
+    yield f"pipeline {body['pipeline']}: {state} since {body['since'] or '?'} ({mode})"
+    process = f", process {body['process_id']}" if body["process_id"] else ""
+    yield f"update {body['update_id']}, {seconds(body['seconds'])}{process}"
 
 
 def _print_flows(flows: list[dict[str, Any]]) -> None:
@@ -276,13 +276,13 @@ def _partition(part: Mapping[str, Any]) -> str:
     return text
 
 
-def _errors(found: Mapping[str, Any]) -> Iterator[str]:
-    errors = [("update", found["error"])] if found["error"] else []
-    errors += [(flow["flow"], flow["exception"]) for flow in found["flows"] if flow["exception"]]
+def _errors(body: Mapping[str, Any]) -> Iterator[str]:
+    errors = [("update", body["error"])] if body["error"] else []
+    errors += [(flow["flow"], flow["exception"]) for flow in body["flows"] if flow["exception"]]
     for name, error in errors:
         yield ""
         yield f"{name}: [{error['condition']}] {error['message']}"
-    for warning in found["warnings"][-3:]:
+    for warning in body["warnings"][-3:]:
         yield f"warning: {warning}"
 
 

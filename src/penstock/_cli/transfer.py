@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock._cli.terminal import Output, console, detect
-from penstock._cli.text import size
+from penstock._display.terminal import Output, console, detect
+from penstock._display.text import size
 
 if TYPE_CHECKING:
     from penstock._local.jars import SyncProgress

@@ -171,7 +171,7 @@ class DamageCheck:
             is_new = (
                 path is not None
                 and last_number(self._delta, path, app_id) <= last
-                and all(one.batch_id <= last for one in noted.values())
+                and all(note.batch_id <= last for note in noted.values())
                 and decisions.load(app_id, last + 1) is None
             )
             damage = unreadable(checkpoint, node.flow.target, files, is_unwritten=is_new)

@@ -79,38 +79,38 @@ class FlowLag:
         """What is new: a measurement, and sources that stopped or began to answer."""
         ending, started = self._has_ended, time.monotonic()
         progress: Mapping[str, Any] = self._progress or {}
-        found: list[dict[str, Any]] = []
+        sources: list[dict[str, Any]] = []
         try:
             for source in progress.get("sources") or ():
-                found.append(self._source(source))
+                sources.append(self._source(source))
         finally:
             spent = time.monotonic() - started
-            parts = sum(len(one.get("partitions", ())) for one in found)
-            if any(one.get("problem") for one in found):
+            parts = sum(len(lag.get("partitions", ())) for lag in sources)
+            if any(lag.get("problem") for lag in sources):
                 spent = 0.0  # with waiting
             pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
             self._due = time.monotonic() + pause
             self._is_done = ending
         moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        changes = [] if ending else self._changes(found, moment)
-        if not found or found == self._told:
+        changes = [] if ending else self._changes(sources, moment)
+        if not sources or sources == self._told:
             return changes
-        self._told = found
+        self._told = sources
         origin = replace(self._origin, batch_id=progress.get("batchId"))
-        measured = LagProgress(measured_at=moment, sources=tuple(found), **lag_summary(found))
+        measured = LagProgress(measured_at=moment, sources=tuple(sources), **lag_summary(sources))
         return [*changes, Event(origin, measured)]
 
-    def _changes(self, found: Sequence[dict[str, Any]], moment: str) -> list[Event]:
+    def _changes(self, sources: Sequence[dict[str, Any]], moment: str) -> list[Event]:
         """Notes since when each source has its problem; an event where that is new."""
         events = []
         flow = self._origin.flow_name
-        for one in found:
-            name, problem = one["source"], one.get("problem")
+        for source in sources:
+            name, problem = source["source"], source.get("problem")
             known = self._problems.get(name)
             if problem:
                 since = known[1] if known is not None else moment
                 self._problems[name] = problem, since
-                one["problem_since"] = since
+                source["problem_since"] = since
                 if known is None:
                     text = f"flow {flow} waits for its source {name}: {problem}"
                     body = SourceProgress(

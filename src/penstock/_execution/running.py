@@ -94,8 +94,8 @@ class RunningQuery(QueryWatcher):
         java_query: Any = self._query
         if java_query is None:
             return []
-        found = java_query._jsq.streamingQuery().sources()
-        return [found.apply(number) for number in range(int(found.size()))]
+        sources = java_query._jsq.streamingQuery().sources()
+        return [sources.apply(number) for number in range(int(sources.size()))]
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the Spark query, once it has started."""

@@ -73,15 +73,15 @@ def read_flow(
         )
     stateful = [line for line in known.stateful_operators if not line.startswith("source")]
     checkpoint = layout.checkpoint_path(flow, known.epoch)
-    found = _read(spark, checkpoint, operator=operator, limit=limit) if stateful else ()
-    if not found:
+    states = _read(spark, checkpoint, operator=operator, limit=limit) if stateful else ()
+    if not states:
         what = "keeps no state" if operator is None else f"has no operator {operator} with state"
         raise PlanError(
             "FLOW_WITHOUT_STATE",
             f"flow {flow!r} {what}",
             hint="; ".join(stateful) or "its query has no stateful operation",
         )
-    return found
+    return states
 
 
 def _read(
@@ -136,16 +136,16 @@ def _variables(entry: Any) -> tuple[dict[str, Any], list[str]] | None:
         properties = json.loads(entry["operatorProperties"] or "{}")
     except (ValueError, TypeError):
         return None
-    found = properties.get("stateVariables") or []
-    if isinstance(found, str):
-        found = json.loads(found)
+    variables = properties.get("stateVariables") or []
+    if isinstance(variables, str):
+        variables = json.loads(variables)
     names = []
-    for one in found:
-        body = json.loads(one) if isinstance(one, str) else one
+    for variable in variables:
+        body = json.loads(variable) if isinstance(variable, str) else variable
         name = str(body.get("stateName", ""))
         if name and not name.startswith("$"):
             names.append(name)
-    return (properties, names) if found else None
+    return (properties, names) if variables else None
 
 
 def _rows(df: DataFrame, limit: int) -> Iterator[dict[str, Any]]:

@@ -202,12 +202,12 @@ class PipelineTables:
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
 
-    def replay(self, node: DatasetNode, reached: Callable[[str], None]) -> QuarantineReplay:
+    def replay(self, node: DatasetNode, on_step: Callable[[str], None]) -> QuarantineReplay:
         """Lets the rows in quarantine of a table go through its rules again.
 
         Args:
             node: The table.
-            reached: See `QuarantineReplay`.
+            on_step: See `QuarantineReplay`.
 
         Raises:
             PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`: its rows are not just added.
@@ -220,7 +220,7 @@ class PipelineTables:
             quarantine=self._quarantine(node),
             staging=self.layout.replay_staging(node.name),
             expectations=node.declared.expectations,
-            reached=reached,
+            reached=on_step,
         )
 
     def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
@@ -260,8 +260,8 @@ class PipelineTables:
         path = self.paths.get(node.target)
         if path is None:
             return None
-        found = table_state(self._spark, path)
-        table_id = found.id if found is not None else None
+        table = table_state(self._spark, path)
+        table_id = table.id if table is not None else None
         if state.target_id is not None and state.target_id != table_id:
             raise CheckpointError(
                 "TABLE_REPLACED",
@@ -586,8 +586,8 @@ class PipelineTables:
             return assigned(df, declared)
         if node.kind is DatasetKind.MATERIALIZED_VIEW:
             return df
-        found = table_state(self._spark, self._ref(node).path)
-        return df if found is None else conform(df, found.schema)
+        state = table_state(self._spark, self._ref(node).path)
+        return df if state is None else conform(df, state.schema)
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))

@@ -112,11 +112,11 @@ class DataflowGraph:
 
     def descendants(self, keys: Iterable[str]) -> frozenset[str]:
         """Everything that depends on the given datasets, directly or not."""
-        found: set[str] = set()
+        below: set[str] = set()
         todo = list(keys)
         while todo:
             for key in self.datasets[todo.pop()].downstream:
-                if key not in found:
-                    found.add(key)
+                if key not in below:
+                    below.add(key)
                     todo.append(key)
-        return frozenset(found)
+        return frozenset(below)

@@ -91,7 +91,7 @@ class DefinitionIndex:
         has_defaults = (self.catalog, self.schema) != (DEFAULT_CATALOG, DEFAULT_SCHEMA)
         if wanted[0] in _OTHERS and len(wanted) > 1:
             return None
-        found = [
+        matches = [
             dataset
             for dataset in self.datasets.values()
             if (declared := _parts_of(dataset.declared.name)) is not None
@@ -101,7 +101,7 @@ class DefinitionIndex:
                 or (not has_defaults and wanted[-len(declared) :] == declared)
             )
         ]
-        return found[0] if len(found) == 1 else None
+        return matches[0] if len(matches) == 1 else None
 
     def select(self, names: Iterable[str]) -> frozenset[str] | None:
         """Keys of the datasets, and names of the sinks, that a selection means.
@@ -120,7 +120,7 @@ class DefinitionIndex:
         """The declarations without some datasets and sinks, and without the flows into them."""
         return dataclasses.replace(
             self,
-            datasets={key: one for key, one in self.datasets.items() if key not in targets},
+            datasets={key: dataset for key, dataset in self.datasets.items() if key not in targets},
             sinks={name: sink for name, sink in self.sinks.items() if name not in targets},
             flows={
                 name: flow
@@ -131,10 +131,10 @@ class DefinitionIndex:
 
     def display(self, key: str) -> str:
         """The shortest unambiguous name: without the default catalog and schema."""
-        found = self.datasets.get(key)
-        if found is None:
+        dataset = self.datasets.get(key)
+        if dataset is None:
             return key
-        return display_name(found.name, catalog=self.catalog, schema=self.schema)
+        return display_name(dataset.name, catalog=self.catalog, schema=self.schema)
 
     def nearest(self, text: str) -> str | None:
         """The declared name most like `text`, if one is near."""

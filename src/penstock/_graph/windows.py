@@ -23,16 +23,16 @@ def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> Definiti
         return index
     flows = dict(index.flows)
     replacing = {name.lower(): name for name, flow in flows.items() if replaces_rows(flow)}
-    for given, where in windows.items():
-        name = replacing.get(given.lower())
+    for flow, where in windows.items():
+        name = replacing.get(flow.lower())
         if name is None or not where.strip():
-            near = nearest_name(given, replacing.values())
+            near = nearest_name(flow, replacing.values())
             listed = ", ".join(replacing.values()) or "none"
             raise SpecError(
                 "UNKNOWN_REPLACE_WHERE_FLOW",
-                f"{given!r} is no flow that replaces rows"
+                f"{flow!r} is no flow that replaces rows"
                 if name is None
-                else f"the condition for flow {given!r} is empty",
+                else f"the condition for flow {flow!r} is empty",
                 hint=f"did you mean {near!r}?" if near and name is None else f"there are: {listed}",
             )
         flows[name] = replace(flows[name], replace_where=where)

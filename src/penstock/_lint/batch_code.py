@@ -68,7 +68,7 @@ def _made_of(function: ast.FunctionDef, rows: str) -> set[str]:
     """Names that stand for rows of the batch, or for something made of them."""
     names = {rows}
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
-    for node in sorted(assigned, key=lambda one: one.lineno):
+    for node in sorted(assigned, key=lambda assignment: assignment.lineno):
         if root_name(node.value) in names:
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names

@@ -48,14 +48,14 @@ class ApiNames:
 
     def decorators(self, function: ast.FunctionDef) -> set[str]:
         """Names of the API's decorators on a function."""
-        found = set()
+        names = set()
         for decorator in function.decorator_list:
             target = decorator.func if isinstance(decorator, ast.Call) else decorator
             if isinstance(target, ast.Name) and target.id in self.functions:
-                found.add(self.functions[target.id])
+                names.add(self.functions[target.id])
             elif isinstance(target, ast.Attribute) and root_name(target) in self.modules:
-                found.add(target.attr)
-        return found
+                names.add(target.attr)
+        return names
 
 
 def chain(node: ast.expr) -> list[str]:

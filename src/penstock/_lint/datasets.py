@@ -67,8 +67,10 @@ def findings_of_dataset(
         if dataset.kind is DatasetKind.TEMPORARY_VIEW:
             if rule.on_violation is not OnViolation.FAIL:
                 lost = "dropped, neither counted nor kept"
-                told = lost if rule.on_violation.removes else "not counted"
-                yield found("PSL507", f"rows that break {rule.name!r} are {told}", rule.origin)
+                consequence = lost if rule.on_violation.removes else "not counted"
+                yield found(
+                    "PSL507", f"rows that break {rule.name!r} are {consequence}", rule.origin
+                )
         elif rule.on_violation is OnViolation.DROP and not kept:
             yield found("PSL504", f"rows that break {rule.name!r} are not kept", rule.origin)
     if dataset.kind is DatasetKind.TEMPORARY_VIEW or dataset.expectations:

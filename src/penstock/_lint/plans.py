@@ -131,7 +131,7 @@ def _of_kafka(read: ReadFacts) -> Iterator[tuple[str, str]]:
         yield "PSL209", "the source reads with a consumer group of its own"
     servers = options.get("kafka.bootstrap.servers", "")
     protocol = options.get("kafka.security.protocol", "PLAINTEXT").upper()
-    away = [one.strip() for one in servers.split(",") if not _LOOPBACK.match(one.strip())]
+    away = [server.strip() for server in servers.split(",") if not _LOOPBACK.match(server.strip())]
     if away and protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
         yield "PSL211", f"{away[0]} is read with {protocol}"
 

@@ -109,8 +109,8 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     )
     # Of what was not analysed, nobody knows whether a rule of plans would find something.
     is_analysed = not (text_only or refused or unsure)
-    counted += unused(without_effect, {one: is_analysed or one in TEXT_RULES for one in RULES})
-    counted.sort(key=lambda one: (one.origin.file, one.origin.line, one.rule.id))
+    counted += unused(without_effect, {name: is_analysed or name in TEXT_RULES for name in RULES})
+    counted.sort(key=lambda each: (each.origin.file, each.origin.line, each.rule.id))
     return LintReport(
         settings=settings,
         findings=tuple(counted),
@@ -157,8 +157,8 @@ def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
         for rule, message in setting_findings(key, value):
             yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
     for target in settings.alerts.targets:
-        given = {"webhook": target.webhook, **target.headers, **target.mail}
-        for key, value in given.items():
+        values = {"webhook": target.webhook, **target.headers, **target.mail}
+        for key, value in values.items():
             for rule, message in setting_findings(key, value):
                 yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
 
@@ -203,7 +203,7 @@ def _of_analysis(
         rules: dict[str, RuleFacts] = {}
         for flow_name in flows:
             rules |= seen.rules.get(flow_name, {})
-        queries = {one: seen.queries[one] for one in flows if one in seen.queries}
+        queries = {name: seen.queries[name] for name in flows if name in seen.queries}
         yield from findings_of_dataset(
             dataset.declared, queries, rules, quarantine=settings.quarantine
         )
@@ -211,4 +211,8 @@ def _of_analysis(
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
     """Each message of a rule once per line: a view that several flows read is analysed for each."""
-    return list({(one.rule.id, one.origin, one.message): one for one in findings}.values())
+    return list(
+        {
+            (finding.rule.id, finding.origin, finding.message): finding for finding in findings
+        }.values()
+    )

@@ -49,26 +49,26 @@ class CodeFindings:
 
 def python_code_findings(text: str) -> CodeFindings:
     """Look at Python code; of wrong code nothing is found, the analysis says what is wrong."""
-    found = CodeFindings()
+    findings = CodeFindings()
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return found
+        return findings
     names = ApiNames.of(tree)
     batch_functions = batch_code.batch_functions(tree, names)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found.functions.append((first, node.lineno))
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            findings.functions.append((first, node.lineno))
             if names.decorators(node) & _QUERY:
-                found.hits += _query_function(node, names)
+                findings.hits += _query_function(node, names)
             elif node in batch_functions:
-                found.hits += batch_code.findings(node)
+                findings.hits += batch_code.findings(node)
         elif isinstance(node, ast.Call):
-            found.hits += _call(node, found.checkpoints)
-    found.hits += _secrets(tree)
-    found.hits = sorted(set(found.hits), key=lambda hit: (hit.line, hit.rule))
-    return found
+            findings.hits += _call(node, findings.checkpoints)
+    findings.hits += _secrets(tree)
+    findings.hits = sorted(set(findings.hits), key=lambda hit: (hit.line, hit.rule))
+    return findings
 
 
 def setting_findings(key: str, value: str) -> Iterator[tuple[str, str]]:
@@ -92,8 +92,8 @@ def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]
     frames = {"spark", *names.modules}
     grouped: set[str] = set()
     # In the order of the text: what a name stands for is known before it is used.
-    steps = [one for one in ast.walk(function) if isinstance(one, ast.Assign | ast.Call)]
-    for step in sorted(steps, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0)):
+    steps = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
+    for step in sorted(steps, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0)):
         if isinstance(step, ast.Assign):
             is_frame = root_name(step.value) in frames
             for target in step.targets:
@@ -107,7 +107,7 @@ def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]
             yield hit
     if not any(_reads_stream(node) for node in ast.walk(function)):
         return
-    for call in (one for one in steps if isinstance(one, ast.Call)):
+    for call in (step for step in steps if isinstance(step, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         if name in _DISTINCT:
             yield Hit("PSL107", call.lineno, f"{name} on a stream")

@@ -74,23 +74,24 @@ def apply(
     """
     by_file: dict[str, list[Suppression]] = {}
     known = list(suppressions)
-    for one in known:
-        by_file.setdefault(one.at.file, []).append(one)
+    for suppression in known:
+        by_file.setdefault(suppression.at.file, []).append(suppression)
     everywhere = {rule.upper() for rule in ignored}
     counted: list[Finding] = []
     accepted: list[Finding] = []
     used: set[Suppression] = set()
     for finding in findings:
         hits = {
-            one
+            suppression
             for place in (finding.origin, finding.declared)
             if place is not None
-            for one in by_file.get(place.file, ())
-            if one.rule == finding.rule.id and (not one.lines or place.line in one.lines)
+            for suppression in by_file.get(place.file, ())
+            if suppression.rule == finding.rule.id
+            and (not suppression.lines or place.line in suppression.lines)
         }
         used |= hits
         (accepted if hits or finding.rule.id in everywhere else counted).append(finding)
-    return counted, accepted, [one for one in known if one not in used]
+    return counted, accepted, [suppression for suppression in known if suppression not in used]
 
 
 def unused(suppressions: Iterable[Suppression], looked_at: Mapping[str, bool]) -> Iterator[Finding]:
@@ -101,14 +102,14 @@ def unused(suppressions: Iterable[Suppression], looked_at: Mapping[str, bool]) -
         looked_at: Rule id to whether it was applied at all: without Spark, some are not.
     """
     rule = RULES["PSL901"]
-    for one in suppressions:
-        if one.rule not in RULES:
-            message = f"there is no rule {one.rule or '(blank)'}"
-        elif looked_at.get(one.rule, True):
-            message = f"{one.rule} finds nothing here"
+    for suppression in suppressions:
+        if suppression.rule not in RULES:
+            message = f"there is no rule {suppression.rule or '(blank)'}"
+        elif looked_at.get(suppression.rule, True):
+            message = f"{suppression.rule} finds nothing here"
         else:
             continue
-        yield Finding(rule=rule, origin=one.at, message=message)
+        yield Finding(rule=rule, origin=suppression.at, message=message)
 
 
 def _suppressions(

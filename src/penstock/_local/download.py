@@ -42,9 +42,9 @@ class SyncStoppedError(Exception):
 class _TransientError(Exception):
     """The transfer broke, but what arrived so far is good: ask for the rest."""
 
-    def __init__(self, reason: str, *, reached: bool) -> None:
+    def __init__(self, reason: str, *, was_reached: bool) -> None:
         self.reason = reason
-        self.reached = reached
+        self.was_reached = was_reached
         super().__init__(reason)
 
 
@@ -156,7 +156,7 @@ def _transfer(
 
 
 def _give_up(jar: Jar, repository: Repository, error: _TransientError) -> NoReturn:
-    if error.reached:
+    if error.was_reached:
         raise SetupError(
             "JAR_DOWNLOAD_FAILED",
             f"{jar.file_name} could not be fetched from {repository.url}: {error.reason}",
@@ -189,7 +189,7 @@ def _receive(
             _refused(jar, part, repository, error.code)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
-        raise _TransientError(str(reason) or type(error).__name__, reached=False) from error
+        raise _TransientError(str(reason) or type(error).__name__, was_reached=False) from error
     with response:
         if offset and not _continues(response, offset):
             part.truncate(0)
@@ -199,16 +199,16 @@ def _receive(
         received = _append(part, response, jar, stop, lambda count: report(offset + count))
     if announced is not None and received < int(announced):
         raise _TransientError(
-            f"the answer ended after {received} of {announced} bytes", reached=True
+            f"the answer ended after {received} of {announced} bytes", was_reached=True
         )
 
 
 def _refused(jar: Jar, part: BufferedRandom, repository: Repository, status: int) -> NoReturn:
     if status == 416:
         part.truncate(0)
-        raise _TransientError("the repository refused to continue a transfer", reached=True)
+        raise _TransientError("the repository refused to continue a transfer", was_reached=True)
     if status in _RETRYABLE_STATUS:
-        raise _TransientError(f"HTTP status {status}", reached=True)
+        raise _TransientError(f"HTTP status {status}", was_reached=True)
     if status in (404, 410):
         raise SetupError(
             "JAR_NOT_FOUND",
@@ -242,7 +242,7 @@ def _append(
         try:
             chunk = stream.read(_CHUNK_BYTES)
         except (http.client.HTTPException, OSError) as error:
-            raise _TransientError(str(error) or type(error).__name__, reached=True) from error
+            raise _TransientError(str(error) or type(error).__name__, was_reached=True) from error
         if not chunk:
             break
         part.write(chunk)

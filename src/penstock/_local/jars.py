@@ -155,18 +155,18 @@ def verify(
         SpecError: `UNKNOWN_JAR_SET`.
     """
     root = cache_root or cache_directory()
-    found = []
+    states = []
     for jar_set in (lock or load_lock()).select(sets):
         for jar in jar_set.jars:
             path = jar.path(root)
             try:
                 actual = sha256_of(path)
             except OSError:
-                found.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
+                states.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
                 continue
             state = JarState.OK if actual == jar.sha256 else JarState.WRONG
-            found.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
-    return found
+            states.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
+    return states
 
 
 def sync(

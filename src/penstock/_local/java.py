@@ -74,10 +74,10 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
                 hint=f"correct or unset JAVA_HOME; or {_INSTALL_HINT}",
             )
     else:
-        found = shutil.which("java", path=env.get("PATH"))
-        if found is None:
+        java = shutil.which("java", path=env.get("PATH"))
+        if java is None:
             raise SetupError("JAVA_NOT_FOUND", "there is no Java on PATH", hint=_INSTALL_HINT)
-        executable = Path(found)
+        executable = Path(java)
     executable = executable.resolve()
     version = _release_version(executable) or _run_version(executable, env)
     return Java(executable=executable, version=version, feature=parse_feature(version))

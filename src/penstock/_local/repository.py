@@ -86,9 +86,8 @@ def find_repository(
         SetupError: `JARS_REPOSITORY_UNKNOWN`: nothing given, and Spark's own cannot be found.
     """
     env = os.environ if environ is None else environ
-    given = argument or env.get(_VARIABLE)
-    if given:
-        return parse_repository(given)
+    if chosen := argument or env.get(_VARIABLE):
+        return parse_repository(chosen)
     folder = spark_jars or spark_jars_directory()
     url = _ivy_default(folder) if folder is not None else None
     if url is None:

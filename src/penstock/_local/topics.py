@@ -92,12 +92,12 @@ def ensure_topic(
 def _partitions(admin: Any, topic: str) -> int:
     """How many partitions a topic has; 0 while it is unknown or one of them has no leader."""
     try:
-        found = admin.list_topics(timeout=5.0).topics.get(topic)
+        topic_metadata = admin.list_topics(timeout=5.0).topics.get(topic)
     except Exception:  # as above
         return 0
-    if found is None or found.error is not None:
+    if topic_metadata is None or topic_metadata.error is not None:
         return 0
-    leaders = [partition.leader for partition in found.partitions.values()]
+    leaders = [partition.leader for partition in topic_metadata.partitions.values()]
     return len(leaders) if all(leader >= 0 for leader in leaders) else 0
 
 

@@ -67,9 +67,10 @@ class FlowLineage:
         return {
             "sources": [source.as_json() for source in self.sources],
             "columns": {
-                name: [one.as_json() for one in inputs] for name, inputs in self.columns.items()
+                name: [influence.as_json() for influence in inputs]
+                for name, inputs in self.columns.items()
             },
-            "influences": [one.as_json() for one in self.influences],
+            "influences": [influence.as_json() for influence in self.influences],
         }
 
     @classmethod
@@ -98,12 +99,12 @@ class FlowLineage:
 
 def place_of(uri: str) -> LineageSource:
     """A path or URI as OpenLineage names it: a namespace and a name, without credentials."""
-    found = _URI.fullmatch(uri)
-    if found is None:
+    match = _URI.fullmatch(uri)
+    if match is None:
         return LineageSource(namespace="file", name=uri.rstrip("/") or "/")
-    scheme = found["scheme"].lower()
+    scheme = match["scheme"].lower()
     scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
-    authority, path = found["authority"] or "", found["path"].rstrip("/") or "/"
+    authority, path = match["authority"] or "", match["path"].rstrip("/") or "/"
     if scheme in ("file", "dbfs") and not authority:
         return LineageSource(namespace=scheme, name="/" + path.lstrip("/"))
     user, at, host = authority.rpartition("@")

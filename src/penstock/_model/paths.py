@@ -138,8 +138,8 @@ class PathMap:
 
 
 def _longest(prefixes: Mapping[str, str] | list[str], path: str) -> str | None:
-    found = [prefix for prefix in prefixes if path == prefix or path.startswith(f"{prefix}/")]
-    return max(found, key=len, default=None)
+    matching = [prefix for prefix in prefixes if path == prefix or path.startswith(f"{prefix}/")]
+    return max(matching, key=len, default=None)
 
 
 def _leaves(rest: str) -> bool:

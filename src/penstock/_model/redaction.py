@@ -55,12 +55,12 @@ def remember_named(values: Mapping[str, str]) -> None:
     taken out of every text.
     """
     for name, value in values.items():
-        found = [match for pattern in _INNER for match in pattern.findall(value)]
+        secrets = [match for pattern in _INNER for match in pattern.findall(value)]
         if _SECRET_NAME.search(name) and name not in _PATH_NAMES:
-            found.append(value)
-        for one in found:
-            if len(one) >= _SHORTEST_NAMED:
-                remember_secret(one)
+            secrets.append(value)
+        for secret in secrets:
+            if len(secret) >= _SHORTEST_NAMED:
+                remember_secret(secret)
 
 
 def redact(text: str) -> str:

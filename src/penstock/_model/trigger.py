@@ -64,5 +64,5 @@ def parse_trigger(text: str) -> Trigger | None:
         return None
     if kind not in _TIMED:
         return Trigger(kind) if rest.lower() in ("", "true") else None
-    given = parse_seconds(rest) if rest else _DEFAULT_SECONDS.get(kind)
-    return None if given is None else Trigger(kind, given)
+    interval = parse_seconds(rest) if rest else _DEFAULT_SECONDS.get(kind)
+    return None if interval is None else Trigger(kind, interval)

@@ -38,32 +38,32 @@ _TICK = _Tick()
 
 
 @dataclass
-class _Telling:
-    """A notice, and how far its telling is.
+class _Notification:
+    """An alert on its way to its targets.
 
     Attributes:
-        notice: What is told.
+        notice: The alert.
         done: How many targets were tried.
-        told: Labels of those that know.
+        delivered: Labels of the targets that took it.
         errors: Why others do not.
     """
 
     notice: AlertProgress
     done: int = 0
-    told: list[str] = field(default_factory=list)
+    delivered: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
 class Alerts:
-    """Watches the events of an update and tells whom it concerns. Subscribe it to the bus.
+    """Watches the events of an update and notifies the targets. Subscribe it to the bus.
 
-    Each notice becomes an `alert_progress` event, which says to whom it was told and what failed.
+    Each alert becomes an `alert_progress` event with the targets that were notified and what failed.
 
     Args:
         bus: Takes those events.
         origin: Of those events.
-        settings: What to look out for, and whom to tell.
-        resolve_secrets: Fills `${secret:...}` in, when something is told.
+        settings: Rules and targets.
+        resolve_secrets: Fills `${secret:...}` in when a target is notified.
         pauses_seconds: Before each further try.
         schemas: See `AlertBook`.
     """
@@ -88,7 +88,7 @@ class Alerts:
         )
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._to_tell: deque[_Telling] = deque()
+        self._queue: deque[_Notification] = deque()
         self._is_left = False
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="alerts", daemon=True)
@@ -100,7 +100,7 @@ class Alerts:
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
-        """Tell what is left to be told; what takes longer than that is left out, as its event says.
+        """Send what is queued; what takes longer is not sent, and its event has the reason.
 
         May be called again.
         """
@@ -111,16 +111,17 @@ class Alerts:
             if self._is_left:
                 return
             self._is_left = True
-            # Decided now, while the thread hangs in a receiver: nobody was told of these, either.
+            # Decided now, while the thread hangs in a receiver: these were not sent either.
             while not self._events.empty():
                 event = self._events.get()
                 if event is not None:
                     self._decide(event)
-            left, self._to_tell = list(self._to_tell), deque()
-        for telling in left:
-            for target in self._settings.targets[telling.done :]:
-                telling.errors.append(f"{target.label}: was not told before the update ended")
-            self._emit(telling)
+            left, self._queue = list(self._queue), deque()
+        for notification in left:
+            for target in self._settings.targets[notification.done :]:
+                text = f"{target.label}: was not notified before the update ended"
+                notification.errors.append(text)
+            self._emit(notification)
 
     def _watch(self) -> None:
         while True:
@@ -135,12 +136,12 @@ class Alerts:
                 if self._is_left:
                     return
                 self._decide(event)
-            while (telling := self._next()) is not None:
-                self._tell(telling)
+            while (notification := self._next()) is not None:
+                self._deliver(notification)
 
-    def _next(self) -> "_Telling | None":
+    def _next(self) -> "_Notification | None":
         with self._lock:
-            return self._to_tell[0] if self._to_tell else None
+            return self._queue[0] if self._queue else None
 
     def _decide(self, event: "Event | _Tick") -> None:
         try:
@@ -152,36 +153,38 @@ class Alerts:
             # An event of another version, say: the alerts about all others go on.
             _logger.warning("an event could not be looked at for alerts", exc_info=True)
         else:
-            self._to_tell.extend(_Telling(notice) for notice in notices)
+            self._queue.extend(_Notification(notice) for notice in notices)
 
-    def _tell(self, telling: "_Telling") -> None:
+    def _deliver(self, notification: "_Notification") -> None:
         """Tell the targets, and the bus; once `close` has given up, it says it instead."""
         for target in self._settings.targets:
-            error = self._try(target, telling.notice)
+            error = self._try(target, notification.notice)
             with self._lock:
                 if self._is_left:
                     return
-                telling.done += 1
+                notification.done += 1
                 if error is None:
-                    telling.told.append(target.label)
+                    notification.delivered.append(target.label)
                 else:
-                    telling.errors.append(f"{target.label}: {error}")
+                    notification.errors.append(f"{target.label}: {error}")
         with self._lock:
             if self._is_left:
                 return
-            self._to_tell.popleft()
-        self._emit(telling)
+            self._queue.popleft()
+        self._emit(notification)
 
-    def _emit(self, telling: "_Telling") -> None:
-        notice, info = telling.notice, None
-        if telling.errors:
+    def _emit(self, notification: "_Notification") -> None:
+        notice, info = notification.notice, None
+        if notification.errors:
             info = ErrorInfo(
                 condition="ALERT_NOT_DELIVERED",
                 class_name="AlertError",
-                message="; ".join(telling.errors),
+                message="; ".join(notification.errors),
                 fatal=False,
             )
-        body = replace(notice, told=tuple(telling.told), not_told=tuple(telling.errors))
+        body = replace(
+            notice, told=tuple(notification.delivered), not_told=tuple(notification.errors)
+        )
         text = f"alert {notice.alert} is {notice.state}: {notice.message}"
         self._bus.emit(Event(self._origin, body, text, error=info))
 

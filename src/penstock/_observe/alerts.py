@@ -1,8 +1,8 @@
 """Decides from events which alerts fire and which are resolved. Pure: the time is passed in.
 
 An alert is *firing* for one thing (a flow, or a rule of a dataset) or it is not. Changes of that
-state are told, and a state that lasts is told again after `repeat_seconds`; a state that goes to
-and fro is told no more often than that.
+state are notified, and a state that lasts is notified again after `repeat_seconds`; a state that
+flaps is notified no more often than that.
 """
 
 from collections import deque
@@ -39,8 +39,8 @@ class _State:
     """Of one alert about one thing."""
 
     is_firing: bool = False
-    told: bool = False
-    told_at: datetime | None = None
+    is_notified: bool = False
+    notified_at: datetime | None = None
     suppressed: int = 0
     value: float | None = None
     message: str = ""
@@ -87,7 +87,7 @@ class AlertBook:
         self._update_id = ""
 
     def observe(self, event: Event) -> list[AlertProgress]:
-        """Take in an event; what has to be told because of it."""
+        """Take in an event; returns what has to be notified."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
         flow = event.origin.flow_name
@@ -106,7 +106,7 @@ class AlertBook:
         return self.tick(event.timestamp)
 
     def tick(self, now: datetime) -> list[AlertProgress]:
-        """Let time pass; what has to be told because of that."""
+        """Let time pass; returns what has to be notified."""
         for rule in self._of(AlertKind.NO_PROGRESS):
             for flow, since in self._running.items():
                 if rule.flow and rule.flow.lower() != flow.lower():
@@ -192,8 +192,8 @@ class AlertBook:
 
     def _schema(self, dataset: str, schema: str) -> None:
         before = self._schemas.get(dataset)
-        if before and schema and (found := differences(before, schema)):
-            text = f"{dataset} has other columns than in the last update: {', '.join(found)}"
+        if before and schema and (changes := differences(before, schema)):
+            text = f"{dataset} has other columns than in the last update: {', '.join(changes)}"
             self._changed(dataset, text, dataset=dataset)
         self._schemas[dataset] = schema or before or ""
 
@@ -275,21 +275,21 @@ class AlertBook:
                     yield self._notice(rule, about, state, now)
 
     def _is_due(self, state: _State, now: datetime) -> bool:
-        if state.told_at is None:
+        if state.notified_at is None:
             return state.is_firing
-        is_news = state.is_firing is not state.told
-        waited = (now - state.told_at).total_seconds()
-        # The end of what was told is told at once; all else not more often than asked.
+        is_news = state.is_firing is not state.is_notified
+        waited = (now - state.notified_at).total_seconds()
+        # A resolved alert is notified at once, everything else at most every `repeat_seconds`.
         if is_news and not state.is_firing:
             return True
         return state.is_firing and waited >= self._repeat_seconds
 
     def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> AlertProgress:
         suppressed = max(0, state.suppressed - 1)
-        state.told = state.is_firing
+        state.is_notified = state.is_firing
         state.suppressed = 0
         if state.is_firing:
-            state.told_at = now
+            state.notified_at = now
         return AlertProgress(
             alert=rule.name,
             kind=rule.kind.value,

@@ -175,20 +175,20 @@ def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
         case UnknownBody():
             return body.details
         case events.FlowProgress():
-            found = _flow_json(body)
+            body_json = _flow_json(body)
         case events.CreateUpdate():
-            found = dict(body.properties)
+            body_json = dict(body.properties)
         case events.ColumnLineage():
-            found = body.lineage.as_json()
+            body_json = body.lineage.as_json()
         case events.PlanningInformation():
             chosen = {"maintenance_type": f"{_TECHNIQUE}{body.technique}", "is_chosen": True}
-            found = {"technique_information": [chosen], "reason": body.reason}
+            body_json = {"technique_information": [chosen], "reason": body.reason}
         case events.BackfillProgress() | events.MigrationProgress():
-            found = _to_json(body)
-            found |= found.pop("figures")
+            body_json = _to_json(body)
+            body_json |= body_json.pop("figures")
         case _:
-            found = _to_json(body)
-    return {body.event_type: found}
+            body_json = _to_json(body)
+    return {body.event_type: body_json}
 
 
 def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
@@ -226,22 +226,22 @@ def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
 
 
 def _flow_json(body: events.FlowProgress) -> dict[str, Any]:
-    found: dict[str, Any] = {"status": body.status.value}
+    body_json: dict[str, Any] = {"status": body.status.value}
     counts = body.metrics
     quality: dict[str, Any] = {}
     if counts is not None:
         values = vars(counts)
-        found["metrics"] = {key: values[key] for key in _METRICS if values[key] is not None}
+        body_json["metrics"] = {key: values[key] for key in _METRICS if values[key] is not None}
         quality = {key: values[key] for key in _QUALITY if values[key] is not None}
     if body.expectations:
         quality["expectations"] = [dict(vars(rule)) for rule in body.expectations]
     if quality:
-        found["data_quality"] = quality
+        body_json["data_quality"] = quality
     if body.table_version is not None:
-        found["table_version"] = body.table_version
+        body_json["table_version"] = body.table_version
     if body.rolled_up is not None:
-        found["rolled_up"] = _to_json(body.rolled_up)
-    return found
+        body_json["rolled_up"] = _to_json(body.rolled_up)
+    return body_json
 
 
 def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
@@ -303,13 +303,13 @@ def _to_json(body: Any) -> dict[str, Any]:
 
 def _from_json(kind: type, body: Mapping[str, Any]) -> Any:
     _checked(dict, body)
-    found: dict[str, Any] = {}
+    fields_read: dict[str, Any] = {}
     for name, is_required, _, read in _columns(kind):
         if name in body:
-            found[name] = read(body[name])
+            fields_read[name] = read(body[name])
         elif is_required:
             raise KeyError(name)
-    return kind(**found)
+    return kind(**fields_read)
 
 
 def _writer(hint: Any) -> Convert | None:

@@ -201,12 +201,12 @@ class _Writer:
 
     def _measure(self, number: int, line: bytes, flow: bytes) -> None:
         recorded = None if number in self._surveyed.staying else recorded_of(line)
-        found = measured_of(recorded) if recorded is not None else None
-        if recorded is None or found is None:
+        measured = measured_of(recorded) if recorded is not None else None
+        if recorded is None or measured is None:
             self._keep(number, line)
             return
         _, group = self._measured.get(flow, (0, Measured()))
-        group.add(recorded, found)
+        group.add(recorded, measured)
         self._measured[flow] = number, group
 
     def _progress(self, number: int, line: bytes, flow: bytes, kind: _Kind) -> None:
@@ -274,5 +274,5 @@ def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
 
 
 def _time_of(line: bytes) -> bytes:
-    found = _TIME.search(line)
-    return found[1] if found is not None else b""
+    match = _TIME.search(line)
+    return match[1] if match is not None else b""

@@ -38,8 +38,8 @@ Send = Callable[[list[Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Telling:
-    """How a delivery tells what became of it.
+class Signal:
+    """Words and events by which a delivery reports its result.
 
     Attributes:
         name: First word of messages and threads.
@@ -67,7 +67,7 @@ class Delivery:
     Args:
         bus: Takes those events.
         origin: Of those events.
-        telling: Their words.
+        signal: Words and events of its reports.
         fold: Makes things of an event, on the folding thread.
         send: Sends some things, on the sending thread, and raises if that fails.
         finish: Makes the last things, when there are no more events.
@@ -85,7 +85,7 @@ class Delivery:
         self,
         bus: EventBus,
         origin: EventOrigin,
-        telling: Telling,
+        signal: Signal,
         *,
         fold: Fold,
         send: Send,
@@ -100,7 +100,7 @@ class Delivery:
     ) -> None:
         self._bus = bus
         self._origin = origin
-        self._telling = telling
+        self._signal = signal
         self._newest_counts = newest_counts
         self._fold = fold
         self._send = send
@@ -109,7 +109,7 @@ class Delivery:
         self._every_seconds = every_seconds
         self._batch_size = batch_size
         self._gather_seconds = gather_seconds
-        self._unheard: tuple[type[Body | UnknownBody], ...] = (*unheard, type(telling.body()))
+        self._unheard: tuple[type[Body | UnknownBody], ...] = (*unheard, type(signal.body()))
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._waiting: queue.Queue[Any] = queue.Queue(maxsize=queue_size)
         self._closing = threading.Event()
@@ -121,7 +121,7 @@ class Delivery:
         self._told_at = -_TELL_SECONDS
         self._told: dict[str, int] = {}
         self._threads = [
-            threading.Thread(target=target, name=f"{telling.name} {what}", daemon=True)
+            threading.Thread(target=target, name=f"{signal.name} {what}", daemon=True)
             for what, target in (("fold", self._fold_all), ("send", self._send_all))
         ]
         for thread in self._threads:
@@ -153,7 +153,7 @@ class Delivery:
         # One that hangs in the receiver is a daemon; whatever it still holds was not delivered.
         held = self._sending if self._threads[1].is_alive() else 0
         self._count("dropped", self._waiting.qsize() + held)
-        self._tell(None, at_the_end=True)
+        self._report(None, at_the_end=True)
         with self._counting:
             self._is_over = True
 
@@ -182,9 +182,9 @@ class Delivery:
             for made in make(*arguments):
                 self._put(made)
         except Exception as error:
-            _logger.debug("an event could not be told as %s", self._telling.name, exc_info=True)
+            _logger.debug("an event could not be sent as %s", self._signal.name, exc_info=True)
             self._count("failed")
-            self._tell(error)
+            self._report(error)
 
     def _put(self, made: Any) -> None:
         while True:
@@ -225,14 +225,14 @@ class Delivery:
             except Exception as error:
                 self._failures += 1
                 self._count("failed", len(things))
-                self._tell(error)
+                self._report(error)
                 self._sending = 0
                 # Bounded before it is a power: a receiver may be down for days.
                 self._closing.wait(min(2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE))
             else:
                 self._failures = 0
                 self._count("sent", len(things))
-                self._tell(None)
+                self._report(None)
             self._sending = 0
 
     # -- what became of it ---------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Delivery:
             if not self._is_over:
                 self._sums[outcome] += number
 
-    def _tell(self, error: Exception | None, *, at_the_end: bool = False) -> None:
+    def _report(self, error: Exception | None, *, at_the_end: bool = False) -> None:
         with self._counting:
             now, sums = time.monotonic(), dict(self._sums)
             is_first = error is not None and not self._told.get("failed")
@@ -251,8 +251,8 @@ class Delivery:
                 return
             lost = any(sums[key] > self._told.get(key, 0) for key in ("failed", "dropped"))
             self._told, self._told_at = sums, now
-        telling = self._telling
-        text = f"{telling.name}: {sums['sent']} {telling.things} sent"
+        signal = self._signal
+        text = f"{signal.name}: {sums['sent']} {signal.things} sent"
         if sums["failed"] or sums["dropped"]:
             text += f", {sums['failed']} failed, {sums['dropped']} dropped"
         info = None
@@ -261,9 +261,9 @@ class Delivery:
             text += f" ({reason[:500]})"
         if lost:
             info = ErrorInfo(
-                condition=telling.condition,
-                class_name=telling.class_name,
+                condition=signal.condition,
+                class_name=signal.class_name,
                 message=text,
                 fatal=False,
             )
-        self._bus.emit(Event(self._origin, telling.body(**sums), text, error=info))
+        self._bus.emit(Event(self._origin, signal.body(**sums), text, error=info))

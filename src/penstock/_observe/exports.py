@@ -91,7 +91,7 @@ class Exports:
         update: ObservedUpdate,
         resolve_secrets: Callable[[str], str],
     ) -> None:
-        asked = settings.telemetry.is_wanted
+        is_wanted = settings.telemetry.is_wanted
         try:
             telemetry.require_extra()
             self._telemetry = Telemetry(
@@ -102,7 +102,7 @@ class Exports:
                 resolve_secrets=resolve_secrets,
             )
         except (MissingExtraError, SpecError) as error:
-            if asked:
+            if is_wanted:
                 raise
             # Somebody configured OpenTelemetry for everything on this machine.
             text = f"{error.message}: no telemetry is sent; {error.hint}"

@@ -110,7 +110,7 @@ def source_view(
     measured = measured or {}
     end, latest = source.get("endOffset"), source.get("latestOffset")
     behind = latest.get("behind_millis") if isinstance(latest, dict) else None
-    found = {
+    view = {
         "source": source.get("description", ""),
         "kind": measured.get("kind"),
         "input_rows": source.get("numInputRows", 0),
@@ -128,9 +128,9 @@ def source_view(
         "seconds_behind": measured.get("seconds_behind"),
         "metrics": dict(source.get("metrics") or {}),
     }
-    if ages := ages_of(found):
-        found["seconds_behind"] = _highest(ages)
-    return found
+    if ages := ages_of(view):
+        view["seconds_behind"] = _highest(ages)
+    return view
 
 
 def _highest(ages: list[float | None]) -> float | None:
@@ -148,7 +148,7 @@ def _partitions(end: Any, latest: Any, measured: Mapping[str, Any]) -> list[dict
     beside = {(part["topic"], part["partition"]): part for part in measured.get("partitions", ())}
     if not isinstance(end, dict) or not isinstance(latest, dict | None):
         return []
-    found = []
+    partitions = []
     for topic, newest in {**end, **(latest or {})}.items():
         done = end.get(topic)
         if not (isinstance(newest, dict) and isinstance(done, dict | None)):
@@ -157,9 +157,11 @@ def _partitions(end: Any, latest: Any, measured: Mapping[str, Any]) -> list[dict
             read = (done or {}).get(partition, 0)
             if not (isinstance(offset, int) and isinstance(read, int)):
                 continue  # a source whose offsets are something else
-            told = offset if latest is not None else None
-            found.append(_partition(topic, partition, read, told, beside.get((topic, partition))))
-    return found
+            reported = offset if latest is not None else None
+            partitions.append(
+                _partition(topic, partition, read, reported, beside.get((topic, partition)))
+            )
+    return partitions
 
 
 def _partition(
@@ -167,7 +169,7 @@ def _partition(
 ) -> dict[str, Any]:
     part: dict[str, Any] = {"topic": topic, "partition": partition, "offset": read}
     if measured is not None and measured["offset"] == read:
-        ends = [one for one in (latest, measured["latest_offset"]) if one is not None]
+        ends = [end for end in (latest, measured["latest_offset"]) if end is not None]
         newest = max(ends, default=None)
         part |= {key: measured[key] for key in (*_MEASURED, "lost_records")}
         if newest is not None and measured["latest_offset"] == read and newest > read:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from openlineage.client.facet_v2 import DatasetFacet, JobFacet, RunFacet
 
 RUNNING_SECONDS = 30.0
-"""A flow that runs is told about at most so often, however many batches it has."""
+"""Shortest interval between two events of a running flow, however many batches it has."""
 
 DEFAULT_NAMESPACE = "penstock"
 _ENDS = {
@@ -71,7 +71,7 @@ class _Flow:
     number: int = 0
     is_running: bool = False
     has_news: bool = False
-    told: datetime | None = None
+    sent_at: datetime | None = None
     rows_in: int | None = None
     rows_out: int | None = None
     quarantined: int = 0
@@ -81,7 +81,7 @@ class _Flow:
     def begin(self, at: datetime) -> None:
         """A run of its own begins: its figures do, too."""
         self.number += 1
-        self.is_running, self.told = True, at
+        self.is_running, self.sent_at = True, at
         self.rows_in = self.rows_out = self.version = None
         self.quarantined = 0
         self.counts.clear()
@@ -227,7 +227,7 @@ class LineageFold:
             if status in _ENDS:
                 yield from self._end(event, flow, status)
             elif self._is_due(flow, event.timestamp):
-                flow.told, flow.has_news = event.timestamp, False
+                flow.sent_at, flow.has_news = event.timestamp, False
                 yield self._flow_event("RUNNING", event, flow)
         elif status is FlowStatus.STARTING:
             if not flow.is_running:
@@ -260,8 +260,8 @@ class LineageFold:
             sums[1] += counts.failed_records
 
     def _is_due(self, flow: _Flow, now: datetime) -> bool:
-        told = flow.told
-        return told is None or (now - told).total_seconds() >= self._running_seconds
+        reported = flow.sent_at
+        return reported is None or (now - reported).total_seconds() >= self._running_seconds
 
     # -- OpenLineage's objects -----------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class LineageFold:
             data_quality_metrics_input_dataset,
         )
 
-        by_place = {one.place: one for one in self._datasets.values()}
+        by_place = {dataset.place: dataset for dataset in self._datasets.values()}
         # Views are looked through: their sources are in the flow's own lineage.
         tables = [
             self._datasets[key].place
@@ -450,7 +450,7 @@ class LineageFold:
         outcome: Any = failed == 0
         if verdict == "status":
             outcome = "pass" if failed == 0 else "fail"
-        found: dict[str, Any] = {
+        assertion: dict[str, Any] = {
             verdict: outcome,
             "name": rule,
             "severity": "error" if declared is not None and declared.action == "fail" else "warn",
@@ -460,8 +460,8 @@ class LineageFold:
             "contentType": "sql",
             "params": {"passed_records": passed, "failed_records": failed},
         }
-        found["assertion" if verdict == "success" else "type"] = "expectation"
-        return found
+        assertion["assertion" if verdict == "success" else "type"] = "expectation"
+        return assertion
 
     def _column_lineage(
         self, flow: _Flow, lineage: FlowLineage, target: _Dataset
@@ -481,11 +481,13 @@ class LineageFold:
         wanted = {column["name"] for column in target.schema}
         return facet.ColumnLineageDatasetFacet(
             fields={
-                name: facet.Fields(inputFields=[field_of(one, "DIRECT") for one in inputs])
+                name: facet.Fields(
+                    inputFields=[field_of(influence, "DIRECT") for influence in inputs]
+                )
                 for name, inputs in lineage.columns.items()
                 if inputs and (name in wanted or not wanted)
             },
-            dataset=[field_of(one, "INDIRECT") for one in lineage.influences],
+            dataset=[field_of(influence, "INDIRECT") for influence in lineage.influences],
             producer=PRODUCER,
         )
 

@@ -10,7 +10,7 @@ from penstock._model.export import LineageSettings
 from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import QUEUE_SIZE, Delivery, Telling
+from penstock._observe.delivery import QUEUE_SIZE, Delivery, Signal
 from penstock._observe.events import EventOrigin, LineageProgress, StreamProgress
 from penstock._observe.lineage import DEFAULT_NAMESPACE, RUNNING_SECONDS, LineageFold
 from penstock._observe.masking import shown
@@ -19,7 +19,7 @@ from penstock.errors import SpecError
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
 
-_TELLING = Telling(
+_SIGNAL = Signal(
     name="lineage",
     things="events",
     body=LineageProgress,
@@ -107,17 +107,17 @@ def _resolved(value: Any, resolve: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return resolve(value)
     if isinstance(value, Mapping):
-        return {str(key): _resolved(one, resolve) for key, one in value.items()}
-    return [_resolved(one, resolve) for one in value] if isinstance(value, list) else value
+        return {str(key): _resolved(item, resolve) for key, item in value.items()}
+    return [_resolved(item, resolve) for item in value] if isinstance(value, list) else value
 
 
 def _remember(value: Any, *, is_secret: bool = False) -> None:
     """What stands below `auth` and the like must not be in any message."""
     if isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             named = str(key).lower()
             hidden = is_secret or any(w in named for w in ("auth", "key", "token", "secret"))
-            _remember(one, is_secret=hidden and named != "type")
+            _remember(item, is_secret=hidden and named != "type")
     elif is_secret and isinstance(value, str):
         remember_secret(value)
 
@@ -148,7 +148,7 @@ class Lineage(Delivery):
         super().__init__(
             bus,
             origin,
-            _TELLING,
+            _SIGNAL,
             fold=LineageFold(chosen, running_seconds=running_seconds),
             send=lambda events: send(events[0]),
             unheard=(StreamProgress,),

@@ -20,7 +20,7 @@ def schema_facets(columns: Sequence[Mapping[str, Any]]) -> "dict[str, DatasetFac
 
     if not columns:
         return {}
-    fields = [_field(one) for one in columns]
+    fields = [_field(column) for column in columns]
     return {"schema": schema_dataset.SchemaDatasetFacet(fields=fields, producer=PRODUCER)}
 
 
@@ -46,7 +46,7 @@ def _field(column: Mapping[str, Any]) -> Any:
         name=column["name"],
         type=kind if isinstance(kind, str) else str(kind.get("type")),
         description=(column.get("metadata") or {}).get("comment"),
-        fields=[_field(one) for one in inner],
+        fields=[_field(item) for item in inner],
     )
 
 

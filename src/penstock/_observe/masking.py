@@ -123,13 +123,13 @@ def masked(line: bytes) -> bytes:
     return _SHAPES.sub(_MASK, line)
 
 
-def _masked_assignment(found: re.Match[bytes]) -> bytes:
-    if found["member"] is not None:
-        return found["key"] + found["member"] + b'"' + _MASK + b'"'
-    if found["sign"] is None:
-        return found[0]
-    quote, close = found["quote"] or b"", found["close"] or b""
-    return found["key"] + found["sign"] + quote + _MASK + close
+def _masked_assignment(match: re.Match[bytes]) -> bytes:
+    if match["member"] is not None:
+        return match["key"] + match["member"] + b'"' + _MASK + b'"'
+    if match["sign"] is None:
+        return match[0]
+    quote, close = match["quote"] or b"", match["close"] or b""
+    return match["key"] + match["sign"] + quote + _MASK + close
 
 
 def without_secrets(event: Event) -> Event:
@@ -145,12 +145,12 @@ def without_secrets(event: Event) -> Event:
     text = line.decode()
     if clean == line and redact(text) == text:
         return event
-    found = _redacted(json.loads(clean))
+    redacted = _redacted(json.loads(clean))
     return replace(
         event,
-        message=found["message"],
-        body=body_of(event.event_type, found["details"]),
-        error=None if error is None else replace(error, message=found["error"]),
+        message=redacted["message"],
+        body=body_of(event.event_type, redacted["details"]),
+        error=None if error is None else replace(error, message=redacted["error"]),
     )
 
 
@@ -159,8 +159,8 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {key: one if key in _NAMES else _redacted(one) for key, one in value.items()}
-    return [_redacted(one) for one in value] if isinstance(value, list) else value
+        return {key: item if key in _NAMES else _redacted(item) for key, item in value.items()}
+    return [_redacted(item) for item in value] if isinstance(value, list) else value
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def masked_values(values: dict[str, Any]) -> dict[str, Any]:
 
     What JSON does not know becomes text.
     """
-    found: dict[str, Any] = json.loads(masked(encode(values)))
-    return {key: _redacted(one) for key, one in found.items()}
+    body: dict[str, Any] = json.loads(masked(encode(values)))
+    return {key: _redacted(value) for key, value in body.items()}
 
 
 def shown(text: str) -> str:

@@ -230,12 +230,12 @@ class _Figures:
         self._pipeline = ""
 
     def series(self) -> list[Series]:
-        found = []
+        all_series = []
         for name, metric in METRICS.items():
             histograms = self._histograms if metric.kind is Kind.HISTOGRAM else {}
             if self._values[name] or histograms:
-                found.append(Series(metric, self._values[name], histograms))
-        return found
+                all_series.append(Series(metric, self._values[name], histograms))
+        return all_series
 
     def take_update(self, update: ObservedUpdate) -> None:
         self._pipeline = _label(update.pipeline_name)
@@ -351,9 +351,9 @@ class _Figures:
         self._set(name, labels, self._values[name].get(self._key(labels), 0.0) + count)
 
     def _set(self, name: str, labels: Labels, value: float) -> None:
-        found, key = self._values[name], self._key(labels)
-        if key in found or self._has_room(name, len(found)):
-            found[key] = float(value)
+        values, key = self._values[name], self._key(labels)
+        if key in values or self._has_room(name, len(values)):
+            values[key] = float(value)
 
     def _key(self, labels: Labels) -> Labels:
         return (self._pipeline, *(_label(each) for each in labels))

@@ -79,12 +79,12 @@ def _family(series: Series) -> "Family":
     metric = series.metric
     if metric.kind is Kind.HISTOGRAM:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, one in series.histograms.items():
+        for labels, counts in series.histograms.items():
             buckets, count = [], 0
-            for bound, more in zip((*BATCH_BUCKETS, "+Inf"), one.counts, strict=True):
+            for bound, more in zip((*BATCH_BUCKETS, "+Inf"), counts.counts, strict=True):
                 count += more
                 buckets.append((str(bound), float(count)))
-            histogram.add_metric(labels, buckets, sum_value=one.total)
+            histogram.add_metric(labels, buckets, sum_value=counts.total)
         return histogram
     make: Any = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
     family: Family = make(metric.name, metric.help, labels=metric.labels)

@@ -197,17 +197,17 @@ class Measured:
     dropped: dict[str, int] = field(default_factory=dict)
     rolled: RolledUp = field(default_factory=lambda: RolledUp(events=0))
 
-    def add(self, recorded: Recorded, found: RolledUp) -> None:
+    def add(self, recorded: Recorded, rolled_up: RolledUp) -> None:
         """Take in the next one, as `measured_of` gave it."""
         before, self.last = self.rolled, recorded
-        _add(self.durations, found.durations_ms or {})
-        _add(self.dropped, found.dropped_by_watermark or {})
+        _add(self.durations, rolled_up.durations_ms or {})
+        _add(self.dropped, rolled_up.dropped_by_watermark or {})
         first = before.first_batch_id
         self.rolled = RolledUp(
-            events=before.events + found.events,
-            batches=before.batches + found.batches,
-            first_batch_id=found.first_batch_id if first is None else first,
-            since=before.since or found.since,
+            events=before.events + rolled_up.events,
+            batches=before.batches + rolled_up.batches,
+            first_batch_id=rolled_up.first_batch_id if first is None else first,
+            since=before.since or rolled_up.since,
             durations_ms=self.durations,
             dropped_by_watermark=self.dropped,
         )

@@ -22,17 +22,17 @@ def recorded_schemas(directory: Path) -> dict[str, str]:
     Reads the beginnings of event logs only; an unreadable one has none.
     """
     for update in reversed(updates(directory)[-_LOOKED_AT:]):
-        found: dict[str, str] = {}
+        schemas: dict[str, str] = {}
         try:
             for line in update.lines():
                 if _FLOWS in line:
                     break
                 if _DEFINITION in line:
-                    found.update(_schema_of(line))
+                    schemas.update(_schema_of(line))
         except OSError:
             continue
-        if found:
-            return found
+        if schemas:
+            return schemas
     return {}
 
 
@@ -58,16 +58,16 @@ def differences(before: str, after: str) -> list[str]:
     old, new = _columns(before), _columns(after)
     if old is None or new is None:
         return []
-    found = [f"{name} added" for name in new if name not in old]
-    found += [f"{name} removed" for name in old if name not in new]
+    changes = [f"{name} added" for name in new if name not in old]
+    changes += [f"{name} removed" for name in old if name not in new]
     for name, kind in new.items():
         if name in old and old[name] != kind:
             is_plain = isinstance(kind, str) and isinstance(old[name], str)
-            found.append(
+            changes.append(
                 f"{name} changed from {old[name]} to {kind}" if is_plain else f"{name} changed"
             )
-    more = len(found) - _SHOWN
-    return [*found[:_SHOWN], f"{more} more"] if more > 0 else found
+    more = len(changes) - _SHOWN
+    return [*changes[:_SHOWN], f"{more} more"] if more > 0 else changes
 
 
 def _columns(schema: str) -> dict[str, Any] | None:
@@ -79,5 +79,5 @@ def _columns(schema: str) -> dict[str, Any] | None:
 
 def _type(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _type(one) for key, one in value.items() if key not in _UNIMPORTANT}
-    return [_type(one) for one in value] if isinstance(value, list) else value
+        return {key: _type(item) for key, item in value.items() if key not in _UNIMPORTANT}
+    return [_type(item) for item in value] if isinstance(value, list) else value

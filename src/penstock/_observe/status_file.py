@@ -94,10 +94,10 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
         update: `latest`, or an id or its beginning that means one update.
     """
     directory = event_directory(settings)
-    found = select_updates(directory, update)
-    if not found:
+    selected = select_updates(directory, update)
+    if not selected:
         return None
-    update_id = found[-1].update_id
+    update_id = selected[-1].update_id
     with suppress(OSError, ValueError):
         body = json.loads(status_path(settings).read_bytes())
         if isinstance(body, dict) and body.get("update_id") == update_id:

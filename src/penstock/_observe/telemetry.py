@@ -12,7 +12,7 @@ from penstock._model.export import TelemetrySettings
 from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Telling
+from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Signal
 from penstock._observe.events import Event, EventOrigin, TelemetryProgress
 from penstock._observe.masking import shown
 from penstock._observe.metrics import metric_series
@@ -135,10 +135,10 @@ class Telemetry:
 
         Mostly both go to one receiver: where one signal fails, the other one hardly waits, either.
         """
-        open_ones = [one for one in (self._metrics, self._traces) if one is not None]
-        most = MOMENT_SECONDS if any(one.is_failing for one in open_ones) else DRAIN_SECONDS
+        open_ones = [sender for sender in (self._metrics, self._traces) if sender is not None]
+        most = MOMENT_SECONDS if any(sender.is_failing for sender in open_ones) else DRAIN_SECONDS
         closing = [
-            threading.Thread(target=one.close, args=(most,), daemon=True) for one in open_ones
+            threading.Thread(target=sender.close, args=(most,), daemon=True) for sender in open_ones
         ]
         for thread in closing:
             thread.start()
@@ -170,7 +170,7 @@ class Telemetry:
         return Delivery(
             self._bus,
             self._origin,
-            _telling("traces", "spans"),
+            _signal_of("traces", "spans"),
             fold=fold,
             send=send,
             finish=fold.finish,
@@ -191,8 +191,8 @@ class Telemetry:
         started = time.time_ns()
 
         def report() -> "list[MetricsData]":
-            found = metric_series(update)
-            return [metrics_data(found, resource, started=started, now=time.time_ns())]
+            series = metric_series(update)
+            return [metrics_data(series, resource, started=started, now=time.time_ns())]
 
         def send(reports: "list[MetricsData]") -> None:
             # Sums grow from the beginning, so the newest report has all that those before it have.
@@ -202,7 +202,7 @@ class Telemetry:
         return Delivery(
             self._bus,
             self._origin,
-            _telling("metrics", "reports"),
+            _signal_of("metrics", "reports"),
             fold=lambda _: (),
             send=send,
             finish=report,
@@ -232,15 +232,15 @@ class _Options:
         self.interval_seconds = settings.interval_seconds or _interval(environ)
 
     def of(self, signal: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         if self._endpoint:
-            found["endpoint"] = f"{self._endpoint}/v1/{signal}"
+            attributes["endpoint"] = f"{self._endpoint}/v1/{signal}"
         if self._headers:
-            found["headers"] = self._headers
+            attributes["headers"] = self._headers
         names = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
         if not any(self._environ.get(name) for name in names):
-            found["timeout"] = _TIMEOUT_SECONDS
-        return found
+            attributes["timeout"] = _TIMEOUT_SECONDS
+        return attributes
 
 
 class _ExporterWords(logging.Handler):
@@ -270,8 +270,8 @@ class _ExporterWords(logging.Handler):
         super().close()
 
 
-def _telling(signal: str, things: str) -> Telling:
-    return Telling(
+def _signal_of(signal: str, things: str) -> Signal:
+    return Signal(
         name=signal,
         things=things,
         body=partial(TelemetryProgress, signal=signal),
@@ -309,14 +309,14 @@ def _resource(origin: EventOrigin, environ: Mapping[str, str]) -> "Resource":
     """Who tells: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the pipeline."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-    found = Resource.create()
-    attributes = {key: _without_secrets(value) for key, value in found.attributes.items()}
+    resource = Resource.create()
+    attributes = {key: _without_secrets(value) for key, value in resource.attributes.items()}
     if str(attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         attributes[SERVICE_NAME] = origin.pipeline_name
-    return Resource(attributes, found.schema_url)
+    return Resource(attributes, resource.schema_url)
 
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, str):
         return shown(value)
-    return [_without_secrets(one) for one in value] if isinstance(value, Sequence) else value
+    return [_without_secrets(item) for item in value] if isinstance(value, Sequence) else value

@@ -45,7 +45,7 @@ def metrics_data(
 
     scope = ScopeMetrics(
         scope=InstrumentationScope(SCOPE, version_of("penstock")),
-        metrics=[_metric(one, started, now) for one in series],
+        metrics=[_metric(metric, started, now) for metric in series],
         schema_url="",
     )
     return MetricsData(
@@ -66,15 +66,15 @@ def _metric(series: Series, started: int, now: int) -> Any:
                     attributes=_attributes(metric, labels),
                     start_time_unix_nano=started,
                     time_unix_nano=now,
-                    count=sum(one.counts),
-                    sum=one.total,
-                    bucket_counts=list(one.counts),
+                    count=sum(histogram.counts),
+                    sum=histogram.total,
+                    bucket_counts=list(histogram.counts),
                     explicit_bounds=list(BATCH_BUCKETS),
                     # Not kept; OTLP leaves out what is not given.
                     min=None,  # type: ignore[arg-type]
                     max=None,  # type: ignore[arg-type]
                 )
-                for labels, one in series.histograms.items()
+                for labels, histogram in series.histograms.items()
             ],
             aggregation_temporality=cumulative,
         )

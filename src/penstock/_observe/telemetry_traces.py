@@ -173,21 +173,21 @@ class TraceFold:
     def _figures(
         self, event: Event, flow: _Flow, metrics: FlowMetrics, table_version: int | None
     ) -> None:
-        found: Attributes = {
+        figures: Attributes = {
             f"penstock.rows.{key}": count
             for name, key in _ROWS.items()
             if (count := getattr(metrics, name)) is not None
         }
-        for key, count in found.items():
+        for key, count in figures.items():
             flow.sums[key] = flow.sums.get(key, 0) + int(count)
         if table_version is not None:
-            found["penstock.table_version"] = table_version
+            figures["penstock.table_version"] = table_version
         batch = event.origin.batch_id
         if batch is not None:
             known, before = flow.written
-            flow.written = (batch, {**before, **found} if known == batch else found)
+            flow.written = (batch, {**before, **figures} if known == batch else figures)
         elif flow.refresh_began is not None:
-            self._told_batch(flow, "refresh", flow.refresh_began, event.timestamp, found, event)
+            self._told_batch(flow, "refresh", flow.refresh_began, event.timestamp, figures, event)
             flow.refresh_began = None
 
     def _batch(self, event: Event, flow: _Flow, progress: Progress) -> None:
@@ -201,7 +201,7 @@ class TraceFold:
         known, written = flow.written
         attributes: Attributes = {"penstock.batch_id": batch}
         attributes |= written if known == batch else {}
-        rows = sum(int(one.get("numInputRows") or 0) for one in progress.get("sources") or ())
+        rows = sum(int(source.get("numInputRows") or 0) for source in progress.get("sources") or ())
         attributes["penstock.rows.input"] = rows
         for phase, milliseconds in durations.items():
             if phase != "triggerExecution":

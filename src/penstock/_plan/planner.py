@@ -81,7 +81,7 @@ def make_plan(
             hint="leave one of them out",
         )
     _check_datasets(graph)
-    told = [*notes, *_other_formats(graph), *_streamed_changes(graph), *_text_numbers(graph)]
+    all_notes = [*notes, *_other_formats(graph), *_streamed_changes(graph), *_text_numbers(graph)]
     refreshed = _select(graph, wishes.refresh)
     reset = _select(graph, wishes.full_refresh)
     _refuse_sinks(graph, wishes.full_refresh)
@@ -100,8 +100,8 @@ def make_plan(
         reset = {node.key for node in graph.stored() if reset_allowed(node, conf)}
         for node in graph.stored():
             if node.key not in reset:
-                told.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
-    told += _left_behind(graph, reset)
+                all_notes.append(f"{node.display} keeps its rows: pipelines.reset.allowed is false")
+    all_notes += _left_behind(graph, reset)
     refused = {
         name: flow.analysis.refusal
         for name, flow in graph.flows.items()
@@ -128,7 +128,7 @@ def make_plan(
         runs=tuple(_views_last(runs)),
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
         continuous=wishes.continuous,
-        notes=tuple(told),
+        notes=tuple(all_notes),
         setup_retries=update_retries(conf),
         warnings=(
             *_taken_names(graph),
@@ -374,8 +374,8 @@ def _growing_state(
     """Warn of state that grows for ever, or refuse it, as `penstock.growingState` says."""
     for step in runs:
         flow = graph.flows[step.flow]
-        found = flow.analysis.growing_state
-        if not found:
+        growing = flow.analysis.growing_state
+        if not growing:
             continue
         setting = flow_setting(graph, flow, conf, GROWING_STATE)
         wanted = "warn" if setting is None else setting[1]
@@ -388,12 +388,12 @@ def _growing_state(
         if wanted.lower() == "error":
             raise PlanError(
                 "STATE_GROWS",
-                f"flow {flow.flow.name!r}: {'; '.join(found)}",
+                f"flow {flow.flow.name!r}: {'; '.join(growing)}",
                 origin=flow.flow.origin,
                 hint=f"bound the state, or set {GROWING_STATE} to warn or allow for this flow",
             )
         if wanted.lower() == "warn":
-            yield from (f"{flow.flow.name}: {text}" for text in found)
+            yield from (f"{flow.flow.name}: {text}" for text in growing)
 
 
 def _trigger(graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]) -> Trigger:

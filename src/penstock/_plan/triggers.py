@@ -51,10 +51,10 @@ def declared_trigger(
     Raises:
         SpecError: `INVALID_TRIGGER`, `INVALID_TRIGGER_INTERVAL`.
     """
-    found = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
-    if found is None:
+    setting = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
+    if setting is None:
         return None
-    key, text = found
+    key, text = setting
     trigger = parse_trigger(text)
     if key == INTERVAL and (trigger is None or trigger.kind is not TriggerKind.PROCESSING_TIME):
         raise SpecError(

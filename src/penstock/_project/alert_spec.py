@@ -69,8 +69,8 @@ class AlertRuleSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [value for value in self._kinds().values() if value is not None]
-        if len(given) != 1 or False in (self.failed, self.schema_change):
+        values = [value for value in self._kinds().values() if value is not None]
+        if len(values) != 1 or False in (self.failed, self.schema_change):
             known = ", ".join(f"`{kind.value}`" for kind in AlertKind)
             raise ValueError(f"needs exactly one of {known}")
         return self
@@ -135,7 +135,7 @@ class AlertTargetSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum(bool(one) for one in (self.webhook, self.command, self.email)) != 1:
+        if sum(bool(way) for way in (self.webhook, self.command, self.email)) != 1:
             raise ValueError("needs exactly one of `webhook`, `command`, `email`")
         return self
 
@@ -143,8 +143,8 @@ class AlertTargetSpec(_Part):
         """The same as plain data."""
         mail = {}
         if self.email is not None:
-            given = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
-            mail = {key: str(value) for key, value in given.items()}
+            fields = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
+            mail = {key: str(value) for key, value in fields.items()}
         return AlertTarget(
             webhook=self.webhook or "",
             slack=self.format == "slack",

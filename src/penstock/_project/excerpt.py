@@ -75,14 +75,14 @@ class ProjectSources:
         Args:
             declared_at: File and line, as messages and events have them.
         """
-        found = excerpt(self._root, declared_at)
-        if found is None:
+        lines = excerpt(self._root, declared_at)
+        if lines is None:
             return None
         return {
-            "file": shown(found.file),
-            "line": found.line,
-            "text": found.text,
-            "is_cut": found.is_cut,
+            "file": shown(lines.file),
+            "line": lines.line,
+            "text": lines.text,
+            "is_cut": lines.is_cut,
         }
 
 
@@ -130,17 +130,17 @@ def without_secrets(code: str, *, is_sql: bool = False) -> str:
     pieces: list[str] = []
     before, was_hidden = 0, False
     previous = ""
-    for found in (_SQL if is_sql else _PYTHON).finditer(code):
-        groups = found.groupdict()
-        between = code[before : found.start()]
+    for match in (_SQL if is_sql else _PYTHON).finditer(code):
+        groups = match.groupdict()
+        between = code[before : match.start()]
         pieces.append(between)
-        before = found.end()
+        before = match.end()
         if groups["comment"] is not None:
             pieces.append(_comment(groups["comment"]))
             continue
         if groups.get("name") is not None:
-            previous = found[0]
-            pieces.append(found[0])
+            previous = match[0]
+            pieces.append(match[0])
             continue
         quote = groups.get("long") or groups["quote"]
         text = groups["text"] if groups.get("long") is None else groups["long_text"]
@@ -149,7 +149,7 @@ def without_secrets(code: str, *, is_sql: bool = False) -> str:
         words = previous + between[-400:]
         was_hidden = bool(is_continued or _SECRET.search(words) or _looks_like_a_key(text))
         hidden = _HIDDEN + "\n" * text.count("\n")
-        pieces.append(f"{quote}{hidden if text else ''}{quote}" if was_hidden else found[0])
+        pieces.append(f"{quote}{hidden if text else ''}{quote}" if was_hidden else match[0])
         # The key of a value that was hidden says nothing about what comes after it.
         previous = "" if was_hidden else text
     pieces.append(code[before:])
@@ -163,12 +163,12 @@ def _looks_like_a_key(text: str) -> bool:
 
 def _comment(text: str) -> str:
     """A comment as far as the first word that a credential may follow."""
-    found = _SECRET.search(text)
-    if found is None or not re.search(r"[\"'=:]", text[found.start() :]):
+    match = _SECRET.search(text)
+    if match is None or not re.search(r"[\"'=:]", text[match.start() :]):
         return text
-    rest = text[found.end() :]
+    rest = text[match.end() :]
     return (
-        text[: found.end()]
+        text[: match.end()]
         + f" {_HIDDEN}"
         + "\n" * rest.count("\n")
         + ("*/" if text.startswith("/*") else "")
@@ -186,7 +186,7 @@ def _python_statement(text: str, line: int) -> tuple[int, int] | None:
         if not isinstance(node, ast.stmt) or node.end_lineno is None:
             continue
         decorators = getattr(node, "decorator_list", ())
-        start = min([node.lineno, *(one.lineno for one in decorators)])
+        start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
         if start <= line <= node.end_lineno and (
             best is None or node.end_lineno - start < best[1] - best[0]
         ):

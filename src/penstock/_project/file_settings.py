@@ -121,5 +121,5 @@ def table_key(name: str) -> tuple[str, ...]:
     return tuple(part.lower() for part in split_name(name))
 
 
-def _first(one: bool | None, other: bool | None) -> bool | None:
-    return other if one is None else one
+def _first(first: bool | None, other: bool | None) -> bool | None:
+    return other if first is None else first

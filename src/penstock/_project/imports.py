@@ -275,10 +275,10 @@ def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:
     """Return the folders where the modules of a project are searched, in order."""
     folders = [root, *([root / "src"] if (root / "src").is_dir() else [])]
     folders += [source.parent for source in sources]
-    found = dict.fromkeys(map(str, folders))
+    unique = dict.fromkeys(map(str, folders))
     for source in sources:
-        found.update(dict.fromkeys(_between(source.parent, root)))
-    return list(found)
+        unique.update(dict.fromkeys(_between(source.parent, root)))
+    return list(unique)
 
 
 def _between(folder: Path, root: Path) -> list[str]:

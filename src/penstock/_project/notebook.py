@@ -82,9 +82,9 @@ def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
     """
     parts = [part for part in place.split("/") if part]
     for start in range(len(parts)):
-        found = find_notebook(root.joinpath(*parts[start:]))
-        if found is not None:
-            return found
+        notebook = find_notebook(root.joinpath(*parts[start:]))
+        if notebook is not None:
+            return notebook
     return None
 
 
@@ -151,12 +151,12 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
 
     def end_magics(number: int) -> None:
         nonlocal begin
-        found = cells_of(magics, file=file, line=number - len(magics), language=language)
-        if any(cell.kind is not CellKind.PACKAGES for cell in found):
+        magic_cells = cells_of(magics, file=file, line=number - len(magics), language=language)
+        if any(cell.kind is not CellKind.PACKAGES for cell in magic_cells):
             cells.extend(_plain(code[: len(code) - len(magics)], file, begin, language))
             code.clear()
             begin = number
-        cells.extend(found)
+        cells.extend(magic_cells)
         magics.clear()
 
     for number, line in enumerate(text.split("\n"), start=1):

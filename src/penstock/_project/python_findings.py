@@ -207,8 +207,8 @@ class _Visitor(ast.NodeVisitor):
             self._literal(text, node.lineno)
 
     def _literal(self, text: str, line: int) -> None:
-        if found := path_in(text, line):
-            self.found.findings.append(found)
+        if finding := path_in(text, line):
+            self.found.findings.append(finding)
         self.found.findings += secret_references_in(text, line)
 
     def _add(self, kind: FindingKind, name: str, line: int, *, has_default: bool = False) -> None:
@@ -247,19 +247,19 @@ def _line_findings(code: str) -> Iterator[Finding]:
         if line.lstrip().startswith("#"):
             continue
         for match in _CALL.finditer(line):
-            one, two = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
+            first, two = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
             has_default = match.group("comma") is not None
             part, function = match.group("part"), match.group("function")
             if part == "conf" and function == "get":
-                yield key(one, line=number, has_default=has_default)
+                yield key(first, line=number, has_default=has_default)
             elif part == "secrets" and two:
-                yield Finding(kind=FindingKind.SECRET, name=f"{one}/{two}", line=number)
+                yield Finding(kind=FindingKind.SECRET, name=f"{first}/{two}", line=number)
             elif part == "widgets" and function in _WIDGET_KINDS:
-                yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=one, line=number)
+                yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=first, line=number)
             elif part == "widgets":
                 yield Finding(
-                    kind=FindingKind.WIDGET, name=one, line=number, has_default=has_default
+                    kind=FindingKind.WIDGET, name=first, line=number, has_default=has_default
                 )
         for match in _LITERAL.finditer(line):
-            if found := path_in(match.group(1) or match.group(2) or "", number):
-                yield found
+            if finding := path_in(match.group(1) or match.group(2) or "", number):
+                yield finding

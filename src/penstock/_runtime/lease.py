@@ -106,13 +106,13 @@ class Lease:
                         os.set_inheritable(fd, True)
                         return cls(path, fd, record)
                 else:
-                    found = _read_record(fd)
+                    holder = _read_record(fd)
                     waited = machine.clock.monotonic() - began
-                    if _holder_lives(found, machine.processes):
+                    if _holder_lives(holder, machine.processes):
                         if waited >= _DYING_SECONDS:
-                            raise _held(path, found)
+                            raise _held(path, holder)
                     elif waited >= machine.leftover_timeout_seconds:
-                        raise _leftover(path, found, machine.leftover_timeout_seconds)
+                        raise _leftover(path, holder, machine.leftover_timeout_seconds)
             except BaseException:
                 os.close(fd)
                 raise

@@ -155,16 +155,16 @@ class TaskBoard:
 
     def downstream(self, dataset: str) -> list[Task]:
         """The tasks that read a dataset, directly or through others; those into it excepted."""
-        reached = {dataset}
-        found: set[str] = set()
+        datasets = {dataset}
+        flows: set[str] = set()
         grown = True
         while grown:
             grown = False
             for task in self.tasks:
-                if task.name in found or task.target == dataset:
+                if task.name in flows or task.target == dataset:
                     continue
-                if not reached.isdisjoint(task.step.upstream):
-                    found.add(task.name)
-                    reached.add(task.target)
+                if not datasets.isdisjoint(task.step.upstream):
+                    flows.add(task.name)
+                    datasets.add(task.target)
                     grown = True
-        return [task for task in self.tasks if task.name in found]
+        return [task for task in self.tasks if task.name in flows]

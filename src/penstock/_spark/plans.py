@@ -176,9 +176,9 @@ def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
 
     Every process describes the same query by the same lines: they have no generated names.
     """
-    found: list[str] = []
-    _collect_stateful(analyzed(df), found)
-    return stable_operators(found)
+    operators: list[str] = []
+    _collect_stateful(analyzed(df), operators)
+    return stable_operators(operators)
 
 
 def has_state(operators: Sequence[str]) -> bool:
@@ -186,7 +186,7 @@ def has_state(operators: Sequence[str]) -> bool:
     return len(operators) > 1 or any(not line.startswith("source") for line in operators)
 
 
-def _collect_stateful(node: Any, found: list[str]) -> None:
+def _collect_stateful(node: Any, operators: list[str]) -> None:
     if not node.isStreaming():
         return
     kind = kind_of(node)
@@ -194,20 +194,20 @@ def _collect_stateful(node: Any, found: list[str]) -> None:
     if kind == "Aggregate":
         keys = ", ".join(str(e.sql()) for e in iterate(node.groupingExpressions()))
         values = ", ".join(str(e.sql()) for e in iterate(node.aggregateExpressions()))
-        found.append(f"aggregate by [{keys}] of [{values}]")
+        operators.append(f"aggregate by [{keys}] of [{values}]")
     elif kind == "Join":
         if all(child.isStreaming() for child in children):
             condition = node.condition().toString()
-            found.append(f"stream-stream join {node.joinType().sql()} on {condition}")
+            operators.append(f"stream-stream join {node.joinType().sql()} on {condition}")
     elif kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         keys = ", ".join(sorted(key.name() for key in iterate(node.keys())))
-        found.append(f"{kind} by [{keys}]")
+        operators.append(f"{kind} by [{keys}]")
     elif kind in _STATEFUL:
-        found.append(f"{kind} with [{', '.join(a.name() for a in iterate(node.output()))}]")
+        operators.append(f"{kind} with [{', '.join(a.name() for a in iterate(node.output()))}]")
     elif not children:
-        found.append(f"source {kind}")
+        operators.append(f"source {kind}")
     for child in children:
-        _collect_stateful(child, found)
+        _collect_stateful(child, operators)
 
 
 def query_text(df: "DataFrame") -> str:

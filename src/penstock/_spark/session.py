@@ -278,16 +278,16 @@ def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
 
 def effective_configuration(options: SessionOptions) -> dict[str, str]:
     """All `spark.*` settings of the session: defaults < spark-defaults.conf < the user's."""
-    given = _spark_defaults_file()
-    given.update({k: v for k, v in options.configuration.items() if k.startswith("spark.")})
+    conf_of_user = _spark_defaults_file()
+    conf_of_user.update({k: v for k, v in options.configuration.items() if k.startswith("spark.")})
     if options.master is not None:
-        given["spark.master"] = options.master
-    master = given.get("spark.master", "local[*]")
+        conf_of_user["spark.master"] = options.master
+    master = conf_of_user.get("spark.master", "local[*]")
     root = options.storage_root
     warehouse = options.warehouse or (f"{root.rstrip('/')}/warehouse" if root else None)
-    conf = session_defaults(master, given, storage_root=root, warehouse=warehouse)
+    conf = session_defaults(master, conf_of_user, storage_root=root, warehouse=warehouse)
     conf["spark.app.name"] = options.app_name
-    conf.update(given)
+    conf.update(conf_of_user)
     _add_jars(conf, options.jars)
     if options.java_options:
         _append(conf, "spark.driver.extraJavaOptions", shlex.join(options.java_options), " ")
@@ -321,14 +321,14 @@ def _conf_folder() -> Path:
 
 
 def _spark_defaults_file() -> dict[str, str]:
-    found: dict[str, str] = {}
+    conf: dict[str, str] = {}
     path = _conf_folder() / "spark-defaults.conf"
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
             parts = line.strip().replace("=", " ", 1).split(None, 1)
             if len(parts) == 2 and not parts[0].startswith("#"):
-                found[parts[0]] = parts[1].strip()
-    return found
+                conf[parts[0]] = parts[1].strip()
+    return conf
 
 
 def _start_jvm(conf: Mapping[str, str], options: SessionOptions, log: SparkLog) -> JavaGateway:

@@ -21,12 +21,12 @@ def is_local_storage(storage_root: str | None) -> bool:
     return storage_root is None or not re.match(r"^(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", storage_root)
 
 
-def available_cores(master: str, given: Mapping[str, str]) -> int | None:
+def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
     """How many tasks can run at once, or `None` where only the cluster knows.
 
     Args:
         master: Master URL.
-        given: The user's settings.
+        user_conf: The user's settings.
     """
     match = re.match(r"^local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$", master)
     if match:
@@ -41,16 +41,18 @@ def available_cores(master: str, given: Mapping[str, str]) -> int | None:
     cluster = re.match(r"^local-cluster\[(\d+),(\d+),", master.replace(" ", ""))
     if cluster:
         return int(cluster.group(1)) * int(cluster.group(2))
-    if "spark.cores.max" in given:
-        return int(given["spark.cores.max"])
-    if "spark.executor.instances" in given:
-        return int(given["spark.executor.instances"]) * int(given.get("spark.executor.cores", "1"))
+    if "spark.cores.max" in user_conf:
+        return int(user_conf["spark.cores.max"])
+    if "spark.executor.instances" in user_conf:
+        return int(user_conf["spark.executor.instances"]) * int(
+            user_conf.get("spark.executor.cores", "1")
+        )
     return None
 
 
 def session_defaults(
     master: str,
-    given: Mapping[str, str],
+    user_conf: Mapping[str, str],
     *,
     storage_root: str | None,
     warehouse: str | None,
@@ -59,7 +61,7 @@ def session_defaults(
 
     Args:
         master: Master URL.
-        given: The user's settings, read for the number of cores only.
+        user_conf: The user's settings, read for the number of cores only.
         storage_root: Root URI of the storage.
         warehouse: Spark's warehouse folder.
     """
@@ -100,7 +102,7 @@ def session_defaults(
     }
     if warehouse is not None:
         conf["spark.sql.warehouse.dir"] = warehouse
-    cores = available_cores(master, given)
+    cores = available_cores(master, user_conf)
     if cores is not None:
         conf["spark.sql.shuffle.partitions"] = str(cores)
         conf[f"{_PREFIX}snapshotPartitions"] = str(min(cores, 16))

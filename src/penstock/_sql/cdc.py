@@ -101,9 +101,9 @@ def _source_name(cursor: Cursor) -> SqlName:
 
 
 def _not_a_name(cursor: Cursor, function: str | None = None) -> Exception:
-    found = f"the function `{function}`" if function else "a query"
+    what = f"the function `{function}`" if function else "a query"
     return cursor.error(
-        f"the events of a flow come from a dataset; {found} cannot stand here",
+        f"the events of a flow come from a dataset; {what} cannot stand here",
         hint="put it into a `CREATE TEMPORARY VIEW` and name that",
     )
 

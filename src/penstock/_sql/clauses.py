@@ -25,7 +25,7 @@ def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
         DefinitionError: A clause is wrong, or is given twice.
     """
     clauses = TableClauses()
-    given: set[str] = set()
+    seen: set[str] = set()
     while not cursor.is_done and cursor.current.word not in ends:
         if cursor.at("SELECT") and cursor.ahead(-1).word != "AS":
             break  # `AS` may be left out, as in Spark's `CREATE TABLE`
@@ -35,13 +35,13 @@ def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
             known = [words[0] for words, _ in _CLAUSES]
             wanted = " or ".join(f"`{word}`" for word in ends)
             raise cursor.unexpected(f"{wanted} or a clause of a table", (*known, *ends, "FLOW"))
-        found = parse(cursor)
-        names = found or {first.word: None}
+        clause = parse(cursor)
+        names = clause or {first.word: None}
         for name in names:
-            if name in given:
+            if name in seen:
                 raise cursor.error(f"`{first.text}` is given twice", at=first)
-            given.add(name)
-        clauses = replace(clauses, **found)
+            seen.add(name)
+        clauses = replace(clauses, **clause)
     return clauses
 
 

@@ -51,17 +51,17 @@ class SqlQuery:
         return f"<SQL query of {self.__name__!r} at {self._origin}>"
 
     def _named(self, df: "DataFrame") -> "DataFrame":
-        found = df.columns
+        columns = df.columns
         wanted = [column.name for column in self._columns]
-        if len(found) != len(wanted):
+        if len(columns) != len(wanted):
             raise DefinitionError(
                 "SQL_COLUMN_LIST_MISMATCH",
-                f"{self.__name__!r} lists {len(wanted)} columns, but its query has {len(found)}: "
-                + ", ".join(found),
+                f"{self.__name__!r} lists {len(wanted)} columns, but its query has {len(columns)}: "
+                + ", ".join(columns),
                 origin=self._origin,
                 hint="list one name for each column of the query, or no names",
             )
-        if found != wanted:
+        if columns != wanted:
             df = df.toDF(*wanted)
         for column in self._columns:
             if column.comment is not None:

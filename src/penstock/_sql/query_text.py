@@ -77,15 +77,15 @@ def spell_names(text: str, parameters: Mapping[str, str]) -> str:
 
 def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Token]:
     """Tokens with texts in the place of `:name`, where they are."""
-    found: list[Token] = []
+    filled: list[Token] = []
     for token in tokens:
-        before = found[-1] if found else None
+        before = filled[-1] if filled else None
         if before and before.word == ":" and before.end == token.start and token.text in parameters:
             value = text_literal(parameters[token.text])
-            found[-1] = Token(TokenKind.STRING, value, before.start, token.end)
+            filled[-1] = Token(TokenKind.STRING, value, before.start, token.end)
         else:
-            found.append(token)
-    return found
+            filled.append(token)
+    return filled
 
 
 def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:

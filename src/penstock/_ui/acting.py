@@ -73,30 +73,30 @@ def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowe
         return
 
     @app.post("/api/pipelines/{key}/start")
-    def start(key: str, asked: Start) -> Response:
+    def start(key: str, request: Start) -> Response:
         recording = recording_of(key)
-        _check_names(recording, [*asked.refresh, *asked.full_refresh])
+        _check_names(recording, [*request.refresh, *request.full_refresh])
         return _act(
             recording,
             lambda control: control.start(
-                refresh=asked.refresh,
-                full_refresh=asked.full_refresh,
-                continuous=asked.continuous,
+                refresh=request.refresh,
+                full_refresh=request.full_refresh,
+                continuous=request.continuous,
             ),
         )
 
     @app.post("/api/pipelines/{key}/stop")
-    def stop(key: str, asked: Stop) -> Response:
-        return _act(recording_of(key), lambda control: control.stop(now=asked.now))
+    def stop(key: str, request: Stop) -> Response:
+        return _act(recording_of(key), lambda control: control.stop(now=request.now))
 
     @app.post("/api/pipelines/{key}/replay")
-    def replay(key: str, asked: Replay) -> Response:
+    def replay(key: str, request: Replay) -> Response:
         recording = recording_of(key)
-        _check_names(recording, [asked.name])
+        _check_names(recording, [request.name])
         return _act(
             recording,
             lambda control: control.replay(
-                asked.name, rules=asked.rules or (), rows=asked.rows or ()
+                request.name, rules=request.rules or (), rows=request.rows or ()
             ),
         )
 

@@ -30,15 +30,15 @@ def load_assets(directory: Path = STATIC) -> dict[str, Asset]:
     A request looks its name up here and nowhere else, so no path of a request ever reaches the
     file system.
     """
-    found = {}
+    assets = {}
     for path in sorted(directory.iterdir()):
         if path.suffix not in _TYPES:
             continue
         body = path.read_bytes()
-        found[path.name] = Asset(
+        assets[path.name] = Asset(
             body=body,
             zipped=gzip.compress(body, mtime=0),
             content_type=_TYPES[path.suffix],
             etag=f'"{hashlib.sha256(body).hexdigest()[:20]}"',
         )
-    return found
+    return assets

@@ -53,28 +53,30 @@ def _paired(
     key: str,
     compare: Callable[[Outline, Outline], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    old, new = {one[key]: one for one in before}, {one[key]: one for one in after}
-    found = []
+    old, new = {item[key]: item for item in before}, {item[key]: item for item in after}
+    pairs = []
     for name in dict.fromkeys((*new, *old)):
-        one, other = old.get(name), new.get(name)
+        earlier, later = old.get(name), new.get(name)
         shown: dict[str, Any] = {
             "id": name,
-            "name": (other or one or {})["name"],
-            "numbers": _numbers(one or {}, other or {}),
-            "states": [one and one["state"], other and other["state"]],
+            "name": (later or earlier or {})["name"],
+            "numbers": _numbers(earlier or {}, later or {}),
+            "states": [earlier and earlier["state"], later and later["state"]],
         }
-        if one is None or other is None:
-            shown |= {"change": ADDED if one is None else REMOVED}
+        if earlier is None or later is None:
+            shown |= {"change": ADDED if earlier is None else REMOVED}
         else:
-            parts = compare(one, other)
+            parts = compare(earlier, later)
             shown |= {**parts, "change": CHANGED if any(parts.values()) else SAME}
-        found.append(shown)
-    return sorted(found, key=lambda shown: shown["change"] == SAME)
+        pairs.append(shown)
+    return sorted(pairs, key=lambda shown: shown["change"] == SAME)
 
 
 def _dataset(before: Outline, after: Outline) -> dict[str, Any]:
     # Without the line: it moves whenever something above it does.
-    old, new = ({**one, "file": one["declared_at"].rpartition(":")[0]} for one in (before, after))
+    old, new = (
+        {**side, "file": side["declared_at"].rpartition(":")[0]} for side in (before, after)
+    )
     return {
         "facts": _facts(old, new, _DATASET_FACTS),
         "columns": _items(_column_texts(before), _column_texts(after)),
@@ -90,12 +92,12 @@ def _flow(before: Outline, after: Outline) -> dict[str, Any]:
 def _facts(
     before: Outline, after: Outline, names: Sequence[tuple[str, str]]
 ) -> list[dict[str, str]]:
-    found = []
+    facts = []
     for name, label in dict(names).items():
         old, new = _text(before.get(name)), _text(after.get(name))
         if old != new:
-            found.append({"name": label, "before": old, "after": new})
-    return found
+            facts.append({"name": label, "before": old, "after": new})
+    return facts
 
 
 def _text(value: Any) -> str:
@@ -119,13 +121,13 @@ def _items(before: Mapping[str, str], after: Mapping[str, str]) -> list[dict[str
 
 def _column_texts(dataset: Outline) -> dict[str, str]:
     """Columns of any depth by their path, with what a schema says of them."""
-    found: dict[str, str] = {}
+    strings: dict[str, str] = {}
     path: list[str] = []
     for column in dataset["columns"]:
         path[column["depth"] :] = [column["name"]]
         text = column["type"] + ("" if column["nullable"] else " NOT NULL")
-        found[".".join(path)] = text + (f" -- {column['comment']}" if column["comment"] else "")
-    return found
+        strings[".".join(path)] = text + (f" -- {column['comment']}" if column["comment"] else "")
+    return strings
 
 
 def _rule_texts(dataset: Outline) -> dict[str, str]:

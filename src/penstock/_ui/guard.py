@@ -75,21 +75,21 @@ class Guard:
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                given = [*message.get("headers", ())]
-                if not any(name == b"cache-control" for name, _ in given):
-                    given.append((b"cache-control", b"no-store"))
-                message["headers"] = [*given, *_HEADERS]
+                sent = [*message.get("headers", ())]
+                if not any(name == b"cache-control" for name, _ in sent):
+                    sent.append((b"cache-control", b"no-store"))
+                message["headers"] = [*sent, *_HEADERS]
             await send(message)
 
         if refusal := self._refusal(scope, headers):
             await _respond(with_headers, *refusal)
             return
         if self._token is not None:
-            given = _given_tokens(scope, headers)
+            tokens = _given_tokens(scope, headers)
             right = {
                 way
-                for way, one in given.items()
-                if hmac.compare_digest(one.encode(), self._token.encode())
+                for way, token in tokens.items()
+                if hmac.compare_digest(token.encode(), self._token.encode())
             }
             if not right:
                 await _respond(with_headers, 401, "open the address with its token")
@@ -97,7 +97,7 @@ class Guard:
             if scope["method"] == "POST" and (reason := _no_action(headers, right)):
                 await _respond(with_headers, 403, reason)
                 return
-            if "query" in given and scope["method"] == "GET":
+            if "query" in tokens and scope["method"] == "GET":
                 await _respond(with_headers, 303, "", self._signed_in(scope))
                 return
         await self._app(scope, receive, with_headers)
@@ -183,20 +183,20 @@ def _name_of(host: str) -> str:
 
 
 def _given_tokens(scope: Scope, headers: dict[str, str]) -> dict[str, str]:
-    given = {}
+    tokens = {}
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value:
-        given["bearer"] = value.strip()
+        tokens["bearer"] = value.strip()
     # By hand: a browser sends the cookies of all ports of a host, and what others keep in theirs
     # (JSON, say) ends the reading of Python's parser.
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == cookie_name(scope):
-            given["cookie"] = unquote(value)
+            tokens["cookie"] = unquote(value)
     for key, text in parse_qsl(scope["query_string"].decode("latin-1")):
         if key == "token":
-            given["query"] = text
-    return given
+            tokens["query"] = text
+    return tokens
 
 
 async def _respond(

@@ -38,9 +38,9 @@ def _source(source: LineageSource) -> dict[str, str]:
 
 
 def _extend(
-    found: list[dict[str, str]], sources: list[dict[str, str]], inputs: Sequence[ColumnInput]
+    columns: list[dict[str, str]], sources: list[dict[str, str]], inputs: Sequence[ColumnInput]
 ) -> None:
     for column in inputs:
         entry = sources[column.source] | {"column": column.column, "how": column.transformation}
-        if entry not in found and len(found) < _MAX_INPUTS:
-            found.append(entry)
+        if entry not in columns and len(columns) < _MAX_INPUTS:
+            columns.append(entry)

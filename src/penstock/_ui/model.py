@@ -149,12 +149,12 @@ class UpdateModel:
 
     def edges(self) -> list[dict[str, str]]:
         """Which dataset feeds which, by which flow."""
-        found: dict[tuple[str, str], str] = {}
+        edges: dict[tuple[str, str], str] = {}
         for flow, body in self._definitions().items():
             for source in (*body.input_datasets, *_outside(body)):
-                found.setdefault((source, body.target), flow)
+                edges.setdefault((source, body.target), flow)
         return [
-            {"from": source, "to": target, "flow": flow} for (source, target), flow in found.items()
+            {"from": source, "to": target, "flow": flow} for (source, target), flow in edges.items()
         ]
 
     def flows(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ class UpdateModel:
         card = next((card for card in self.cards(view) if card["id"] == name), None)
         if card is None:
             return None
-        dataset = next((found for found in view.datasets if found.name == name), None)
+        dataset = next((known for known in view.datasets if known.name == name), None)
         observed = self._update.datasets.get(name)
         error = observed.error if observed is not None else None
         edges = self.edges()
@@ -319,8 +319,8 @@ def _waits(dataset: DatasetView, known: list[dict[str, Any]]) -> tuple[int | Non
 
     What was measured beside the batches is newer than what the last batch saw.
     """
-    rows = [one["waiting_rows"] for one in known if one["waiting_rows"] is not None]
-    files = [one["waiting_files"] for one in known if one["waiting_files"] is not None]
+    rows = [source["waiting_rows"] for source in known if source["waiting_rows"] is not None]
+    files = [source["waiting_files"] for source in known if source["waiting_files"] is not None]
     if not known:
         return dataset.lag, None
     return sum(rows) if rows else None, sum(files) if files else None
@@ -379,18 +379,18 @@ def _rules(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dic
 def _columns(schema_json: str) -> list[dict[str, Any]]:
     if not schema_json:
         return []
-    found: list[dict[str, Any]] = []
-    _walk(json.loads(schema_json).get("fields", ()), 0, found)
-    return found
+    columns: list[dict[str, Any]] = []
+    _walk(json.loads(schema_json).get("fields", ()), 0, columns)
+    return columns
 
 
-def _walk(fields: Any, depth: int, found: list[dict[str, Any]]) -> None:
+def _walk(fields: Any, depth: int, columns: list[dict[str, Any]]) -> None:
     for each in fields:
-        if len(found) >= _MAX_COLUMNS:
+        if len(columns) >= _MAX_COLUMNS:
             return
         kind = each.get("type")
         metadata = each.get("metadata") or {}
-        found.append(
+        columns.append(
             {
                 "name": str(each.get("name", "")),
                 "type": _type_text(kind),
@@ -402,7 +402,7 @@ def _walk(fields: Any, depth: int, found: list[dict[str, Any]]) -> None:
         inner = kind.get("elementType") if isinstance(kind, dict) else None
         nested = inner if isinstance(inner, dict) else kind
         if isinstance(nested, dict) and nested.get("type") == "struct":
-            _walk(nested.get("fields", ()), depth + 1, found)
+            _walk(nested.get("fields", ()), depth + 1, columns)
 
 
 def _type_text(kind: Any) -> str:

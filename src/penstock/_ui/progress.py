@@ -40,8 +40,8 @@ def progress_view(body: Progress, measured: LagProgress | None) -> dict[str, Any
 
 
 def _sum(counts: Iterable[int]) -> int | None:
-    found = list(counts)
-    return sum(found) if found else None
+    present = list(counts)
+    return sum(present) if present else None
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:

@@ -356,8 +356,8 @@ def _events(lines: list[bytes]) -> list[Event]:
     ]
     if lines and (ending := next((line for line in reversed(lines) if line), None)):
         chosen.append(ending)
-    found = (event_of_line(masked(line)) for line in chosen if line)
-    return [event for event in found if event is not None]
+    decoded = (event_of_line(masked(line)) for line in chosen if line)
+    return [event for event in decoded if event is not None]
 
 
 def _millis(moment: datetime) -> int:

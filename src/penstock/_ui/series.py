@@ -98,7 +98,7 @@ class Series:
             sums[0] += counts.passed_records
             sums[1] += counts.failed_records
         key = (event.origin.flow_name, event.origin.batch_id)
-        known = next((found for other, found in reversed(self._recent) if other == key), None)
+        known = next((recent for other, recent in reversed(self._recent) if other == key), None)
         if known is not None and key[1] is not None and not rolled:
             known.absorb(point)
             return

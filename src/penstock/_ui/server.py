@@ -45,10 +45,10 @@ def build_app(
     streams = hub if hub is not None else Hub()
 
     def recording_of(key: str) -> Recording:
-        found = pipelines.get(key)
-        if found is None:
+        recording = pipelines.get(key)
+        if recording is None:
             raise HTTPException(404, "no such pipeline")
-        return found
+        return recording
 
     @app.get("/api/pipelines")
     def list_pipelines() -> Response:
@@ -86,13 +86,13 @@ def build_app(
     ) -> Response:
         recording = recording_of(key)
         total = recording.count()
-        found = recording.history(before=before, limit=limit)
+        updates = recording.history(before=before, limit=limit)
         end = total if before is None else min(before, total)
         return _json(
             {
                 "total": total,
-                "next": end - len(found) if end > len(found) else None,
-                "updates": [asdict(summary) for summary in found],
+                "next": end - len(updates) if end > len(updates) else None,
+                "updates": [asdict(summary) for summary in updates],
             }
         )
 
@@ -135,10 +135,10 @@ def build_app(
 
     @app.get("/{name}")
     def asset(name: str, request: Request) -> Response:
-        found = assets.get(name)
-        if found is None:
+        content = assets.get(name)
+        if content is None:
             raise HTTPException(404, "no such page")
-        return _asset(found, request)
+        return _asset(content, request)
 
     @app.get("/")
     def page(request: Request) -> Response:

@@ -47,7 +47,7 @@ class WatchedLog:
 
 def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
     """Each event log under a key of its own that can stand in an address."""
-    found: list[Recording] = []
+    recordings: list[Recording] = []
     seen: set[str] = set()
     for log in logs:
         base = re.sub(r"[^a-z0-9]+", "-", log.label.lower()).strip("-") or "pipeline"
@@ -55,7 +55,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
         while key in seen:
             key, number = f"{base}-{number}", number + 1
         seen.add(key)
-        found.append(
+        recordings.append(
             Recording(
                 key,
                 log.label,
@@ -65,7 +65,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
                 control=log.control,
             )
         )
-    return found
+    return recordings
 
 
 def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
@@ -81,13 +81,13 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
     """
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(place)
-            found.listen(_BACKLOG)
+            listener.bind(place)
+            listener.listen(_BACKLOG)
         except OSError:
-            found.close()
+            listener.close()
             raise
     except OSError as error:
         if or_any and port:
@@ -97,7 +97,7 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
             f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}",
             hint="name another one with --port, or let it choose with --port 0",
         ) from error
-    return found
+    return listener
 
 
 def new_token() -> str:

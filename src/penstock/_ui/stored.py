@@ -54,8 +54,8 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
                 places = recorded.model.declarations()
         if name not in places:
             raise HTTPException(404, "no such dataset")
-        found = recording.sources.code(places[name]) if recording.sources is not None else None
-        return _body({"code": found})
+        code = recording.sources.code(places[name]) if recording.sources is not None else None
+        return _body({"code": code})
 
     @app.get("/api/pipelines/{key}/quarantines")
     def list_quarantines(key: str) -> Response:

@@ -83,12 +83,12 @@ def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
         types = _Types()
         for at, reference in enumerate(references):
             types.of(_parsed(reference, references[:at]))
-        found = types.of(_parsed(text, references))
+        struct = types.of(_parsed(text, references))
     except _NoColumnTypeError as error:
         raise _invalid(str(error)) from error
-    if not isinstance(found, StructType) or not found.fields:
+    if not isinstance(struct, StructType) or not struct.fields:
         raise _invalid("it is not a record with fields")
-    return found
+    return struct
 
 
 def decode_avro(
@@ -159,14 +159,14 @@ class _Types:
             return MapType(StringType(), self.of(schema["values"]))
         if kind in ("record", "error"):
             self._named[schema["name"]] = None
-            found: DataType = StructType(
+            struct: DataType = StructType(
                 [StructField(f["name"], self.of(f["type"])) for f in schema["fields"]]
             )
         else:
-            found = self._primitive(kind)
+            struct = self._primitive(kind)
         if "name" in schema:
-            self._named[schema["name"]] = found
-        return found
+            self._named[schema["name"]] = struct
+        return struct
 
     def _primitive(self, name: str) -> DataType:
         if name in _PRIMITIVE:
@@ -175,9 +175,9 @@ class _Types:
             return StringType()
         if self._named.get(name) is None:
             raise _NoColumnTypeError(f"{name} contains itself, which columns cannot")
-        found = self._named[name]
-        assert found is not None
-        return found
+        named_type = self._named[name]
+        assert named_type is not None
+        return named_type
 
     def _union(self, branches: list[Any]) -> DataType:
         kinds = [branch for branch in branches if branch != "null"]

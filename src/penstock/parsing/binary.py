@@ -140,13 +140,13 @@ def decoded(
         ) from error
     payload = F.col(quoted(name)).cast("binary")
     prepared = df.withColumn(_DECODED, decoder(struct, decode)(payload))
-    found = F.col(_DECODED)
+    result = F.col(_DECODED)
     return spread(
         prepared,
         name,
         schema=struct,
-        parsed=found.getField("record"),
-        error=found.getField("error"),
+        parsed=result.getField("record"),
+        error=result.getField("error"),
         into=into,
     )
 

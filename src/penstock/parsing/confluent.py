@@ -96,14 +96,14 @@ def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | Non
     schema_id = int.from_bytes(payload[1:_HEADER_BYTES], "big")
     body = payload[_HEADER_BYTES:]
     try:
-        found = registry.schema(schema_id)
-        if found.kind == "AVRO":
-            return decode_avro(body, found.text, reader, references=found.references)
-        if found.kind == "PROTOBUF":
+        schema = registry.schema(schema_id)
+        if schema.kind == "AVRO":
+            return decode_avro(body, schema.text, reader, references=schema.references)
+        if schema.kind == "PROTOBUF":
             indexes, start = read_indexes(body)
-            message = message_at(found.files, indexes)
-            return decode_protobuf(body[start:], found.files, message, strict=True)
-        if found.kind == "JSON":
+            message = message_at(schema.files, indexes)
+            return decode_protobuf(body[start:], schema.files, message, strict=True)
+        if schema.kind == "JSON":
             return _decode_json(body)
     except UnknownSchemaError:
         raise PayloadError(f"the registry has no schema with id {schema_id}") from None
@@ -111,7 +111,7 @@ def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | Non
         raise PayloadError(f"schema {schema_id}: {error.message}") from None
     except PayloadError as error:
         raise PayloadError(f"{error} (schema {schema_id})") from None
-    raise PayloadError(f"schema {schema_id} is of the unknown kind {found.kind}")
+    raise PayloadError(f"schema {schema_id} is of the unknown kind {schema.kind}")
 
 
 def read_indexes(body: bytes) -> tuple[list[int], int]:
@@ -141,17 +141,17 @@ def struct_of_json_schema(text: str) -> StructType:
         DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it refers to other schemas, or has alternatives.
     """
     try:
-        found = _json_type(json.loads(text))
+        json_type = _json_type(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unusable(str(error)) from error
-    if not isinstance(found, StructType):
+    if not isinstance(json_type, StructType):
         raise _unusable("it is not a schema of an object with properties")
-    return found
+    return json_type
 
 
 def _of_subject(registry: SchemaRegistry, subject: str) -> tuple[StructType, str | None]:
     try:
-        found = registry.latest(subject)
+        schema = registry.latest(subject)
     except UnknownSchemaError:
         raise DefinitionError(
             "SUBJECT_NOT_FOUND",
@@ -160,15 +160,17 @@ def _of_subject(registry: SchemaRegistry, subject: str) -> tuple[StructType, str
             hint="values of a topic are `<topic>-value`, keys `<topic>-key`, unless producers "
             "name subjects by record",
         ) from None
-    return _struct_of(found), found.text if found.kind == "AVRO" and not found.references else None
+    return _struct_of(
+        schema
+    ), schema.text if schema.kind == "AVRO" and not schema.references else None
 
 
-def _struct_of(found: RegisteredSchema) -> StructType:
-    if found.kind == "AVRO":
-        return struct_of_avro(found.text, found.references)
-    if found.kind == "PROTOBUF":
-        return struct_of_message(found.files, message_at(found.files, [0]))
-    return struct_of_json_schema(found.text)
+def _struct_of(schema: RegisteredSchema) -> StructType:
+    if schema.kind == "AVRO":
+        return struct_of_avro(schema.text, schema.references)
+    if schema.kind == "PROTOBUF":
+        return struct_of_message(schema.files, message_at(schema.files, [0]))
+    return struct_of_json_schema(schema.text)
 
 
 def _of_schema(schema: StructType | str | Path | None) -> tuple[StructType, str | None]:
@@ -199,12 +201,12 @@ def _zigzag(body: bytes, at: int) -> tuple[int, int]:
 
 def _decode_json(body: bytes) -> Any:
     try:
-        found = json.loads(body.decode("utf-8"), parse_float=Decimal)
+        document = json.loads(body.decode("utf-8"), parse_float=Decimal)
     except (ValueError, RecursionError):
         raise PayloadError("the payload is not one JSON value") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise PayloadError("the payload is not a JSON object")
-    return found
+    return document
 
 
 def _json_type(schema: Mapping[str, Any]) -> DataType:

@@ -97,7 +97,7 @@ def _struct(struct: StructType) -> Fit:
 
     def fit(value: Any) -> Any:
         record = _is(value, dict, "a record")
-        found = {}
+        result = {}
         for name, inner, nullable in fields:
             item = record.get(name)
             if item is not None:
@@ -107,8 +107,8 @@ def _struct(struct: StructType) -> Fit:
                     raise error.below(name) from None
             elif not nullable:
                 raise MisfitError("NULL or missing", (name,))
-            found[name] = item
-        return found
+            result[name] = item
+        return result
 
     return fit
 
@@ -218,13 +218,13 @@ def _date(value: Any) -> date:
 
 
 def _instant(value: Any) -> datetime:
-    found = _iso(value)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    instant = _iso(value)
+    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
 def _local_time(value: Any) -> datetime:
-    found = _iso(value)
-    return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
+    instant = _iso(value)
+    return instant if instant.tzinfo is None else instant.astimezone(UTC).replace(tzinfo=None)
 
 
 def _iso(value: Any) -> datetime:
@@ -243,8 +243,8 @@ def _boolean(value: Any) -> bool:
 
 
 def _duration(value: Any) -> timedelta:
-    found: timedelta = _is(value, timedelta, "a duration")
-    return found
+    duration: timedelta = _is(value, timedelta, "a duration")
+    return duration
 
 
 _SIMPLE: dict[type[DataType], Fit] = {

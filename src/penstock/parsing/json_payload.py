@@ -123,14 +123,14 @@ def _error(
 
 def _wrong_types(text: Column, parsed: Column, struct: StructType) -> Column:
     """Names the fields that are there, but were not understood."""
-    found = [
+    reasons = [
         F.when(
             F.get_json_object(text, path).isNotNull() & value.isNull(),
             f"{label} {data_type.upper()}",
         )
         for path, label, value, data_type in _leaves(struct, parsed, "$", "")
     ]
-    fields = F.array_compact(F.array(*found))
+    fields = F.array_compact(F.array(*reasons))
     named = F.when(
         F.size(fields) > 0, F.concat(F.lit("values do not fit: "), _listed(fields))
     ).otherwise("a value does not fit the schema")
@@ -157,8 +157,8 @@ def _missing(parsed: Column, struct: StructType) -> Column:
     required = [field.name for field in struct if not field.nullable]
     if not required:
         return F.lit(None).cast("string")
-    found = [F.when(parsed.getField(name).isNull(), name) for name in required]
-    fields = F.array_compact(F.array(*found))
+    reasons = [F.when(parsed.getField(name).isNull(), name) for name in required]
+    fields = F.array_compact(F.array(*reasons))
     return F.when(F.size(fields) > 0, F.concat(F.lit("NULL or missing: "), _listed(fields)))
 
 

@@ -111,14 +111,14 @@ def message_class(files: bytes, message: str) -> Any:
     protobuf = require_protobuf()
     from google.protobuf import descriptor_pb2
 
-    found = descriptor_pb2.FileDescriptorSet()
+    file_set_message = descriptor_pb2.FileDescriptorSet()
     try:
-        found.ParseFromString(files)
+        file_set_message.ParseFromString(files)
         pool = protobuf.descriptor_pool.DescriptorPool()
-        _add(pool, list(found.file))
+        _add(pool, list(file_set_message.file))
         return protobuf.message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
     except KeyError:
-        names = sorted(_message_names(found))
+        names = sorted(_message_names(file_set_message))
         raise _invalid(f"there is no message {message!r}; there are {', '.join(names)}") from None
     except DefinitionError:
         raise
@@ -139,9 +139,9 @@ def message_at(files: bytes, indexes: Sequence[int]) -> str:
     require_protobuf()
     from google.protobuf import descriptor_pb2
 
-    found = descriptor_pb2.FileDescriptorSet()
-    found.ParseFromString(files)
-    last = found.file[-1]
+    descriptors = descriptor_pb2.FileDescriptorSet()
+    descriptors.ParseFromString(files)
+    last = descriptors.file[-1]
     names = [last.package] if last.package else []
     messages: Any = last.message_type
     for index in indexes:
@@ -171,12 +171,12 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
         last = descriptor_pb2.FileDescriptorProto.FromString(file)
         names: set[str] = set()
         for name, content in imported.items():
-            found = list(descriptor_pb2.FileDescriptorSet.FromString(content).file)
-            found[-1].name = name
-            for one in found:
-                if one.name not in names:
-                    names.add(one.name)
-                    made.file.append(one)
+            files = list(descriptor_pb2.FileDescriptorSet.FromString(content).file)
+            files[-1].name = name
+            for dependency in files:
+                if dependency.name not in names:
+                    names.add(dependency.name)
+                    made.file.append(dependency)
     except Exception as error:  # DecodeError; its class depends on the implementation
         raise _invalid(f"it is not a file descriptor: {error}") from error
     last.name = last.name or "schema.proto"
@@ -250,9 +250,9 @@ def _well_known(name: str) -> Any:
     for short in _WELL_KNOWN:
         if name == f"google/protobuf/{short}.proto":
             module = importlib.import_module(f"google.protobuf.{short}_pb2")
-            found = descriptor_pb2.FileDescriptorProto()
-            module.DESCRIPTOR.CopyToProto(found)
-            return found
+            file = descriptor_pb2.FileDescriptorProto()
+            module.DESCRIPTOR.CopyToProto(file)
+            return file
     return None
 
 

@@ -117,8 +117,8 @@ class SchemaRegistry:
             return self._protobuf(path, answer)
         references: list[str] = []
         for reference in answer.get("references") or ():
-            found = self._kept(_version(reference))
-            references += [*found.references, found.text]
+            schema = self._kept(_version(reference))
+            references += [*schema.references, schema.text]
         unique = tuple(dict.fromkeys(references))
         return RegisteredSchema(kind=kind, text=str(answer["schema"]), references=unique)
 
@@ -129,9 +129,9 @@ class SchemaRegistry:
         texts: dict[str, str] = {}
         files: dict[str, bytes] = {}
         for reference in answer.get("references") or ():
-            found = self._kept(_version(reference))
-            texts |= {**dict(found.imports), str(reference["name"]): found.text}
-            files[str(reference["name"])] = found.files
+            schema = self._kept(_version(reference))
+            texts |= {**dict(schema.imports), str(reference["name"]): schema.text}
+            files[str(reference["name"])] = schema.files
         try:
             serialized = self._get(f"{path}?format=serialized")["schema"]
             content = base64.b64decode(str(serialized), validate=True)
@@ -182,12 +182,12 @@ class SchemaRegistry:
 
     def _object(self, body: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(body)
+            body_object = json.loads(body)
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or "schema" not in found:
+            body_object = None
+        if not isinstance(body_object, dict) or "schema" not in body_object:
             raise self._refused("its answer is not that of a schema registry")
-        return found
+        return body_object
 
     def _denied(self, path: str, status: int, body: bytes) -> Exception:
         try:

@@ -83,10 +83,10 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
         documents = [sample] if isinstance(sample, str) else list(sample)
     for number, document in enumerate(documents, start=1):
         try:
-            found = json.loads(document)
+            value = json.loads(document)
         except ValueError as error:
             raise _invalid("the sample", f"document {number} is not JSON: {error}") from error
-        if not isinstance(found, dict) or not found:
+        if not isinstance(value, dict) or not value:
             raise _invalid("the sample", f"document {number} is not a JSON object with fields")
     if not documents:
         raise _invalid("the sample", "it has no documents")
@@ -96,10 +96,10 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
 
 
 def _from_ddl(text: str) -> StructType:
-    found = StructType.fromDDL(text)
-    if not isinstance(found, StructType):
+    struct = StructType.fromDDL(text)
+    if not isinstance(struct, StructType):
         raise _invalid("the schema", "it is a type, not a list of columns")
-    return found
+    return struct
 
 
 def _from_json(text: str, what: str) -> StructType:

@@ -120,7 +120,7 @@ def _epoch(number: Column) -> Column:
 
 def _find(df: DataFrame, name: str) -> tuple[Column, DataType]:
     fields = {field.name.lower(): field for field in df.schema}
-    found: Column | None = None
+    instant: Column | None = None
     data_type: DataType = df.schema
     for part in [name] if name.lower() in fields else name.split("."):
         inner = getattr(data_type, "fields", None)
@@ -128,9 +128,9 @@ def _find(df: DataFrame, name: str) -> tuple[Column, DataType]:
         if match is None:
             raise _invalid(f"there is no column {name!r}; there are {', '.join(df.columns)}")
         data_type = match.dataType
-        found = F.col(quoted(match.name)) if found is None else found.getField(match.name)
-    assert found is not None
-    return found, data_type
+        instant = F.col(quoted(match.name)) if instant is None else instant.getField(match.name)
+    assert instant is not None
+    return instant, data_type
 
 
 def _invalid(reason: str) -> DefinitionError:

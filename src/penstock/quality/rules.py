@@ -204,8 +204,8 @@ def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | No
     if not name:
         return None
     lower = {column.lower(): column for column in columns}
-    found = difflib.get_close_matches(name.rsplit(".", 1)[-1].lower(), lower, n=1, cutoff=0.5)
-    return lower[found[0]] if found else None
+    matches = difflib.get_close_matches(name.rsplit(".", 1)[-1].lower(), lower, n=1, cutoff=0.5)
+    return lower[matches[0]] if matches else None
 
 
 def _invalid(rule: Expectation, reason: str, *, hint: str | None = None) -> DefinitionError:

@@ -206,8 +206,8 @@ def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
             continue
         position, exponent = divmod(len(bits), _MASK_BITS)
         name, bit = f"{MASK_PREFIX}{position}", 1 << exponent
-        one = F.when(passed, F.lit(0).cast("bigint")).otherwise(F.lit(bit).cast("bigint"))
-        masks[name] = masks[name].bitwiseOR(one) if name in masks else one
+        mask = F.when(passed, F.lit(0).cast("bigint")).otherwise(F.lit(bit).cast("bigint"))
+        masks[name] = masks[name].bitwiseOR(mask) if name in masks else mask
         bits[rule.name] = (name, bit)
         broken[rule.name] = is_broken(name, bit)
     columns = [*(mask.alias(name) for name, mask in masks.items()), *fails]
@@ -301,9 +301,9 @@ def source_column(df: DataFrame) -> Column:
     if all(types.get(name.lower()) == "string" for name in _KINESIS_COLUMNS):
         return F.to_json(F.struct(*_KINESIS_COLUMNS))
     for name in _FILE_COLUMNS:
-        found = types.get(name)
-        if found == "string":
+        column_type = types.get(name)
+        if column_type == "string":
             return F.to_json(F.struct(F.col(name).alias("file")))
-        if found is not None and re.search(r"\bfile_path:string\b", found):
+        if column_type is not None and re.search(r"\bfile_path:string\b", column_type):
             return F.to_json(F.struct(F.col(f"{name}.file_path").alias("file")))
     return F.lit(None).cast("string")

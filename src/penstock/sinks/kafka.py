@@ -161,8 +161,10 @@ class KafkaSinkWriter(BatchSink):
         )
         headers = F.array(header)
         if "headers" in df.columns:
-            given = F.coalesce(F.col("headers"), F.array().cast(df.schema["headers"].dataType))
-            headers = F.concat(given, headers)
+            own_headers = F.coalesce(
+                F.col("headers"), F.array().cast(df.schema["headers"].dataType)
+            )
+            headers = F.concat(own_headers, headers)
         sent = df.withColumn("headers", headers)
         sent.write.format("kafka").options(**self._options).save()
         kill_point("after_target_commit", self._flow, batch_id)

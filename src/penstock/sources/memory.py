@@ -49,15 +49,15 @@ class FolderMemory:
 
     def load(self) -> list[StructType]:
         """See `SourceMemory.load`."""
-        found: list[StructType] = []
-        while (schema := self._read(len(found))) is not None:
-            found.append(schema)
-        if not found and self._seed is not None and self._seed.added:
+        schemas: list[StructType] = []
+        while (schema := self._read(len(schemas))) is not None:
+            schemas.append(schema)
+        if not schemas and self._seed is not None and self._seed.added:
             for name, value in self._seed.notes.items():
                 self.save_note(name, value)
             self.save(self._seed.added[-1])
-            found.append(self._seed.added[-1])
-        return found
+            schemas.append(self._seed.added[-1])
+        return schemas
 
     def save(self, schema: StructType) -> None:
         """See `SourceMemory.save`."""

@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 import penstock
+from penstock import pipelines
 from penstock._api import surface
 from penstock._api.modules import installed_modules
 
@@ -45,7 +46,9 @@ def test_star_import_gives_every_name_when_written_in_a_source():
 
 
 def test_front_door_is_the_surface_when_compared():
-    assert set(penstock.__all__) == {*surface.__all__, "__version__"}
+    functions = {"check", "open_pipeline", "plan", "run"}
+    assert set(penstock.__all__) == {*surface.__all__, *functions, "__version__"}
+    assert functions <= set(pipelines.__all__)
 
 
 def test_everything_is_as_before_when_the_block_ends():

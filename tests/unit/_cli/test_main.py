@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 from penstock._cli import exit_codes, options
 from penstock._cli.failure import report
 from penstock._cli.main import app, main
-from penstock._cli.signals import StopSignals
-from penstock._cli.terminal import Output
-from penstock._cli.update import WatchedUpdate
+from penstock._cli.update import exit_code_of
+from penstock._display.signals import StopSignals
+from penstock._display.terminal import Output
 from penstock._observe.events import UpdateState
-from penstock._runtime.update import UpdateResult
 from penstock.errors import (
     DefinitionErrors,
     FlowError,
@@ -151,7 +150,7 @@ def test_a_report_is_asked_for_when_the_error_is_ours(
     ],
 )
 def test_the_exit_code_follows_the_update_when_it_has_ended(state: UpdateState, code: int) -> None:
-    assert WatchedUpdate(UpdateResult(update_id="u", state=state), True).exit_code == code
+    assert exit_code_of(state) == code
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import pytest
 from made_events import definition, flow_progress, plan_warning
 from rich.console import Console
 
-from penstock._cli.display import LineDisplay, LiveDisplay, choose_display
-from penstock._cli.lines import JsonPrinter, LinePrinter
-from penstock._cli.options import LogFormat
-from penstock._cli.render import WIDE, final_line, live_view, summary_lines, summary_table
-from penstock._cli.terminal import Output, Terminal, console, detect
-from penstock._cli.text import count, rate, seconds
+from penstock._display.display import LineDisplay, LiveDisplay, LogFormat, choose_display
+from penstock._display.lines import JsonPrinter, LinePrinter
+from penstock._display.render import WIDE, final_line, live_view, summary_lines, summary_table
+from penstock._display.terminal import Output, Terminal, console, detect
+from penstock._display.text import count, rate, seconds
 from penstock._observe.bus import EventBus
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, FlowMetrics, FlowStatus
 from penstock._observe.snapshot import UpdateView, update_view

@@ -10,11 +10,11 @@ from made_events import definition, details
 
 from penstock._observe import delivery as delivery_module
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import Delivery, Telling
+from penstock._observe.delivery import Delivery, Signal
 from penstock._observe.events import EventOrigin, LineageProgress
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="u")
-TELLING = Telling(name="x", things="things", body=LineageProgress, condition="C", class_name="E")
+SIGNAL = Signal(name="x", things="things", body=LineageProgress, condition="C", class_name="E")
 
 
 class Made:
@@ -25,7 +25,7 @@ class Made:
         bus = EventBus()
         bus.subscribe(lambda event: self.told.append(details(event)))
         self.delivery = Delivery(
-            bus, UPDATE, TELLING, fold=lambda event: [event.message], send=send, **more
+            bus, UPDATE, SIGNAL, fold=lambda event: [event.message], send=send, **more
         )
 
     def give(self, *messages: str) -> None:

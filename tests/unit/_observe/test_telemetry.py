@@ -30,7 +30,7 @@ from penstock._model.export import TelemetrySettings
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.redaction import forget_secrets
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import Delivery, Telling
+from penstock._observe.delivery import Delivery, Signal
 from penstock._observe.events import (
     ErrorInfo,
     Event,
@@ -359,7 +359,7 @@ def test_a_receiver_that_is_down_or_refuses_costs_the_run_nothing_and_is_told(
 def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     held, bus, heard = threading.Event(), EventBus(), list[Event]()
     bus.subscribe(heard.append)
-    telling = Telling(
+    signal = Signal(
         name="traces",
         things="spans",
         body=TelemetryProgress,
@@ -369,7 +369,7 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     delivery = Delivery(
         bus,
         UPDATE,
-        telling,
+        signal,
         fold=lambda event: [event],
         send=lambda spans: held.wait(20) and None,
         batch_size=4,

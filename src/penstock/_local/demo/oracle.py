@@ -170,9 +170,9 @@ def _event_time(claimed: Any, arrived: datetime) -> datetime:
 
 
 def _compare_bronze(log: Mapping[Place, Record], rows: Sequence[Row], report: _Report) -> None:
-    found: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
-        found[_bronze_row(row)] += 1
+        counts[_bronze_row(row)] += 1
         report.expect(row["ingest_time"] is not None, f"bronze {_place(row)}: no ingest time")
     expected = Counter(
         (
@@ -182,7 +182,7 @@ def _compare_bronze(log: Mapping[Place, Record], rows: Sequence[Row], report: _R
         )
         for record in log.values()
     )
-    _compare_counts("orders_bronze", expected, found, report)
+    _compare_counts("orders_bronze", expected, counts, report)
 
 
 def _bronze_row(row: Row) -> tuple[Any, ...]:
@@ -262,12 +262,12 @@ def _sum(amounts: Sequence[Decimal | None]) -> Decimal | None:
 
 
 def _compare_rows(
-    table: str, expected: Sequence[Row], found: Sequence[Row], report: _Report
+    table: str, expected: Sequence[Row], actual: Sequence[Row], report: _Report
 ) -> None:
     _compare_counts(
         table,
         Counter(tuple(sorted(row.items())) for row in expected),
-        Counter(tuple(sorted(row.items())) for row in found),
+        Counter(tuple(sorted(row.items())) for row in actual),
         report,
     )
 
@@ -275,11 +275,11 @@ def _compare_rows(
 def _compare_counts(
     table: str,
     expected: Counter[tuple[Any, ...]],
-    found: Counter[tuple[Any, ...]],
+    actual: Counter[tuple[Any, ...]],
     report: _Report,
 ) -> None:
     """Both ways, with multiplicity."""
-    for what, rows in (("missing", expected - found), ("too much", found - expected)):
+    for what, rows in (("missing", expected - actual), ("too much", actual - expected)):
         for row, count in list(rows.items())[:_SHOWN]:
             report.expect(False, f"{table}: {count} time(s) {what}: {row}")
         report.expect(len(rows) <= _SHOWN, f"{table}: {len(rows)} different rows {what} in all")

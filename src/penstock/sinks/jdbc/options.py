@@ -157,21 +157,21 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
         ConnectorError: `JDBC_OPTION_UNKNOWN`, `JDBC_OPTION_INVALID`, `JDBC_OPTION_UNSAFE` or
             `JDBC_DATABASE_NOT_SUPPORTED`.
     """
-    given = {name.lower(): value for name, value in options.items()}
+    by_lower_name = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(options)
     for name in ("url", "dbtable"):
-        if not given.get(name, "").strip():
+        if not by_lower_name.get(name, "").strip():
             raise ConnectorError("JDBC_OPTION_INVALID", f"option `{name}` is missing or empty")
-    url, parameters = _split_url(given["url"].strip())
-    if given.get("driver", _DRIVER) != _DRIVER:
+    url, parameters = _split_url(by_lower_name["url"].strip())
+    if by_lower_name.get("driver", _DRIVER) != _DRIVER:
         raise ConnectorError(
             "JDBC_DATABASE_NOT_SUPPORTED",
             "option `driver` names another driver than PostgreSQL's",
             hint="write to other databases from a foreach_batch_sink function",
         )
-    mode = _choice(given, "mode", [*WriteRows], WriteRows.APPEND)
-    keys = tuple(key.strip() for key in given.get("keys", "").split(",") if key.strip())
-    sequence = given.get("sequenceby", "").strip() or None
+    mode = _choice(by_lower_name, "mode", [*WriteRows], WriteRows.APPEND)
+    keys = tuple(key.strip() for key in by_lower_name.get("keys", "").split(",") if key.strip())
+    sequence = by_lower_name.get("sequenceby", "").strip() or None
     if mode == WriteRows.UPSERT and not keys:
         raise ConnectorError(
             "JDBC_OPTION_INVALID",
@@ -184,23 +184,28 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
             "options `keys` and `sequenceBy` are for mode `upsert`",
             hint='add {"mode": "upsert"}, or remove them',
         )
-    table = table_name(given["dbtable"].strip())
-    fence = given.get("fencetable", "").strip()
-    connection = {_KNOWN[name]: given[name] for name in _folded(_CONNECTION) if name in given}
-    connection |= {name: given[name] for name in ("user", "password") if given.get(name)}
+    table = table_name(by_lower_name["dbtable"].strip())
+    fence = by_lower_name.get("fencetable", "").strip()
+    connection = {
+        _KNOWN[name]: by_lower_name[name] for name in _folded(_CONNECTION) if name in by_lower_name
+    }
+    connection |= {
+        name: by_lower_name[name] for name in ("user", "password") if by_lower_name.get(name)
+    }
     return JdbcSinkOptions(
         url=url,
         table=table,
         mode=WriteRows(mode),
         keys=keys,
         sequence_by=sequence,
-        create_table=_choice(given, "createTable", ["true", "false"], "true") == "true",
+        create_table=_choice(by_lower_name, "createTable", ["true", "false"], "true") == "true",
         fence=table_name(fence) if fence else TableName(table.schema, "penstock_fence"),
-        staging_schema=_schema_name(given.get("stagingschema", "")) or table.schema,
-        partitions=_count(given, "numPartitions", 8),
-        batch_size=_count(given, "batchsize", 2000),
-        replace_nul=_choice(given, "nulCharacters", ["fail", "replace"], "fail") == "replace",
-        accept_gap=_choice(given, "onGap", ["refuse", "continue"], "refuse") == "continue",
+        staging_schema=_schema_name(by_lower_name.get("stagingschema", "")) or table.schema,
+        partitions=_count(by_lower_name, "numPartitions", 8),
+        batch_size=_count(by_lower_name, "batchsize", 2000),
+        replace_nul=_choice(by_lower_name, "nulCharacters", ["fail", "replace"], "fail")
+        == "replace",
+        accept_gap=_choice(by_lower_name, "onGap", ["refuse", "continue"], "refuse") == "continue",
         connection={**parameters, **connection},
     )
 
@@ -260,8 +265,8 @@ def _split_url(url: str) -> tuple[str, dict[str, str]]:
     return base, parameters
 
 
-def _choice(given: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
-    value = given.get(name.lower(), default).strip().lower()
+def _choice(options: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    value = options.get(name.lower(), default).strip().lower()
     if value not in choices:
         raise ConnectorError(
             "JDBC_OPTION_INVALID", f"option `{name}` must be one of {', '.join(choices)}"
@@ -269,8 +274,8 @@ def _choice(given: Mapping[str, str], name: str, choices: Sequence[str], default
     return value
 
 
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower(), str(default)).strip()
+def _count(options: Mapping[str, str], name: str, default: int) -> int:
+    value = options.get(name.lower(), str(default)).strip()
     if not value.isdecimal() or int(value) == 0:
         raise ConnectorError(
             "JDBC_OPTION_INVALID", f"option `{name}` must be a whole number above zero"

@@ -196,7 +196,7 @@ def fit_columns(
     folded: dict[str, list[TableColumn]] = {}
     for column in table:
         folded.setdefault(column.name.lower(), []).append(column)
-    found: list[SinkColumn] = []
+    columns: list[SinkColumn] = []
     problems: list[str] = []
     taken: set[str] = set()
     for at, field in enumerate(schema.fields):
@@ -212,7 +212,7 @@ def fit_columns(
         if reason is not None:
             problems.append(f"column {field.name}: {reason}")
             continue
-        found.append(
+        columns.append(
             SinkColumn(
                 source=field.name,
                 spark_type=field.dataType,
@@ -231,7 +231,7 @@ def fit_columns(
     problems += [f"the query has no column {name}" for name in named if name.lower() not in names]
     if problems:
         raise _incompatible(options, problems)
-    return tuple(found)
+    return tuple(columns)
 
 
 def misfit(spark_type: T.DataType, column: TableColumn) -> str | None:

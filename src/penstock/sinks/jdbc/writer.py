@@ -158,8 +158,8 @@ class JdbcSinkWriter(BatchSink):
     def _claim(self, database: PostgreSql) -> None:
         """Put our token into the fence; from now on earlier writers cannot commit."""
         fence, values = self._options.fence, self._identity
-        found = self._read_fence(database, lock=True)
-        if found is None:
+        row = self._read_fence(database, lock=True)
+        if row is None:
             database.execute(
                 f"INSERT INTO {fence} (pipeline, flow, target, epoch, last_batch, last_rows, "
                 "writer) VALUES (?, ?, ?, ?, -1, 0, ?)",
@@ -168,12 +168,12 @@ class JdbcSinkWriter(BatchSink):
                 self._writer,
             )
             return
-        is_new = found.epoch != self._epoch
-        if is_new and found.last_batch >= 0 and self._options.mode is WriteRows.APPEND:
+        is_new = row.epoch != self._epoch
+        if is_new and row.last_batch >= 0 and self._options.mode is WriteRows.APPEND:
             raise CheckpointError(
                 "SINK_CHECKPOINT_LOST",
                 f"flow {self._flow.name!r} starts with a new checkpoint, but {self._options.table} "
-                f"has the rows of an earlier one, up to its batch {found.last_batch}: they would "
+                f"has the rows of an earlier one, up to its batch {row.last_batch}: they would "
                 "be there twice",
                 flow=self._flow.name,
                 origin=self._flow.origin,
@@ -342,16 +342,16 @@ class JdbcSinkWriter(BatchSink):
             f"SELECT {quote(PART)}, {quote(ATTEMPT)}, count(*) FROM {staging} GROUP BY 1, 2 "
             "ORDER BY 1, 2"
         )
-        found = [tuple(int(str(value)) for value in row) for row in rows]
-        if not any(part == -1 for part, _, _ in found):
+        counts = [tuple(int(str(value)) for value in row) for row in rows]
+        if not any(part == -1 for part, _, _ in counts):
             raise DatabaseError("08000", "the server lost the staging table in a crash")
         chosen: dict[int, tuple[int, int]] = {}
-        for part, attempt, count in found:
+        for part, attempt, count in counts:
             if part >= 0:
                 chosen.setdefault(part, (attempt, count))
         if not chosen:
             return 0
-        is_doubled = len(found) > len(chosen) + 1
+        is_doubled = len(counts) > len(chosen) + 1
         attempts = [(part, attempt) for part, (attempt, _) in chosen.items()] if is_doubled else []
         database.execute(move_rows(str(staging), self._columns, self._options, attempts))
         return sum(count for _, count in chosen.values())
@@ -433,12 +433,14 @@ class JdbcSinkWriter(BatchSink):
 
     def _nul_error(self, df: DataFrame, batch_id: int) -> FlowError:
         strings = [c for c in self._columns if isinstance(c.spark_type, T.StringType)]
-        found: list[str] = []
+        columns: list[str] = []
         if strings:
-            asked = [F.max(F.col(quoted(c.source)).contains(_NUL)).alias(c.staged) for c in strings]
-            row = df.agg(*asked).first()
-            found = [c.source for c in strings if row is not None and row[c.staged]]
-        where = f"column {', '.join(found)}" if found else "a nested value"
+            checks = [
+                F.max(F.col(quoted(c.source)).contains(_NUL)).alias(c.staged) for c in strings
+            ]
+            row = df.agg(*checks).first()
+            columns = [c.source for c in strings if row is not None and row[c.staged]]
+        where = f"column {', '.join(columns)}" if columns else "a nested value"
         return FlowError(
             "SINK_ROWS_REFUSED",
             f"flow {self._flow.name!r}: batch {batch_id} has the character U+0000 in {where}, "

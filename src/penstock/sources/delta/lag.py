@@ -112,18 +112,18 @@ class PendingVersions:
         key = (path, number)
         if key not in self._commits:
             lines = self._delta.commit_lines(path, number)
-            found = None
+            version = None
             if lines is not None:
-                found = _Added()
+                version = _Added()
                 for line in lines:
                     if line.startswith('{"commitInfo"'):
                         info = json.loads(line)["commitInfo"]
-                        found.at = info.get("inCommitTimestamp") or info.get("timestamp")
+                        version.at = info.get("inCommitTimestamp") or info.get("timestamp")
                     file = json.loads(line).get("add") if line.startswith('{"add"') else None
                     if file is not None and file.get("dataChange", True):
                         stats = json.loads(file["stats"]) if file.get("stats") else {}
-                        found.files.append((int(file["size"]), stats.get("numRecords")))
+                        version.files.append((int(file["size"]), stats.get("numRecords")))
             if len(self._commits) > 4 * _MOST_COMMITS:
                 self._commits.clear()
-            self._commits[key] = found
+            self._commits[key] = version
         return self._commits[key]

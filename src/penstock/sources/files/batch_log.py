@@ -22,14 +22,14 @@ def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[t
     """As `batch_files`, with the time of each file's last change, in milliseconds since 1970."""
     ends = last_entries(files, checkpoint, batch_id)
     starts = last_entries(files, checkpoint, batch_id - 1) if batch_id > 0 else []
-    found: list[tuple[str, int]] = []
+    batches: list[tuple[str, int]] = []
     for source, end in enumerate(ends):
         if end is None:
             continue
         start = starts[source] if source < len(starts) else None
         for number in range(-1 if start is None else start, end):
-            found += _logged(files, f"{checkpoint}/sources/{source}", number + 1)
-    return found
+            batches += _logged(files, f"{checkpoint}/sources/{source}", number + 1)
+    return batches
 
 
 def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
@@ -44,7 +44,7 @@ def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[in
         In the order of the sources; `None` for sources of other kinds.
     """
     text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
-    found: list[int | None] = []
+    counts: list[int | None] = []
     # Two lines of its own, then one for each source.
     for line in text.splitlines()[2:]:
         try:
@@ -52,8 +52,8 @@ def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[in
         except json.JSONDecodeError:
             offset = None
         end = offset.get("logOffset") if isinstance(offset, dict) else None
-        found.append(int(end) if end is not None else None)
-    return found
+        counts.append(int(end) if end is not None else None)
+    return counts
 
 
 def _logged(files: StorageFiles, log: str, number: int) -> list[tuple[str, int]]:

@@ -78,8 +78,8 @@ def file_schemas(
     Raises:
         SetupError: `JARS_MISSING`: Avro without its jar.
     """
-    found = distinct_schemas(spark, options, paths)
-    return widest(found) if found else None
+    schemas = distinct_schemas(spark, options, paths)
+    return widest(schemas) if schemas else None
 
 
 def distinct_schemas(
@@ -110,16 +110,16 @@ def schema_by_file(
 
     def schema_of(path: str) -> StructType | None:
         try:
-            found = spark.read.format(options.format).options(**dict(options.parse)).load(path)
+            df = spark.read.format(options.format).options(**dict(options.parse)).load(path)
         except _SPARK_ERRORS as error:
             if "DATA_SOURCE_NOT_FOUND" in str(error) or "deployed" in str(error):
                 raise avro_missing() from error
             return None
-        return found.schema
+        return df.schema
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="file-schemas") as pool:
-        found = zip(paths, pool.map(schema_of, paths), strict=True)
-        return {path: schema for path, schema in found if schema is not None}
+        schemas = zip(paths, pool.map(schema_of, paths), strict=True)
+        return {path: schema for path, schema in schemas if schema is not None}
 
 
 def misfit(known: StructType, seen: StructType, prefix: str = "") -> str | None:
@@ -178,12 +178,12 @@ def _without_rescued(cell: str, kind: DataType) -> str:
 
 def _fragments(cell: str, schema: StructType) -> list[str]:
     """SQL: one fragment for each field that goes to the rescued data, NULL without a value."""
-    found = []
+    fragments = []
     for field in schema.fields:
         value = f"{cell}.{name(field.name)}" if cell else name(field.name)
         if field.metadata.get(RESCUED):
             text = _value_json(value, field.dataType)
-            found.append(
+            fragments.append(
                 f"CASE WHEN {value} IS NOT NULL THEN "
                 f"concat({json_text(literal(field.name))}, ':', {text}) END"
             )
@@ -195,8 +195,8 @@ def _fragments(cell: str, schema: StructType) -> list[str]:
                     f"CASE WHEN size(fs) > 0 THEN concat({json_text(literal(field.name))}, "
                     "':{', array_join(fs, ','), '}') END"
                 )
-                found.append(with_value("fs", parts, joined))
-    return found
+                fragments.append(with_value("fs", parts, joined))
+    return fragments
 
 
 def _value_json(value: str, kind: DataType) -> str:

@@ -164,8 +164,8 @@ class _Csv:
         if not self._options.case_sensitive and self._names:
             spelled = ", ".join(f"{literal(n.lower())}, {literal(n)}" for n in self._names)
             alone = "size(filter(hs, y -> lower(y) = lower(x))) = 1"
-            found = f"coalesce(try_element_at(map({spelled}), lower(x)), x)"
-            respelled = f"transform(hs, x -> CASE WHEN {alone} THEN {found} ELSE x END)"
+            spelling = f"coalesce(try_element_at(map({spelled}), lower(x)), x)"
+            respelled = f"transform(hs, x -> CASE WHEN {alone} THEN {spelling} ELSE x END)"
             names = with_value("hs", names, respelled)
         return with_value("hn", names, f"CASE WHEN hn <> {literals(self._names)} THEN hn END")
 
@@ -173,8 +173,8 @@ class _Csv:
 
     def typed(self, text: str) -> str:
         """SQL: the struct of the typed columns."""
-        given = {**self._parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-        return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(given)})"
+        parser_options = {**self._parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+        return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(parser_options)})"
 
     def _tokens(self, text: str) -> str:
         """SQL: the tokens of a line as they are written, quotes included."""
@@ -190,8 +190,8 @@ class _Csv:
 
     def _value(self, token: str) -> str:
         """SQL: what a token says; NULL for none."""
-        given = {**self._parse, "mode": "PERMISSIVE"}
-        return f"from_csv({token}, 'v string', {options_map(given)}).v"
+        parser_options = {**self._parse, "mode": "PERMISSIVE"}
+        return f"from_csv({token}, 'v string', {options_map(parser_options)}).v"
 
     def fitted(self) -> str:
         """SQL: a line in the order of the schema."""
@@ -207,16 +207,16 @@ class _Csv:
         misfits = []
         for column in self._names:
             value = f"CASE WHEN {TYPED}.{name(column)} IS NULL THEN {self._value('mt')} END"
-            told = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
-            shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {told} END")
+            entry_text = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
+            shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {entry_text} END")
             misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
         known = literals(self._names)
         # Tokens without a column of their own, by the header's name or their place in the line.
         place = "coalesce(get(tn, i), concat('_c', i))"
-        told = f"concat({json_text(place)}, ':', {json_text('v')})"
+        entry_text = f"concat({json_text(place)}, ':', {json_text('v')})"
         others = (
             f"transform(tk, (x, i) -> CASE WHEN NOT array_contains({known}, {place}) THEN "
-            + with_value("v", self._value("x"), f"CASE WHEN v IS NOT NULL THEN {told} END")
+            + with_value("v", self._value("x"), f"CASE WHEN v IS NOT NULL THEN {entry_text} END")
             + " END)"
         )
         parts = ", ".join(misfits) or "cast(NULL AS string)"
@@ -241,17 +241,17 @@ class _Csv:
 
     def _wider(self) -> str:
         """SQL: columns that have no room for their values; uses `tk` and `tn` of `left`."""
-        found = []
+        entries = []
         for field in self._schema.fields:
             if self._options.evolution is not Evolution.WIDEN or not can_widen(field.dataType):
                 continue
             value = self._value("wt")
             if not isinstance(field.dataType, DecimalType):  # they are rounded, not refused
                 value = f"CASE WHEN {TYPED}.{name(field.name)} IS NULL THEN {value} END"
-            told = entry(path_part(field.name), wider_for_text("wv", field.dataType))
+            wider = entry(path_part(field.name), wider_for_text("wv", field.dataType))
             lookup = _lookup(literal(field.name), "tn")
-            found.append(with_value("wt", lookup, with_value("wv", value, told)))
-        return f"filter(array({', '.join(found)}), x -> x IS NOT NULL)" if found else NO_TEXTS
+            entries.append(with_value("wt", lookup, with_value("wv", value, wider)))
+        return f"filter(array({', '.join(entries)}), x -> x IS NOT NULL)" if entries else NO_TEXTS
 
     def _has_open_quote(self) -> str:
         """SQL: whether a quoted token has no end; the parser would swallow what follows."""

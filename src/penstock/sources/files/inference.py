@@ -70,14 +70,14 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
     if not paths:
         return StructType([])
     if options.format in COLUMNAR:
-        found = file_schemas(spark, options, paths)
+        schemas = file_schemas(spark, options, paths)
     elif options.format == "json":
-        found = _json(spark, options, paths)
+        schemas = _json(spark, options, paths)
     elif options.format == "csv":
-        found = _csv(spark, options, paths)
+        schemas = _csv(spark, options, paths)
     else:
-        found = _xml(spark, options, paths)
-    return one_spelling(without_void(found)) if found is not None else StructType([])
+        schemas = _xml(spark, options, paths)
+    return one_spelling(without_void(schemas)) if schemas is not None else StructType([])
 
 
 def detect_format(files: Sequence[FoundFile]) -> str:
@@ -121,14 +121,14 @@ def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> Struct
         lines = F.explode(F.split("value", "\r\n|\n|\r"))
         texts = texts.select(lines.alias("value"))
     decided = ("encoding", "charset", "linesep", "multiline")
-    given = {k: v for k, v in _readable(options).items() if k.lower() not in decided}
-    reader = spark.read.options(**given)
+    reader_options = {k: v for k, v in _readable(options).items() if k.lower() not in decided}
+    reader = spark.read.options(**reader_options)
     reader = reader.option("primitivesAsString", str(not options.infer_types).lower())
     java: Any = reader.option("columnNameOfCorruptRecord", _CORRUPT)._jreader
     # From texts: from files, Spark refuses two spellings of one name.
     strings = getattr(texts._jdf, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())  # type: ignore[union-attr]
-    found = StructType.fromJson(json.loads(java.json(strings).schema().json()))
-    kept = [field for field in found.fields if field.name != _CORRUPT]
+    inferred = StructType.fromJson(json.loads(java.json(strings).schema().json()))
+    kept = [field for field in inferred.fields if field.name != _CORRUPT]
     return _common_spelling(spark, StructType(kept), paths)
 
 
@@ -152,9 +152,9 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
     if not options.parser_flag("header") or not needs_whole_files(options):
         return widest([reader.csv(paths).schema])
     raw = _texts(spark, paths, whole=True)
-    found = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
+    header_rows = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
     headers: dict[tuple[str, ...], list[str]] = {}
-    for row in found.collect():
+    for row in header_rows.collect():
         if row["names"]:
             headers.setdefault(tuple(row["names"]), []).append(row["path"])
     if not options.infer_types:
@@ -171,8 +171,8 @@ def _xml(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
     reader = spark.read.format("xml").option("ignoreCorruptFiles", "true")
     reader = reader.options(**_readable(options)).option("rowTag", row_tag(options))
     reader = reader.option("inferSchema", str(options.infer_types).lower())
-    found = reader.option("columnNameOfCorruptRecord", _CORRUPT).load(paths).schema
-    return StructType([field for field in found.fields if field.name != _CORRUPT])
+    inferred = reader.option("columnNameOfCorruptRecord", _CORRUPT).load(paths).schema
+    return StructType([field for field in inferred.fields if field.name != _CORRUPT])
 
 
 def _texts(spark: SparkSession, paths: Sequence[str], *, whole: bool) -> DataFrame:

@@ -43,7 +43,7 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
         order: How keys follow each other in the files.
     """
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
-    given = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+    parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=options.whole_files)
     df = df.selectExpr(f"explode({_records(options, parse)}) AS {_TEXT}")
     df = df.selectExpr(f"coalesce({_TEXT}, 'null') AS {_TEXT}")
@@ -69,9 +69,9 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
         # Neither complete nor compared: it is left as a broken record.
         df = df.withColumn(_RANK, F.when(huge, _HUGE).otherwise(F.col(_RANK)))
         source = f"CASE WHEN {_RANK} <> {_HUGE} THEN {source} END"
-    parsed = f"from_json({source}, {typed_columns(schema)}, {options_map(given)})"
+    parsed = f"from_json({source}, {typed_columns(schema)}, {options_map(parser_options)})"
     df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}", _RANK)
-    slow = _slow(schema, options, Comparison(parse, reserved=options.reserved), given)
+    slow = _slow(schema, options, Comparison(parse, reserved=options.reserved), parser_options)
     clean = f"{_RANK} < 2 AND {TYPED}.{FLAW} IS NULL"
     df = df.selectExpr(_TEXT, TYPED, f"CASE WHEN NOT ({clean}) THEN {slow} END AS {LEFT}")
     return Rows(df, schema, _TEXT)
@@ -79,12 +79,12 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
 
 def _records(options: FileOptions, parse: dict[str, str]) -> str:
     """SQL: the JSON texts of a line or a file, each for one row."""
-    given = f", {options_map(parse)}" if parse else ""
+    shown_options = f", {options_map(parse)}" if parse else ""
     # As variants, because Spark shortens long fractions when it copies a value into a string; they
     # refuse repeated keys, which the other way keeps. No lambdas here: they would keep Spark from
     # compiling this step, which every line goes through.
-    items = f"try_variant_get(from_json(value, 'variant'{given}), '$', 'array<string>')"
-    split = f"coalesce({items}, from_json(value, 'array<string>'{given}))"
+    items = f"try_variant_get(from_json(value, 'variant'{shown_options}), '$', 'array<string>')"
+    split = f"coalesce({items}, from_json(value, 'array<string>'{shown_options}))"
     # Trailing text after an array would be dropped: such a line is taken as one bad record.
     complete = "try_parse_json(concat('{\"r\":[', value, ']}')) IS NOT NULL"
     is_array = "substr(ltrim(' \\t\\r\\n', value), 1, 1) = '['"
@@ -112,12 +112,14 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
 
 
 def _slow(
-    schema: StructType, options: FileOptions, comparison: Comparison, given: dict[str, str]
+    schema: StructType, options: FileOptions, comparison: Comparison, parser_options: dict[str, str]
 ) -> str:
     """SQL of what is left of a record that is not certainly complete."""
     corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
     # In an array and an object of our own, what follows the record makes the whole invalid.
-    wrapped = f"from_json(concat('[{{\"r\":', {_TEXT}, '}}]'), 'variant', {options_map(given)})"
+    wrapped = (
+        f"from_json(concat('[{{\"r\":', {_TEXT}, '}}]'), 'variant', {options_map(parser_options)})"
+    )
     alone = (
         "size(try_variant_get(w, '$', 'array<variant>')) = 1 AND "
         "size(try_variant_get(w, '$[0]', 'map<string,variant>')) = 1"

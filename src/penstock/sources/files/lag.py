@@ -86,7 +86,7 @@ class PendingFiles:
         if len(special) > _MOST_SPECIAL:
             return None
         spellings = {path: self._spellings(path) for path in files}
-        text = "\n".join(one for several in spellings.values() for one in several)
+        text = "\n".join(spelling for several in spellings.values() for spelling in several)
         if not text:
             return []
         split = self._jvm.java.util.regex.Pattern.compile("\n").splitAsStream(text)

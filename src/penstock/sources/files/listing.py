@@ -126,8 +126,8 @@ class FileRoots:
             .selectExpr("path", "length", "unix_millis(modificationTime) AS modified")
             .collect()
         )
-        found = [FoundFile(row["path"], row["length"], row["modified"]) for row in rows]
-        return sorted(found, key=lambda file: (file.modified, file.path))
+        files = [FoundFile(row["path"], row["length"], row["modified"]) for row in rows]
+        return sorted(files, key=lambda file: (file.modified, file.path))
 
     def below(self, path: str) -> str:
         """The part of a file's path that is below the root that it was found under."""

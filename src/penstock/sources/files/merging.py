@@ -106,18 +106,18 @@ def widest(schemas: list[StructType]) -> StructType:
     return StructType(list(merged.values()))
 
 
-def _wider(one: DataType, other: DataType) -> DataType:
-    if one == other or isinstance(other, NullType):
-        return one
-    if isinstance(one, NullType):
+def _wider(left: DataType, other: DataType) -> DataType:
+    if left == other or isinstance(other, NullType):
+        return left
+    if isinstance(left, NullType):
         return other
-    if isinstance(one, StructType) and isinstance(other, StructType):
-        return widest([one, other])
-    if type(one) in _WIDTH and type(other) in _WIDTH:
-        return one if _WIDTH[type(one)] >= _WIDTH[type(other)] else other
-    if isinstance(one, DecimalType) and isinstance(other, DecimalType):
-        scale = max(one.scale, other.scale)
-        digits = max(one.precision - one.scale, other.precision - other.scale)
+    if isinstance(left, StructType) and isinstance(other, StructType):
+        return widest([left, other])
+    if type(left) in _WIDTH and type(other) in _WIDTH:
+        return left if _WIDTH[type(left)] >= _WIDTH[type(other)] else other
+    if isinstance(left, DecimalType) and isinstance(other, DecimalType):
+        scale = max(left.scale, other.scale)
+        digits = max(left.precision - left.scale, other.precision - other.scale)
         return DecimalType(min(38, digits + scale), scale)
     return StringType()
 
@@ -211,9 +211,9 @@ def apply_hints(schema: StructType, hints: str) -> StructType:
 
 def parse_ddl(text: str) -> StructType:
     """The columns of a DDL text; Spark's exception if it is none."""
-    found = DataType.fromDDL(text)
-    assert isinstance(found, StructType)
-    return found
+    parsed = DataType.fromDDL(text)
+    assert isinstance(parsed, StructType)
+    return parsed
 
 
 def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
@@ -222,7 +222,7 @@ def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
     Raises:
         ConnectorError: `SCHEMA_HINTS_INVALID`.
     """
-    found = []
+    columns_of_hints = []
     for part in _top_level(hints):
         path, rest = _path(part)
         if not path or not rest:
@@ -231,8 +231,8 @@ def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
             column = parse_ddl(f"c {rest}").fields[0]
         except Exception as error:
             raise _bad_hints(hints, f"{rest!r} is not a type") from error
-        found.append((path, column.dataType))
-    return found
+        columns_of_hints.append((path, column.dataType))
+    return columns_of_hints
 
 
 def _top_level(text: str) -> Iterator[str]:

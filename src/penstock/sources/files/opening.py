@@ -118,19 +118,19 @@ def open_source(
     """
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
-    found = _Found(spark, roots, chosen)
+    sample = _Found(spark, roots, chosen)
     if not chosen.format:
-        chosen = replace(chosen, format=detect_format(found.files))
-        found.options = chosen
+        chosen = replace(chosen, format=detect_format(sample.files))
+        sample.options = chosen
         if chosen.format == "text":
             chosen = file_options(
                 {**options, "format": "text"}, has_schema=schema is not None, streaming=streaming
             )
-    given = _parsed(schema)
-    if given is None:
-        data, partitions = _learned(found, chosen, state, streaming=streaming)
+    declared = _parsed(schema)
+    if declared is None:
+        data, partitions = _learned(sample, chosen, state, streaming=streaming)
     else:
-        data, partitions, chosen = _given(given, found, chosen, state)
+        data, partitions, chosen = _given(declared, sample, chosen, state)
     opened = OpenedFiles(
         spark,
         source_key(path, options),
@@ -138,15 +138,15 @@ def open_source(
         roots,
         data,
         partitions,
-        () if given is None else tuple(given.fieldNames()),
+        () if declared is None else tuple(declared.fieldNames()),
         state,
         {},
     )
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
-        state.save_note(EXISTING, [file_name(file.path) for file in found.files])
+        state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
     if not streaming and opened.shows_columns_by_file:
-        opened = _compared(opened, found)
-    return replace(opened, key_order=_order(found, chosen, state))
+        opened = _compared(opened, sample)
+    return replace(opened, key_order=_order(sample, chosen, state))
 
 
 def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
@@ -159,12 +159,12 @@ def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
     return df.select(*(name(column) for column in (*wanted, *extra)))
 
 
-def _compared(opened: OpenedFiles, found: "_Found") -> OpenedFiles:
+def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
     """A batch knows all its files: extra columns are rescued, files with other types set aside."""
     options = opened.options
     entries = opened.state.note(QUARANTINED) or []
     bad = {entry["file"] for entry in entries}
-    names = {readable(f.path): name for f in found.files if (name := file_name(f.path)) not in bad}
+    names = {readable(f.path): name for f in sample.files if (name := file_name(f.path)) not in bad}
     if options.format == "orc":
         for path, schema in schema_by_file(opened.spark, options, list(names)).items():
             why = misfit(opened.schema, schema)
@@ -215,7 +215,7 @@ def _parsed(schema: StructType | str | None) -> StructType | None:
 
 
 def _learned(
-    found: _Found, options: FileOptions, state: SourceMemory, *, streaming: bool
+    sample: _Found, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
     """The schema that was inferred at the first start, or is now."""
     versions = state.load() if streaming else []
@@ -228,15 +228,15 @@ def _learned(
         if hinted != known:
             state.save(hinted)
         return _split(hinted, names)
-    chosen = found.sample
-    data = infer(found.spark, options, chosen)
-    partitions = partition_schema(chosen or found.files, found.roots, options)
+    chosen = sample.sample
+    data = infer(sample.spark, options, chosen)
+    partitions = partition_schema(chosen or sample.files, sample.roots, options)
     names = [field.name for field in partitions.fields]
     folded = {name.lower() for name in (*names, *options.reserved)}
     kept = [field for field in data.fields if field.name.lower() not in folded]
     whole = _hinted(StructType([*kept, *partitions.fields]), options)
     if not [field for field in whole.fields if field.name not in names]:
-        raise _nothing_found(found, options)
+        raise _nothing_found(sample, options)
     if streaming:
         state.save_note(_PARTITIONS, names)
         state.save(whole)
@@ -254,16 +254,16 @@ def _split(schema: StructType, partitions: Sequence[str]) -> tuple[StructType, S
     return StructType([f for f in schema.fields if f not in by_path]), StructType(by_path)
 
 
-def _nothing_found(found: _Found, options: FileOptions) -> DefinitionError:
-    where = ", ".join(found.roots.paths)
-    if not found.roots.existing():
+def _nothing_found(sample: _Found, options: FileOptions) -> DefinitionError:
+    where = ", ".join(sample.roots.paths)
+    if not sample.roots.existing():
         what = f"the folder {where} does not exist"
-    elif not found.sample:
+    elif not sample.sample:
         what = f"there are no files with rows in {where}"
-        if unmatched := found.roots.unmatched():
+        if unmatched := sample.roots.unmatched():
             what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
     else:
-        what = f"the {len(found.files)} file(s) in {where} have no rows that show one"
+        what = f"the {len(sample.files)} file(s) in {where} have no rows that show one"
     return DefinitionError(
         "SCHEMA_NOT_INFERRED",
         f"no schema can be inferred: {what}",
@@ -273,7 +273,7 @@ def _nothing_found(found: _Found, options: FileOptions) -> DefinitionError:
 
 
 def _given(
-    schema: StructType, found: _Found, options: FileOptions, state: SourceMemory
+    schema: StructType, sample: _Found, options: FileOptions, state: SourceMemory
 ) -> tuple[StructType, StructType, FileOptions]:
     """The user's own schema, split into what is data and what is made otherwise."""
     fields = {field.name.lower(): field for field in schema.fields}
@@ -285,9 +285,9 @@ def _given(
     if names is None:
         names = state.note(_PARTITIONS)
     if names is None and options.format not in ("text", "binaryfile"):
-        seen = partition_schema(found.sample, found.roots, options)
+        seen = partition_schema(sample.sample, sample.roots, options)
         names = [f.name for f in seen.fields if f.name.lower() in fields]
-        if found.files:
+        if sample.files:
             state.save_note(_PARTITIONS, names)
     folded = [name.lower() for name in names or ()]
     partitions = [fields[name] for name in folded if name in fields]
@@ -305,12 +305,12 @@ def _given(
     return StructType(data), StructType(partitions), options
 
 
-def _order(found: _Found, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
+def _order(sample: _Found, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
     if options.format != "json":
         return {}
     order = state.note(_KEY_ORDER)
     if order is None:
-        order = sample_key_order(found.spark, options, found.sample)
+        order = sample_key_order(sample.spark, options, sample.sample)
         if order:
             state.save_note(_KEY_ORDER, order)
     return order or {}
@@ -364,21 +364,21 @@ def _raw(
 ) -> DataFrame:
     """What Spark's reader gives, without the files that are left out."""
     options = opened.options
-    given = dict(options.source)
+    reader_options = dict(options.source)
     if reader_format != "text":
-        given |= options.parse
+        reader_options |= options.parse
     elif whole or options.parser_flag("wholetext"):
-        given["wholetext"] = "true"
+        reader_options["wholetext"] = "true"
     elif separator := options.parser_option("lineSep"):
-        given["lineSep"] = separator
+        reader_options["lineSep"] = separator
     spark = opened.spark
     try:
         if streaming:
-            stream = spark.readStream.format(reader_format).options(**given)
+            stream = spark.readStream.format(reader_format).options(**reader_options)
             stream = stream if schema is None else stream.schema(_plain(schema))
             df = stream.load(opened.roots.stream_path())
         else:
-            batch = spark.read.format(reader_format).options(**given)
+            batch = spark.read.format(reader_format).options(**reader_options)
             batch = batch if schema is None else batch.schema(_plain(schema))
             df = batch.load(opened.roots.existing() or list(opened.roots.paths))
     except Exception as error:

@@ -270,16 +270,16 @@ def _refuse_unsupported(own: Mapping[str, str]) -> None:
 
 
 def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> Evolution:
-    given = own.get("schemaevolutionmode")
+    name = own.get("schemaevolutionmode")
     modes = {mode.lower(): mode for mode in Evolution}
-    if given is not None and given.strip().lower() not in modes:
+    if name is not None and name.strip().lower() not in modes:
         raise _invalid(
-            "schemaEvolutionMode", given, "one of " + ", ".join(Evolution), tuple(Evolution)
+            "schemaEvolutionMode", name, "one of " + ", ".join(Evolution), tuple(Evolution)
         )
-    if given is None:
+    if name is None:
         evolution = Evolution.NONE if has_schema else Evolution.ADD
     else:
-        evolution = modes[given.strip().lower()]
+        evolution = modes[name.strip().lower()]
     if has_schema and evolution.adds_columns:
         raise ConnectorError(
             "AUTOLOADER_OPTION_INVALID",
@@ -293,10 +293,10 @@ def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> 
 
 
 def _mode(parse: Mapping[str, str]) -> ParseMode:
-    given = _folded(parse).get("mode", "PERMISSIVE").strip().upper()
-    if given not in set(ParseMode):
-        raise _invalid("mode", given, "one of " + ", ".join(ParseMode), tuple(ParseMode), prefix="")
-    return ParseMode(given)
+    mode = _folded(parse).get("mode", "PERMISSIVE").strip().upper()
+    if mode not in set(ParseMode):
+        raise _invalid("mode", mode, "one of " + ", ".join(ParseMode), tuple(ParseMode), prefix="")
+    return ParseMode(mode)
 
 
 def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str]:

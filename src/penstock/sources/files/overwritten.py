@@ -108,17 +108,17 @@ class _SourceLogs:
     def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:
         """Give entries up to `end` another path where the file is newer; the files' names."""
         folder = f"sources/{source}"
-        found: set[str] = set()
+        columns: set[str] = set()
         for name in self._current(folder):
             text = self._files.read(f"{self._checkpoint}/{folder}/{name}") or ""
             version, *lines = text.splitlines()
             renamed = [_renamed(line, end, modified) for line in lines]
             changed = {entry[0] for entry in renamed if entry is not None}
             if changed:
-                found |= changed
+                columns |= changed
                 new = [old if r is None else r[1] for old, r in zip(lines, renamed, strict=True)]
                 self._replace(f"{folder}/{name}", "\n".join([version, *new]))
-        return found
+        return columns
 
     def _current(self, folder: str) -> list[str]:
         """The files that Spark reads at a start: the newest compacted one, and those after it."""

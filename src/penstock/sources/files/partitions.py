@@ -48,10 +48,10 @@ def partition_sql(field: StructField) -> str:
     """SQL of a partition column."""
     pattern = rf"/{re.escape(field.name)}=([^/]*)/"
     # Once for the URI that the path is, once for Hive's own escapes; a plus means itself.
-    found = f"regexp_extract({PATH}, {literal('.*' + pattern)}, 1)"
+    text = f"regexp_extract({PATH}, {literal('.*' + pattern)}, 1)"
     for _ in range(2):
-        found = f"try_url_decode(replace({found}, '+', '%2B'))"
-    value = f"nullif(nullif({found}, ''), {literal(_NONE)})"
+        text = f"try_url_decode(replace({text}, '+', '%2B'))"
+    value = f"nullif(nullif({text}, ''), {literal(_NONE)})"
     if isinstance(field.dataType, StringType):
         return value
     return f"try_cast({value} AS {type_sql(field.dataType)})"

@@ -102,14 +102,14 @@ def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
     left_out = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
     names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
     names = [name for name in names if source.roots.contains(name)]
-    found = distinct_schemas(source.spark, options, [readable(name) for name in names])
+    schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
     wide = source.schema
     if options.evolution is Evolution.WIDEN:
-        for schema in found:
+        for schema in schemas:
             wide = widen_columns(wide, schema, options.format)
     if options.format == "orc" and wide == source.schema:
         _check_types(source, names)
-    added = _unknown_columns(source, widest(found)) if found else []
+    added = _unknown_columns(source, widest(schemas)) if schemas else []
     if added or wide != source.schema:
         body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
         body |= {"files": names, "schema": wide.jsonValue()}
@@ -123,8 +123,8 @@ class FilesDifferError(Exception):
 def _check_types(source: OpenedFiles, names: Sequence[str]) -> None:
     """ORC's reader makes other types fit by force; the other formats' readers refuse."""
     by_path = {readable(name): name for name in names}
-    found = schema_by_file(source.spark, source.options, list(by_path))
-    unfit = [(by_path[path], misfit(source.schema, schema)) for path, schema in found.items()]
+    schemas = schema_by_file(source.spark, source.options, list(by_path))
+    unfit = [(by_path[path], misfit(source.schema, schema)) for path, schema in schemas.items()]
     files = [{"file": name, "reason": why} for name, why in unfit if why is not None]
     if files:
         raise FilesDifferError(f"{_UNFIT} {json.dumps({'source': source.key, 'unfit': files})}")
@@ -141,15 +141,15 @@ def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
 
 
 def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
-    found = _message(text, UNKNOWN_FIELD, source.key)
-    if found is None:
+    message = _message(text, UNKNOWN_FIELD, source.key)
+    if message is None:
         return None
-    fields = [str(field) for field in found["fields"]]
-    where = file_name_of_uri(str(found["file"][0]))
+    fields = [str(field) for field in message["fields"]]
+    where = file_name_of_uri(str(message["file"][0]))
     names = ", ".join(repr(field) for field in fields)
     grown = _Growth()
     if source.options.evolution is not Evolution.FAIL:
-        grown = _grow(source, where, fields, found)
+        grown = _grow(source, where, fields, message)
     if not grown:
         return FlowError(
             "UNKNOWN_FIELD",
@@ -198,19 +198,19 @@ def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
     for match in re.finditer(re.escape(start) + r" (?=\{)", text):
         for candidate in (text[match.end() :], text[match.end() :].replace('\\"', '"')):
             try:
-                found = json.JSONDecoder().raw_decode(candidate)[0]
+                body = json.JSONDecoder().raw_decode(candidate)[0]
             except json.JSONDecodeError:
                 continue
-            if found.get("source") == key:
-                return dict(found)
+            if body.get("source") == key:
+                return dict(body)
     return None
 
 
 def _grow(
-    source: OpenedFiles, where: str, fields: Sequence[str], found: Mapping[str, Any]
+    source: OpenedFiles, where: str, fields: Sequence[str], message: Mapping[str, Any]
 ) -> _Growth:
     """Save a schema with the new fields and wider types, if there is anything to save."""
-    seen = _seen(source, where, [str(path) for path in found.get("files", ())])
+    seen = _seen(source, where, [str(path) for path in message.get("files", ())])
     current = StructType([*source.schema.fields, *source.partitions.fields])
     taken = {name.lower() for name in source.options.reserved}
     seen = StructType([field for field in seen.fields if field.name.lower() not in taken])
@@ -222,7 +222,7 @@ def _grow(
         added += besides
     widened: list[str] = []
     if source.options.evolution is Evolution.WIDEN:
-        wide = _widen(source, grown, seen, found)
+        wide = _widen(source, grown, seen, message)
         widened = changed_types(grown, wide)
         grown = wide
     if added or widened:
@@ -231,16 +231,16 @@ def _grow(
 
 
 def _widen(
-    source: OpenedFiles, grown: StructType, seen: StructType, found: Mapping[str, Any]
+    source: OpenedFiles, grown: StructType, seen: StructType, message: Mapping[str, Any]
 ) -> StructType:
     """A schema with room for what a failure told of, and for what else came in these columns."""
-    if "schema" in found:
-        return widen_columns(grown, StructType.fromJson(found["schema"]), source.options.format)
-    told = [str(entry) for entry in found.get("wide", ())]
+    if "schema" in message:
+        return widen_columns(grown, StructType.fromJson(message["schema"]), source.options.format)
+    reported = [str(entry) for entry in message.get("wide", ())]
     # Others would only become what the inference calls every number, whether it is large or not.
-    columns = told_columns(told) - {field.name.lower() for field in source.partitions.fields}
+    columns = told_columns(reported) - {field.name.lower() for field in source.partitions.fields}
     fields = StructType([field for field in seen.fields if field.name.lower() in columns])
-    return widen_paths(widen_columns(grown, fields, source.options.format), told)
+    return widen_paths(widen_columns(grown, fields, source.options.format), reported)
 
 
 def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
@@ -264,9 +264,9 @@ def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
 def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     match = next(
         (
-            found
-            for found in _UNREADABLE.finditer(text)
-            if source.roots.contains(file_name_of_uri(found.group(2)))
+            failure
+            for failure in _UNREADABLE.finditer(text)
+            if source.roots.contains(file_name_of_uri(failure.group(2)))
         ),
         None,
     )
@@ -284,10 +284,10 @@ def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 
 
 def _unfit(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
-    found = _message(text, _UNFIT, source.key)
-    if found is None:
+    message = _message(text, _UNFIT, source.key)
+    if message is None:
         return None
-    broken = [(str(entry["file"]), str(entry["reason"])) for entry in found["unfit"]]
+    broken = [(str(entry["file"]), str(entry["reason"])) for entry in message["unfit"]]
     return _set_aside(source, broken, flow)
 
 
@@ -325,7 +325,7 @@ def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
 
 def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str, str]]:
     reader_format = source.options.format if source.options.format in COLUMNAR else "text"
-    found: list[tuple[str, str]] = []
+    broken: list[tuple[str, str]] = []
     while files:
         reader = source.spark.read.format(reader_format)
         if reader_format == "text":
@@ -341,12 +341,12 @@ def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str
             name = file_name_of_uri(match.group(2)) if match else ""
             left = [file for file in files if file_name(file.path) != name]
             if len(left) == len(files) or not _BROKEN_CONTENT.search(text):
-                return found
-            found.append((name, _cause(text)))
+                return broken
+            broken.append((name, _cause(text)))
             files = left
             continue
-        return found
-    return found
+        return broken
+    return broken
 
 
 def _unmarked(schema: StructType) -> StructType:
@@ -372,5 +372,7 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 
 def _cause(text: str) -> str:
     causes = re.findall(r"Caused by: ([^\n]+)", text)
-    told = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
-    return (told[-1] if told else causes[-1] if causes else "it cannot be read").strip()[:300]
+    reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
+    return (reported[-1] if reported else causes[-1] if causes else "it cannot be read").strip()[
+        :300
+    ]

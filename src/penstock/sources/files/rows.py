@@ -114,8 +114,8 @@ def columns_only(options: FileOptions) -> bool:
 def failure_text(source: str) -> str:
     """SQL: the message of the failure for new fields and wider types; `recovery` reads it."""
     start = literal(f"{UNKNOWN_FIELD} " + json.dumps({"source": source})[:-1] + ', "fields": ')
-    told = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
-    return f"concat({start}, {told}, ', \"file\": ', to_json(array({PATH})), '}}')"
+    details = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
+    return f"concat({start}, {details}, ', \"file\": ', to_json(array({PATH})), '}}')"
 
 
 def _unless_new(source: str) -> str:

@@ -62,11 +62,11 @@ def key_order(texts: Sequence[str]) -> dict[str, list[str]]:
     order: dict[str, list[str]] = {}
     for text in texts:
         try:
-            found = json.loads(text, object_pairs_hook=_Pairs)
+            pairs = json.loads(text, object_pairs_hook=_Pairs)
         except (ValueError, RecursionError):
             continue
         for record in (
-            found if isinstance(found, list) and not isinstance(found, _Pairs) else [found]
+            pairs if isinstance(pairs, list) and not isinstance(pairs, _Pairs) else [pairs]
         ):
             _learn(record, "", order)
     return order

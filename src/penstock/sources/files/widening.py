@@ -152,8 +152,8 @@ def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
         known: The schema.
         entries: Texts of `entry`.
     """
-    for told in entries:
-        path, _, name = told.rpartition(" ")
+    for entry in entries:
+        path, _, name = entry.rpartition(" ")
         known = _struct_at(known, split_path(path), _told_type(name))
     return known
 
@@ -169,7 +169,7 @@ def _told_type(name: str) -> DataType:
 
 def told_columns(entries: Iterable[str]) -> set[str]:
     """The columns, in lower case, in which rows told of values, be it inside of them."""
-    return {split_path(told.rpartition(" ")[0])[0].lower() for told in entries}
+    return {split_path(entry.rpartition(" ")[0])[0].lower() for entry in entries}
 
 
 def changed_types(before: StructType, after: StructType) -> list[str]:

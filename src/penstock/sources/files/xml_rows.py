@@ -49,9 +49,9 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         options: What was asked.
     """
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
-    given = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+    parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=True).selectExpr(f"{_elements(row_tag(options))} AS {_TEXT}")
-    parsed = f"from_xml({_TEXT}, {typed_columns(schema)}, {options_map(given)})"
+    parsed = f"from_xml({_TEXT}, {typed_columns(schema)}, {options_map(parser_options)})"
     df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}")
     comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
     variant = f"from_xml({_TEXT}, 'variant', {options_map(parse)})" if parse else ""

@@ -73,10 +73,10 @@ class Database:
                 _bind(statement, values)
                 rows = statement.executeQuery()
                 width = int(rows.getMetaData().getColumnCount())
-                found = []
+                result = []
                 while rows.next():
-                    found.append(tuple(rows.getString(at) for at in range(1, width + 1)))
-                return found
+                    result.append(tuple(rows.getString(at) for at in range(1, width + 1)))
+                return result
             finally:
                 statement.close()
 

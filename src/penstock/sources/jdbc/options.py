@@ -163,39 +163,47 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
     Raises:
         ConnectorError: `JDBC_OPTION_UNKNOWN` or `JDBC_OPTION_INVALID`.
     """
-    given = {name.lower(): value for name, value in options.items()}
-    _remember_secrets(given)
+    by_lower_name = {name.lower(): value for name, value in options.items()}
+    _remember_secrets(by_lower_name)
     _refuse(options)
-    if not given.get("url", "").startswith("jdbc:"):
+    if not by_lower_name.get("url", "").startswith("jdbc:"):
         raise _invalid("option `url` is missing, or does not begin with `jdbc:`")
-    if bool(given.get("dbtable", "").strip()) == bool(given.get("query", "").strip()):
+    if bool(by_lower_name.get("dbtable", "").strip()) == bool(
+        by_lower_name.get("query", "").strip()
+    ):
         raise _invalid("give option `dbtable`, a table, or option `query`, and not both")
-    if not given.get("partitioncolumn", "").strip():
+    if not by_lower_name.get("partitioncolumn", "").strip():
         raise _invalid(
             "option `partitionColumn` is missing: a stream needs a column whose values only grow",
             hint='.option("partitionColumn", "id"), the serial, identity or sequence of the table',
         )
-    is_query = "query" in given or given["dbtable"].lstrip().startswith("(")
-    table = f"({given['query'].strip().rstrip(';')}) penstock_rows" if "query" in given else ""
+    is_query = "query" in by_lower_name or by_lower_name["dbtable"].lstrip().startswith("(")
+    table = (
+        f"({by_lower_name['query'].strip().rstrip(';')}) penstock_rows"
+        if "query" in by_lower_name
+        else ""
+    )
     own = {*(name.lower() for name in _OWN), "partitioncolumn", "numpartitions"}
     own |= {"url", "dbtable", "query"}
     reader = {name: value for name, value in options.items() if name.lower() not in own}
-    if "fetchsize" not in given:
+    if "fetchsize" not in by_lower_name:
         # Some drivers read a whole result into memory otherwise.
         reader["fetchsize"] = "1000"
-    delay = given.get("settlingdelay")
+    delay = by_lower_name.get("settlingdelay")
     chosen = JdbcSourceOptions(
-        url=given["url"].strip(),
-        table=table or given["dbtable"].strip(),
+        url=by_lower_name["url"].strip(),
+        table=table or by_lower_name["dbtable"].strip(),
         is_query=is_query,
-        key=given["partitioncolumn"].strip(),
-        starting_key=given.get("startingkey", "").strip() or None,
-        max_rows=_count(given, "maxRowsPerTrigger", 1_000_000),
-        overlap=given.get("overlap", "").strip() or None,
+        key=by_lower_name["partitioncolumn"].strip(),
+        starting_key=by_lower_name.get("startingkey", "").strip() or None,
+        max_rows=_count(by_lower_name, "maxRowsPerTrigger", 1_000_000),
+        overlap=by_lower_name.get("overlap", "").strip() or None,
         settling_delay_seconds=None if delay is None else _seconds("settlingDelay", delay),
-        settle_timeout_seconds=_seconds("settleTimeout", given.get("settletimeout", "5 minutes")),
-        accept_key_back=_choice(given, "onKeyBack", ("refuse", "continue")) == "continue",
-        partitions=_count(given, "numPartitions", 1),
+        settle_timeout_seconds=_seconds(
+            "settleTimeout", by_lower_name.get("settletimeout", "5 minutes")
+        ),
+        accept_key_back=_choice(by_lower_name, "onKeyBack", ("refuse", "continue")) == "continue",
+        partitions=_count(by_lower_name, "numPartitions", 1),
         reader=reader,
     )
     if delay is None and not chosen.is_postgresql:
@@ -290,9 +298,9 @@ def split_range(
     return [f"{key} > {lower} AND {key} <= {upper}" for lower, upper in itertools.pairwise(ends)]
 
 
-def _remember_secrets(given: Mapping[str, str]) -> None:
-    remember_secret(given.get("password", ""))
-    url = given.get("url", "")
+def _remember_secrets(options: Mapping[str, str]) -> None:
+    remember_secret(options.get("password", ""))
+    url = options.get("url", "")
     for secret in re.findall(r"(?i)[?&;]\w*password=([^&;]+)", url):
         remember_secret(secret)
     for secret in re.findall(r"//[^/:@]*:([^/@]+)@", url):
@@ -316,8 +324,8 @@ def _refuse(options: Mapping[str, str]) -> None:
             )
 
 
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower(), str(default)).strip()
+def _count(options: Mapping[str, str], name: str, default: int) -> int:
+    value = options.get(name.lower(), str(default)).strip()
     if not value.isdecimal() or int(value) == 0:
         raise _invalid(f"option `{name}` must be a whole number above zero")
     return int(value)
@@ -332,8 +340,8 @@ def _seconds(name: str, text: str) -> float:
     return seconds
 
 
-def _choice(given: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    value = given.get(name.lower(), choices[0]).strip().lower()
+def _choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    value = options.get(name.lower(), choices[0]).strip().lower()
     if value not in choices:
         raise _invalid(f"option `{name}` must be one of {', '.join(choices)}")
     return value

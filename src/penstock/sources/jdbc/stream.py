@@ -170,8 +170,8 @@ class JdbcStream:
     def _look(self) -> None:
         options = self._options
         java_reader = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions
-        given = {**options.reader, "url": options.url, "dbtable": options.table}
-        self._java_options = java_reader(self._jvm.PythonUtils.toScalaMap(given))
+        reader_options = {**options.reader, "url": options.url, "dbtable": options.table}
+        self._java_options = java_reader(self._jvm.PythonUtils.toScalaMap(reader_options))
         with self._connected() as database:
             # The database's own words about a wrong password or name, before Spark's.
             database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
@@ -194,21 +194,21 @@ class JdbcStream:
 
     def _key_field(self) -> T.StructField:
         wanted = self._options.key.strip('"`').lower()
-        found = [field for field in self._schema.fields if field.name.lower() == wanted]
-        if len(found) != 1:
+        fields = [field for field in self._schema.fields if field.name.lower() == wanted]
+        if len(fields) != 1:
             raise ConnectorError(
                 "JDBC_KEY_INVALID",
                 f"{self._options.place} has no column {self._options.key!r}",
                 hint=f"its columns: {', '.join(self._schema.fieldNames())}",
             )
         for kind, key_kind in _KINDS:
-            if isinstance(found[0].dataType, kind):
+            if isinstance(fields[0].dataType, kind):
                 self._kind = key_kind
-                return found[0]
+                return fields[0]
         raise ConnectorError(
             "JDBC_KEY_INVALID",
-            f"column {found[0].name!r} of {self._options.place} is of type "
-            f"{found[0].dataType.simpleString()}, which is no key for a stream",
+            f"column {fields[0].name!r} of {self._options.place} is of type "
+            f"{fields[0].dataType.simpleString()}, which is no key for a stream",
             hint="name a column of whole numbers, or of times with option `overlap`",
         )
 
@@ -323,10 +323,10 @@ class JdbcStream:
         low = None if last is None else last.high
         condition = self._condition(low, mark)
         with self._connected() as database:
-            found = database.query(
+            records = database.query(
                 nth_key(self._options, self._key, condition, self._options.max_rows)
             )
-            high = read_key(self._kind, str(found[0][0])) if found else mark
+            high = read_key(self._kind, str(records[0][0])) if records else mark
             count = count_between(self._options, self._condition(low, high))
             ((rows,),) = database.query(count)
         return _Range(low, high, int(rows or 0))
@@ -458,10 +458,12 @@ class JdbcStream:
     def _check_columns(self, now: T.StructType) -> None:
         types = {field.name: field.dataType for field in now.fields}
         for field in self._schema.fields:
-            found = types.get(field.name)
-            if found == field.dataType:
+            column_type = types.get(field.name)
+            if column_type == field.dataType:
                 continue
-            what = "is gone" if found is None else f"is now of type {found.simpleString()}"
+            what = (
+                "is gone" if column_type is None else f"is now of type {column_type.simpleString()}"
+            )
             raise SourceFailure(
                 "JDBC_COLUMN_CHANGED",
                 f"column {field.name!r} of {self._options.place} {what}",

@@ -208,7 +208,7 @@ class TopicOffsets:
                 "Kafka did not say which offsets the topics of the flow have: " + first_line(error),
                 hint="check that the brokers run and that the user may describe the topics",
             ) from error
-        found: dict[str, dict[str, int]] = {}
+        by_topic: dict[str, dict[str, int]] = {}
         for (topic, number), offset in offsets.items():
-            found.setdefault(topic, {})[str(number)] = offset
-        return found
+            by_topic.setdefault(topic, {})[str(number)] = offset
+        return by_topic

@@ -100,11 +100,11 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
     Raises:
         ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID` or `EVENTHUBS_OPTION_INVALID`.
     """
-    given = {name.lower(): value for name, value in options.items()}
-    if _STRING.lower() not in given:
+    by_lower_name = {name.lower(): value for name, value in options.items()}
+    if _STRING.lower() not in by_lower_name:
         raise _invalid_string(f"option `{_STRING}` is missing")
-    made = kafka_options(given.pop(_STRING.lower()))
-    if name := given.pop("eventhubs.name", None):
+    made = kafka_options(by_lower_name.pop(_STRING.lower()))
+    if name := by_lower_name.pop("eventhubs.name", None):
         made["subscribe"] = name
     if "subscribe" not in made:
         raise _invalid_string("it names no event hub: add ;EntityPath=NAME")
@@ -114,10 +114,10 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
         ("eventhubs.startingposition", "starting"),
         ("eventhubs.endingposition", "ending"),
     ):
-        position = given.pop(place, None)
+        position = by_lower_name.pop(place, None)
         if position is not None:
             made |= _position(place, position, prefix, made)
-    for name, value in given.items():
+    for name, value in by_lower_name.items():
         if name in _RENAMED:
             made[_RENAMED[name]] = value
         elif name.startswith("kafka."):

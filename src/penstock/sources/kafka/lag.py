@@ -252,13 +252,13 @@ def _no_answer(servers: str) -> str:
 
 def _problem(servers: str, failed: Py4JJavaError) -> str:
     """Why nothing is known of a topic; brokers that are gone are told from those that refuse."""
-    found, cause = failed.java_exception, failed.java_exception.getCause()
+    error, cause = failed.java_exception, failed.java_exception.getCause()
     while cause is not None:
-        found, cause = cause, cause.getCause()
-    name = str(found.getClass().getSimpleName())
+        error, cause = cause, cause.getCause()
+    name = str(error.getClass().getSimpleName())
     if name in _NO_ANSWER:
         return _no_answer(servers)
-    return f"the brokers of {servers} refuse: {name}: {found.getMessage()}"
+    return f"the brokers of {servers} refuse: {name}: {error.getMessage()}"
 
 
 _NO_ANSWER = frozenset({"TimeoutException", "DisconnectException", "ConnectException"})

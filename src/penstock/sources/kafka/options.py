@@ -142,38 +142,38 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
             `KAFKA_OPTION_UNKNOWN`, `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_UNSAFE`,
             `KAFKA_OPTION_INVALID` or `KAFKA_OFFSETS_INVALID`.
     """
-    given = _by_lower_name(options)
+    by_name = _by_lower_name(options)
     _refuse_unknown(options, _SOURCE_OPTIONS)
-    _refuse(given, _REFUSED_SOURCE)
-    _require_servers(given)
-    chosen = [name for name in _SUBSCRIPTIONS if name.lower() in given]
+    _refuse(by_name, _REFUSED_SOURCE)
+    _require_servers(by_name)
+    chosen = [name for name in _SUBSCRIPTIONS if name.lower() in by_name]
     if len(chosen) != 1:
         raise ConnectorError(
             "KAFKA_SUBSCRIPTION_INVALID",
             f"a Kafka source takes exactly one of {', '.join(_SUBSCRIPTIONS)}, "
             f"not {' and '.join(chosen) if chosen else 'none'}",
         )
-    if not given[chosen[0].lower()].strip():
+    if not by_name[chosen[0].lower()].strip():
         raise ConnectorError("KAFKA_SUBSCRIPTION_INVALID", f"option `{chosen[0]}` is empty")
-    _check_assign(given)
-    _check_offsets(given, streaming=streaming)
+    _check_assign(by_name)
+    _check_offsets(by_name, streaming=streaming)
     for name in _POSITIVE:
-        value = given.get(name.lower())
+        value = by_name.get(name.lower())
         if value is not None and not (value.strip().isdecimal() and int(value) > 0):
             raise ConnectorError(
                 "KAFKA_OPTION_INVALID", f"option `{name}` is a whole number above zero"
             )
-    least, most = given.get("minoffsetspertrigger"), given.get("maxoffsetspertrigger")
+    least, most = by_name.get("minoffsetspertrigger"), by_name.get("maxoffsetspertrigger")
     if least is not None and most is not None and int(least) > int(most):
         raise ConnectorError(
             "KAFKA_OPTION_INVALID",
             "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`",
         )
-    _check_delay(given.get("maxtriggerdelay"))
+    _check_delay(by_name.get("maxtriggerdelay"))
     prepared = _made_safe(options)
-    if "failondataloss" not in given:
+    if "failondataloss" not in by_name:
         prepared["failOnDataLoss"] = "true"
-    if "kafka.isolation.level" not in given:
+    if "kafka.isolation.level" not in by_name:
         prepared["kafka.isolation.level"] = "read_committed"
     return prepared
 
@@ -215,11 +215,11 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
         ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_OPTION_UNKNOWN`,
             `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_INVALID` or `KAFKA_OPTION_UNSAFE`.
     """
-    given = _by_lower_name(options)
+    by_name = _by_lower_name(options)
     _refuse_unknown(options, _SINK_OPTIONS)
-    _refuse(given, _REFUSED_SINK)
-    _require_servers(given)
-    if given.get("rowids", "true").strip().lower() not in ("true", "false"):
+    _refuse(by_name, _REFUSED_SINK)
+    _require_servers(by_name)
+    if by_name.get("rowids", "true").strip().lower() not in ("true", "false"):
         raise ConnectorError("KAFKA_OPTION_INVALID", "option `rowIds` is true or false")
     # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
@@ -237,8 +237,8 @@ def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
-def _require_servers(given: Mapping[str, str]) -> None:
-    if not given.get("kafka.bootstrap.servers", "").strip():
+def _require_servers(options: Mapping[str, str]) -> None:
+    if not options.get("kafka.bootstrap.servers", "").strip():
         raise ConnectorError(
             "KAFKA_BOOTSTRAP_SERVERS_MISSING",
             "option `kafka.bootstrap.servers` is missing or empty",
@@ -265,9 +265,9 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
             )
 
 
-def _refuse(given: Mapping[str, str], refused: Mapping[str, str]) -> None:
+def _refuse(options: Mapping[str, str], refused: Mapping[str, str]) -> None:
     for name, instead in refused.items():
-        if name in given:
+        if name in options:
             raise ConnectorError(
                 "KAFKA_OPTION_REFUSED", f"option `{name}` cannot be set here", hint=instead
             )
@@ -328,10 +328,10 @@ def _unsafe(name: str, hint: str) -> ConnectorError:
     )
 
 
-def _check_offsets(given: Mapping[str, str], *, streaming: bool) -> None:
+def _check_offsets(options: Mapping[str, str], *, streaming: bool) -> None:
     if streaming:
         for name in _ENDING:
-            if name.lower() in given:
+            if name.lower() in options:
                 raise ConnectorError(
                     "KAFKA_OPTION_REFUSED",
                     f"option `{name}` is for batch reads; a stream has no end",
@@ -342,16 +342,16 @@ def _check_offsets(given: Mapping[str, str], *, streaming: bool) -> None:
         ("endingOffsets", ("latest",)),
     )
     for name, keywords in keyword_rules:
-        value = given.get(name.lower())
+        value = options.get(name.lower())
         if value is not None and value.strip().lower() not in keywords:
             _check_offsets_json(name, value, keywords)
             _check_ends(name, value, streaming=streaming)
     for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
-        value = given.get(name.lower())
+        value = options.get(name.lower())
         if value is not None:
             _check_offsets_json(name, value, ())
     for name in ("startingTimestamp", "endingTimestamp"):
-        value = given.get(name.lower())
+        value = options.get(name.lower())
         if value is not None and not value.strip().isdecimal():
             raise ConnectorError(
                 "KAFKA_OPTION_INVALID", f"option `{name}` is a time in milliseconds since 1970"
@@ -393,8 +393,8 @@ def _check_ends(name: str, text: str, *, streaming: bool) -> None:
                 )
 
 
-def _check_assign(given: Mapping[str, str]) -> None:
-    text = given.get("assign")
+def _check_assign(options: Mapping[str, str]) -> None:
+    text = options.get("assign")
     if text is not None:
         _check_topics_json(
             "assign",

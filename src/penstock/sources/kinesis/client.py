@@ -140,13 +140,13 @@ class KinesisClient:
         Raises:
             ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
         """
-        found: list[Shard] = []
+        shards: list[Shard] = []
         wanted: dict[str, Any] = {"StreamName": stream}
         while True:
             answer = self._call("list_shards", f"stream {stream!r}", **wanted)
             for entry in answer["Shards"]:
                 parents = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
-                found.append(
+                shards.append(
                     Shard(
                         id=entry["ShardId"],
                         parents=tuple(parent for parent in parents if parent),
@@ -154,7 +154,7 @@ class KinesisClient:
                     )
                 )
             if not answer.get("NextToken"):
-                return found, _server_time(answer)
+                return shards, _server_time(answer)
             wanted = {"NextToken": answer["NextToken"]}
 
     def latest(self, stream: str, shard: str) -> str:
@@ -306,14 +306,14 @@ def _session(options: KinesisOptions, config: Any) -> Any:
         if options.role_external_id:
             wanted["ExternalId"] = options.role_external_id
         try:
-            given = sts.assume_role(**wanted)["Credentials"]
+            credentials = sts.assume_role(**wanted)["Credentials"]
         except Exception as error:
             _role_refused(options, error)
         return {
-            "access_key": given["AccessKeyId"],
-            "secret_key": given["SecretAccessKey"],
-            "token": given["SessionToken"],
-            "expiry_time": given["Expiration"].isoformat(),
+            "access_key": credentials["AccessKeyId"],
+            "secret_key": credentials["SecretAccessKey"],
+            "token": credentials["SessionToken"],
+            "expiry_time": credentials["Expiration"].isoformat(),
         }
 
     with_role = Session()

@@ -125,14 +125,14 @@ class ShardRange:
 
 def ranges(start: Offset, end: Offset) -> list[ShardRange]:
     """What the micro-batch between two successive offsets has, ordered by stream and shard."""
-    found = []
+    ranges = []
     for stream, shards in sorted(end.streams.items()):
         for shard, position in sorted(shards.items()):
             before = start.get(stream, shard)
             if position.after is None or position.first is None:
                 continue
             if before is None or before.after != position.after:
-                found.append(
+                ranges.append(
                     ShardRange(
                         stream=stream,
                         shard=shard,
@@ -141,7 +141,7 @@ def ranges(start: Offset, end: Offset) -> list[ShardRange]:
                         rows=position.rows,
                     )
                 )
-    return found
+    return ranges
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         ConnectorError: `KINESIS_OPTION_UNKNOWN`, `KINESIS_OPTION_REFUSED` or
             `KINESIS_OPTION_INVALID`.
     """
-    given: dict[str, str] = {}
+    by_lower_name: dict[str, str] = {}
     for name, value in options.items():
         lower = name.lower()
         if lower in ("awsaccesskey", "awssecretkey", "awssessiontoken", "roleexternalid"):
@@ -175,40 +175,40 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
                 "KINESIS_OPTION_REFUSED", f"option `{name}` is not used", hint=_REFUSED[lower]
             )
         if lower in _KNOWN:
-            given[lower] = value.strip()
+            by_lower_name[lower] = value.strip()
         elif lower not in _WITHOUT_EFFECT:
             _refuse_unknown(name)
-    _check_mode(given.get("consumermode", "polling"))
-    key, secret = given.get("awsaccesskey"), given.get("awssecretkey")
+    _check_mode(by_lower_name.get("consumermode", "polling"))
+    key, secret = by_lower_name.get("awsaccesskey"), by_lower_name.get("awssecretkey")
     if bool(key) != bool(secret):
         _invalid("awsAccessKey", "is given together with `awsSecretKey`, or not at all")
-    if not key and given.get("awssessiontoken"):
+    if not key and by_lower_name.get("awssessiontoken"):
         _invalid("awsSessionToken", "belongs to `awsAccessKey` and `awsSecretKey`")
     fallback = "latest" if streaming else "trim_horizon"
-    start = _start(given.get("initialposition") or fallback)
+    start = _start(by_lower_name.get("initialposition") or fallback)
     if not streaming and start.kind == "latest":
         _invalid("initialPosition", "cannot be latest for a batch: there would be no rows")
     return KinesisOptions(
-        streams=_streams(given.get("streamname", "")),
+        streams=_streams(by_lower_name.get("streamname", "")),
         start=start,
-        region=given.get("region") or None,
-        endpoint=_url("endpoint", given),
-        sts_endpoint=_url("stsEndpoint", given),
+        region=by_lower_name.get("region") or None,
+        endpoint=_url("endpoint", by_lower_name),
+        sts_endpoint=_url("stsEndpoint", by_lower_name),
         access_key=key or None,
         secret_key=secret or None,
-        session_token=given.get("awssessiontoken") or None,
-        role_arn=given.get("rolearn") or None,
-        role_external_id=given.get("roleexternalid") or None,
-        role_session_name=given.get("rolesessionname") or "penstock",
-        fails_on_loss=_boolean("failOnDataLoss", given, default=True),
-        records_per_fetch=_whole("maxRecordsPerFetch", given, 10_000, most=10_000),
-        fetch_rate=_rate(given.get("maxfetchrate", "1.0")),
-        fetch_period_seconds=_duration("minFetchPeriod", given, 0.4),
-        fetch_seconds=_duration("maxFetchDuration", given, 10.0),
-        buffer_bytes=_size(given.get("fetchbuffersize", "32mb")),
-        shards_per_task=_whole("shardsPerTask", given, 5),
-        shard_interval_seconds=_duration("shardFetchInterval", given, 1.0),
-        retry_seconds=_duration("retryTimeout", given, 60.0),
+        session_token=by_lower_name.get("awssessiontoken") or None,
+        role_arn=by_lower_name.get("rolearn") or None,
+        role_external_id=by_lower_name.get("roleexternalid") or None,
+        role_session_name=by_lower_name.get("rolesessionname") or "penstock",
+        fails_on_loss=_boolean("failOnDataLoss", by_lower_name, default=True),
+        records_per_fetch=_whole("maxRecordsPerFetch", by_lower_name, 10_000, most=10_000),
+        fetch_rate=_rate(by_lower_name.get("maxfetchrate", "1.0")),
+        fetch_period_seconds=_duration("minFetchPeriod", by_lower_name, 0.4),
+        fetch_seconds=_duration("maxFetchDuration", by_lower_name, 10.0),
+        buffer_bytes=_size(by_lower_name.get("fetchbuffersize", "32mb")),
+        shards_per_task=_whole("shardsPerTask", by_lower_name, 5),
+        shard_interval_seconds=_duration("shardFetchInterval", by_lower_name, 1.0),
+        retry_seconds=_duration("retryTimeout", by_lower_name, 60.0),
     )
 
 
@@ -249,8 +249,8 @@ def _streams(text: str) -> tuple[str, ...]:
     return names
 
 
-def _url(name: str, given: Mapping[str, str]) -> str | None:
-    value = given.get(name.lower())
+def _url(name: str, options: Mapping[str, str]) -> str | None:
+    value = options.get(name.lower())
     if not value:
         return None
     if "@" in value:
@@ -258,22 +258,22 @@ def _url(name: str, given: Mapping[str, str]) -> str | None:
     return value if re.match(r"https?://", value) else f"https://{value}"
 
 
-def _boolean(name: str, given: Mapping[str, str], *, default: bool) -> bool:
-    value = given.get(name.lower(), str(default)).lower()
+def _boolean(name: str, options: Mapping[str, str], *, default: bool) -> bool:
+    value = options.get(name.lower(), str(default)).lower()
     if value not in ("true", "false"):
         _invalid(name, "is true or false")
     return value == "true"
 
 
-def _whole(name: str, given: Mapping[str, str], default: int, most: int | None = None) -> int:
-    value = given.get(name.lower(), str(default))
+def _whole(name: str, options: Mapping[str, str], default: int, most: int | None = None) -> int:
+    value = options.get(name.lower(), str(default))
     if not value.isdecimal() or int(value) < 1 or (most is not None and int(value) > most):
         _invalid(name, "is a whole number above zero" + (f", at most {most}" if most else ""))
     return int(value)
 
 
-def _duration(name: str, given: Mapping[str, str], default: float) -> float:
-    value = given.get(name.lower())
+def _duration(name: str, options: Mapping[str, str], default: float) -> float:
+    value = options.get(name.lower())
     if value is None:
         return default
     match = _DURATION.fullmatch(value)

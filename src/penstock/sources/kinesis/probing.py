@@ -117,17 +117,17 @@ class Prober:
         ready: list[Place] = []
         for stream in self._options.streams:
             known = start.streams.get(stream, {})
-            found = reconcile(known, self._list(stream), self._now)
-            if found.recreated is not None:
+            shards = reconcile(known, self._list(stream), self._now)
+            if shards.recreated is not None:
                 raise ConnectorError(
                     "STREAM_RECREATED",
                     f"stream {stream!r} was deleted and made again: the numbers of its shard "
-                    f"{found.recreated} begin behind what was read",
+                    f"{shards.recreated} begin behind what was read",
                 )
-            if found.gone and self._options.fails_on_loss:
-                raise rows_lost(stream, ", ".join(found.gone), "it was closed and has expired")
-            end = end.with_(stream, found.positions)
-            ready += [(stream, shard) for shard in found.ready]
+            if shards.gone and self._options.fails_on_loss:
+                raise rows_lost(stream, ", ".join(shards.gone), "it was closed and has expired")
+            end = end.with_(stream, shards.positions)
+            ready += [(stream, shard) for shard in shards.ready]
         ready = [place for place in ready if place not in self._done]
         rows: dict[ShardRange, list[Row]] = {}
         self._size = 0

@@ -1,15 +1,15 @@
-"""How a running update is shown: a live table, plain lines or JSON lines."""
+"""Chooses how a running update is shown: a live table, lines of text or JSON."""
 
 import sys
 import uuid
 from contextlib import redirect_stdout, suppress
+from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from penstock._cli.lines import JsonPrinter, LinePrinter
-from penstock._cli.options import LogFormat
-from penstock._cli.render import final_line, live_view, summary_lines, summary_table
-from penstock._cli.terminal import Output, Terminal, console, detect
+from penstock._display.lines import JsonPrinter, LinePrinter
+from penstock._display.render import final_line, live_view, summary_lines, summary_table
+from penstock._display.terminal import Output, Terminal, console, detect
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._observe.snapshot import UpdateView, update_view
@@ -22,6 +22,13 @@ _REFRESH_PER_SECOND = 4
 _STOP_NOTE = (
     "stopping: the micro-batches in flight are being finished; once more (Ctrl-C) interrupts them"
 )
+
+
+class LogFormat(StrEnum):
+    """How `run` shows its progress on stdout."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class Display(Protocol):
