@@ -255,7 +255,7 @@ WRONG = [
         "INVALID_NAME",
         "`name`",
     ),
-    ("once is a string", lambda: dp.append_flow("t", once="x")(_query), "INVALID_PARAMETER", "once"),
+    ("once is text", lambda: dp.append_flow("t", once="x")(_query), "INVALID_PARAMETER", "once"),
     ("name missing", lambda: dp.create_streaming_table(), "INVALID_CALL", "name"),
     ("name is None", lambda: dp.create_streaming_table(None), "INVALID_PARAMETER", "`name`"),
     (
