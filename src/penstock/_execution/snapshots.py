@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._analysis.snapshots import (
+from penstock._analysis.cdc import (
     NoSnapshotError,
     SnapshotQuery,
     decode_version,
