@@ -99,8 +99,8 @@ def query_error(
             "FUNCTION_NOT_FOUND",
             f"{flow!r} calls the function {function.replace('`', '')!r}, which Spark does not have",
             origin=origin,
-            hint="functions of a workspace are not available: compute it in the query, or register a "
-            "function of one part with spark.udf.register in a source file",
+            hint="functions of a workspace are not available: compute it in the query, or register "
+            "a function of one part with spark.udf.register in a source file",
         )
     if condition in (
         "TABLE_OR_VIEW_NOT_FOUND",
@@ -122,8 +122,8 @@ def query_error(
             "PATH_NOT_FOUND",
             f"{flow!r} reads a path that does not exist: {_parameters(error).get('path', '')}",
             origin=origin,
-            hint="relative paths start at the pipeline's root folder; for paths of another platform, "
-            + MAP_PATH,
+            hint="relative paths start at the pipeline's root folder; for paths of another "
+            f"platform, {MAP_PATH}",
         )
     if lacks_file_system(error):
         return DefinitionError(
