@@ -167,7 +167,7 @@ class _Reader:
     def _arbitrary(self, node: Any) -> StateFacts:
         timeless = False
         methods = {method.getName() for method in node.getClass().getMethods()}
-        for name in methods & {"timeout", "timeMode"}:
+        for name in (name for name in ("timeout", "timeMode") if name in methods):
             value = getattr(node, name)()
             timeless = {kind_of(value), str(value.toString())} & _TIMELESS != set()
         return StateFacts(

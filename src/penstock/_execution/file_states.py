@@ -1,4 +1,4 @@
-"""Where each source of files keeps what it remembers, in an analysis and in a run."""
+"""State of the sources of files, in an analysis and in a run."""
 
 import threading
 
@@ -15,8 +15,8 @@ class FileStates:
 
     Args:
         files: Reads and writes below the storage root.
-        layout: Where everything lies.
-        flows: Epochs: what a source remembers dies with its flow's epoch.
+        layout: Of the storage.
+        flows: For the epochs: the state of a source belongs to the epoch of its flow.
     """
 
     def __init__(self, files: StorageFiles, layout: StorageLayout, flows: StateStore) -> None:
@@ -27,13 +27,7 @@ class FileStates:
         self._lock = threading.Lock()
 
     def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
-        """The store of one source.
-
-        Args:
-            flow: Name of the flow whose checkpoint the source belongs to.
-            key: Of the source within the flow.
-            analysis: Whether nothing may be written.
-        """
+        """The store of one source; see `Memories`."""
         state = self._flows.flow(flow)
         epoch = state.epoch if state is not None else _NO_EPOCH
         folder = f"{self._root}/{path_segment(flow)}/{path_segment(epoch)}/{key}"
@@ -48,7 +42,7 @@ class FileStates:
 
 
 class MemoryStates:
-    """Stores that nothing of is kept."""
+    """Stores in memory only."""
 
     def __init__(self) -> None:
         self._stores: dict[tuple[str, str], PassingMemory] = {}
