@@ -1,4 +1,4 @@
-"""Compares checkpoints, states and tables before anything of a flow runs."""
+"""Compares checkpoints, states and tables before a flow runs."""
 
 from collections.abc import Callable, Mapping
 from itertools import count, islice
@@ -24,16 +24,16 @@ from penstock._tables.lost_batches import Damage, behind, restored, state_lost, 
 from penstock.errors import CheckpointError
 
 _COMMITS_BEHIND = 20
-"""So many commits of others are looked at for a RESTORE."""
+"""Number of later commits that are checked for a RESTORE."""
 
 
 class DamageCheck:
-    """Looks for what storage has lost since the last update.
+    """Checks for loss of data in storage since the last update.
 
     Args:
         spark: The session.
         tables: Of the pipeline.
-        warn: Takes a flow and a text about it.
+        warn: Takes a flow and a warning.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class DamageCheck:
         nodes: Mapping[str, FlowNode],
         states: Mapping[str, FlowState | None],
     ) -> None:
-        """Compare the tables of a dataset with what its flows have committed.
+        """Compare the tables of a dataset with the recorded commits of its flows.
 
         Args:
             dataset: The target.
             nodes: Its flows.
-            states: What is known of them.
+            states: Of the flows.
 
         Raises:
             CheckpointError: `TABLE_BEHIND_CHECKPOINT` or `FLOW_STATE_MISSING`.
@@ -91,7 +91,7 @@ class DamageCheck:
         check_log(self._delta, table)
         snapshot = self._delta.snapshot(path)
         newest = int(snapshot.version())
-        # A table that was dropped or made anew is another one: see `TABLE_REPLACED`.
+        # A table that was dropped or recreated is another one: see `TABLE_REPLACED`.
         if newest < 0 or self._delta.metadata(snapshot).id != commit.table_id:
             return
         checkpoint = self._checkpoint(name, epoch)
@@ -121,7 +121,7 @@ class DamageCheck:
                 return
 
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
-        """Refuse a flow of which nothing is known, though it has a checkpoint.
+        """Refuse a flow with a checkpoint, but without state.
 
         Args:
             node: The flow.
@@ -134,11 +134,11 @@ class DamageCheck:
         folder = local_path(f"{layout.root}/checkpoints/{path_segment(name)}")
         if folder is None or not folder.is_dir():
             return
-        for place in folder.iterdir():
+        for checkpoint in folder.iterdir():
             if target is None:
-                is_used = any((place / "commits").glob("*"))
+                is_used = any((checkpoint / "commits").glob("*"))
             else:
-                app_id = self._tables.app_id(name, segment_name(place.name))
+                app_id = self._tables.app_id(name, segment_name(checkpoint.name))
                 is_used = (
                     self._version(target.path) >= 0
                     and last_number(self._delta, target.path, app_id) >= 0
@@ -147,11 +147,13 @@ class DamageCheck:
                 state = local_path(layout.state_dir)
                 file = f"{state}/flows/{quote(name, safe=' ')}.json"
                 raise _error(
-                    "FLOW_STATE_MISSING", node, state_lost(name, node.flow.target, str(place), file)
+                    "FLOW_STATE_MISSING",
+                    node,
+                    state_lost(name, node.flow.target, str(checkpoint), file),
                 )
 
     def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint with files that Spark could not go on with.
+        """Refuse a checkpoint with files that Spark cannot read.
 
         Raises:
             CheckpointError: `CHECKPOINT_DAMAGED`.
@@ -180,7 +182,7 @@ class DamageCheck:
     def _has_finished(self, checkpoint: Checkpoint, batch_id: int) -> bool:
         if checkpoint.exists:
             return checkpoint.has_finished(batch_id)
-        # Of storage that is not local nothing more is read than this.
+        # Of remote storage only this file is read.
         place = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
         return StorageFiles(self._delta.spark).exists(f"{place}/commits/{batch_id}")
 
