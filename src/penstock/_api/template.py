@@ -25,10 +25,14 @@ class CommonArguments(TypedDict, total=False):
     spark_conf: ConfValues | None
 
 
-class ViewArguments(CommonArguments, total=False):
-    """Parameters of `temporary_view`."""
+class NamedArguments(TypedDict, total=False):
+    """Parameters of every decorator of a dataset."""
 
     name: str | None
+
+
+class ViewArguments(NamedArguments, CommonArguments, total=False):
+    """Parameters of `temporary_view`."""
 
 
 class StoredArguments(CommonArguments, total=False):
@@ -56,10 +60,9 @@ class StreamingTableArguments(StoredArguments, total=False):
     deduplicate_by: ColumnNames | None
 
 
-class QueryArguments(StoredArguments, total=False):
+class QueryArguments(NamedArguments, StoredArguments, total=False):
     """Parameters of every stored dataset with a query."""
 
-    name: str | None
     private: bool | None
     temporary: bool | None
 

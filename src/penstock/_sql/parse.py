@@ -1,4 +1,4 @@
-"""One statement becomes one declaration."""
+"""Parses one statement into one declaration."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ _PARSERS: dict[str, Callable[[Cursor], Declaration]] = {
     "SET": parse_set,
     "USE": parse_use,
 }
-# Known statements whose second word says what they are about.
+# Known statements that are reported with their second word.
 _TWO_WORDS = ("INSERT", "ALTER", "DROP", "COMMENT", "REFRESH", "COPY", "ANALYZE", "DELETE", "MERGE")
 _REFUSED = (
     *_TWO_WORDS,
@@ -34,7 +34,7 @@ def parse_statement(cursor: Cursor) -> Declaration:
     """Parse a statement from its first word to its end.
 
     Raises:
-        DefinitionError: It is wrong, or cannot stand in a pipeline's source.
+        DefinitionError: It is wrong, or not supported in a source of a pipeline.
     """
     first = cursor.current
     parser = _PARSERS.get(first.word)
@@ -57,12 +57,12 @@ def _line(cursor: Cursor) -> int:
 
 
 def _refuse_second_statement(cursor: Cursor) -> None:
-    """A missing `;` would make the next statement a part of this one's query."""
+    """Report a missing `;`, which would make the next statement a part of the query."""
     depth = 0
     while not cursor.is_done:
         depth += {"(": 1, ")": -1}.get(cursor.advance().word, 0)
         if depth == 0 and _at_statement(cursor):
-            raise cursor.error("expected `;` in front of this statement")
+            raise cursor.error("expected `;` before this statement")
     cursor.position = 0
 
 

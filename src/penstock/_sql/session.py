@@ -1,4 +1,4 @@
-"""`SET` and `USE`: what one statement says for those after it."""
+"""`SET` and `USE`, which apply to the statements after them."""
 
 from penstock._sql.create import not_supported
 from penstock._sql.cursor import Cursor
@@ -22,14 +22,14 @@ def parse_set(cursor: Cursor) -> SetVariable | UseDefaults:
         cursor.advance()
     key = cursor.between(start).strip("`").strip()
     if not key:
-        raise cursor.unexpected("a key behind `SET`")
+        raise cursor.unexpected("a key after `SET`")
     if not cursor.accept("="):
         raise cursor.unexpected(f"`=` and a value for `{key}`")
     return SetVariable(key=key, value=_parse_value(cursor))
 
 
 def _parse_value(cursor: Cursor) -> str:
-    """Everything up to the end as it stands; a single text without its quotes."""
+    """The rest of the statement as written; a single string without its quotes."""
     start, first = cursor.position, cursor.current
     while not cursor.is_done:
         cursor.advance()
@@ -46,7 +46,7 @@ def parse_use(cursor: Cursor) -> UseDefaults:
 
 def _parse_use(cursor: Cursor) -> UseDefaults:
     first = cursor.current
-    # A schema may have such a name: `USE schema`.
+    # A schema may have the name of a keyword: `USE schema`.
     named = cursor.ahead(1).kind is not TokenKind.END
     if named and cursor.accept("CATALOG"):
         parts, most, what = _parse_parts(cursor, "a catalog"), 1, "catalog"
