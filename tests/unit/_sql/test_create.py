@@ -329,7 +329,7 @@ def test_a_table_waits_for_flows_when_it_has_no_query(sql):
         ("CREATE STREAMING TABLE t TBLPROPERTIES ('a'=)", 1, "the property `a`", None),
         ("CREATE STREAMING TABLE t TBLPROPERTIES ('a'='1', 'a'='2')", 1, "given twice", None),
         ("CREATE STREAMING TABLE t PARTITIONED BY (years(ts))", 1, "not expressions", None),
-        ("CREATE STREAMING TABLE t PARTITIONED BY (a, A)", 1, "lists column `A` more than once", None),
+        ("CREATE STREAMING TABLE t PARTITIONED BY (a, A)", 1, "column `A` more than once", None),
         ("CREATE STREAMING TABLE t PARTITIONED BY (a.b)", 1, "without a table or a field", None),
         ("CREATE STREAMING TABLE t LOCATION ' '", 1, "is blank", None),
         ("CREATE STREAMING TABLE t REFRESH POLICY OFTEN", 1, "`INCREMENTAL STRICT`", None),
