@@ -14,7 +14,7 @@ _OPTIONS = (
 )
 # Constraints that are informational.
 _INFORMATION = ("PRIMARY", "FOREIGN", "REFERENCES", "UNIQUE", "CHECK")
-_BEHIND_TYPE = (",", ")", "<", "COMMENT", "NOT", "GENERATED", "DEFAULT", "COLLATE", "MASK")
+_AFTER_TYPE = (",", ")", "<", "COMMENT", "NOT", "GENERATED", "DEFAULT", "COLLATE", "MASK")
 _TABLE_CONSTRAINTS = (("PRIMARY", "KEY"), ("FOREIGN", "KEY"), ("UNIQUE", "("), ("CHECK", "("))
 
 
@@ -81,7 +81,7 @@ def _at_constraint(cursor: Cursor) -> bool:
     if any(cursor.at(*words) for words in _TABLE_CONSTRAINTS):
         return True
     # A column may have the name `constraint`.
-    return cursor.at("CONSTRAINT") and cursor.ahead(2).word not in _BEHIND_TYPE
+    return cursor.at("CONSTRAINT") and cursor.ahead(2).word not in _AFTER_TYPE
 
 
 def _parse_constraint(cursor: Cursor) -> Rule | None:

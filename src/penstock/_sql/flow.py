@@ -9,7 +9,7 @@ from penstock._sql.syntax import CreateFlow, FlowBody
 from penstock._sql.tokens import TokenKind
 from penstock.errors import DefinitionError
 
-_BEHIND_TARGET = ("BY", "FROM", "REPLACE", "SELECT", "WITH", "VALUES")
+_AFTER_TARGET = ("BY", "FROM", "REPLACE", "SELECT", "WITH", "VALUES")
 
 
 def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
@@ -35,8 +35,9 @@ def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
     return CreateFlow(name=name.shown, target=target, comment=comment, body=body, line=line)
 
 
-def parse_changes(cursor: Cursor, line: int) -> CreateFlow:
+def parse_changes(cursor: Cursor) -> CreateFlow:
     """Parse `APPLY CHANGES INTO` or `AUTO CDC INTO` as a statement, named by its target."""
+    line = cursor.source.line(cursor.current.start)
     target, body = _parse_changes_into(cursor)
     return CreateFlow(name=None, target=target, comment=None, body=body, line=line)
 
@@ -88,7 +89,7 @@ def _parse_into(cursor: Cursor) -> bool:
     following = cursor.ahead(1)
     is_name = (
         following.kind in (TokenKind.WORD, TokenKind.QUOTED)
-        and following.word not in _BEHIND_TARGET
+        and following.word not in _AFTER_TARGET
     )
     return (is_name and cursor.accept("ONCE")) or once
 
