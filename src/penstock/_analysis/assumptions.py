@@ -224,12 +224,7 @@ class _Attempt:
 def reachable(
     flow: str, read_by: Callable[[str], tuple[Sequence[str], Sequence[str]]]
 ) -> Iterator[str]:
-    """Missing sources upstream of a flow, nearest first, without duplicates.
-
-    Args:
-        flow: The flow.
-        read_by: Returns the missing sources and the flows that a flow reads directly.
-    """
+    """Missing sources upstream of a flow, nearest first, without duplicates."""
     seen_flows, seen_sources = {flow}, set()
     level = [flow]
     while level:

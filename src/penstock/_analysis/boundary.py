@@ -59,10 +59,6 @@ def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> Source
 def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None]:
     """Translate the exceptions of a query function.
 
-    Args:
-        flow: The flow; its origin is the fallback.
-        nearest: Returns the declared name most like an unknown one.
-
     Raises:
         DefinitionError: Spark could not analyse the query.
         UserCodeError: Any other exception.

@@ -44,10 +44,6 @@ def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLinea
     """The lineage of a query's columns; `None` if it is unknown.
 
     Never raises: lineage must not fail an update.
-
-    Args:
-        df: The query.
-        own: Returns the dataset of the pipeline at a path; `None` = external.
     """
     try:
         plan = analyzed(df)

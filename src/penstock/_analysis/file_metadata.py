@@ -40,12 +40,7 @@ def using_shown(text: str) -> str:
 
 
 def without_shown(df: DataFrame, text: str) -> DataFrame:
-    """A query's result without the columns that `*` added.
-
-    Args:
-        df: The result.
-        text: As the user wrote it: if it selects `_metadata` as a whole, the column is kept.
-    """
+    """A query's result without the columns that `*` added."""
     positions = [position for position, name in enumerate(df.columns) if name == SHOWN]
     if not positions:
         return df

@@ -26,12 +26,7 @@ class _Extract:
 
 
 def spell_json_paths(spark: Any, text: str) -> str:
-    """Replace every `column:path` of a query by `get_json_object`.
-
-    Args:
-        spark: A classic SparkSession; only its parser is used.
-        text: One query that Spark can parse.
-    """
+    """Replace every `column:path` of a query by `get_json_object`."""
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     accesses = sorted(
         {item.start: item for item in _in_plan(plan, text)}.values(), key=lambda item: item.start

@@ -100,12 +100,7 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
 
 
 class LateRowFinder:
-    """See `penstock._tables.refused_rows.FindLateRows`.
-
-    Args:
-        execution: Spark's `IncrementalExecution` of the micro-batch that is being written.
-        keeps: Whether the rows go to quarantine.
-    """
+    """See `penstock._tables.refused_rows.FindLateRows`."""
 
     def __init__(self, execution: Callable[[], Any], *, keeps: bool) -> None:
         self._execution = execution

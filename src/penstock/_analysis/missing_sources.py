@@ -36,12 +36,7 @@ def lacks_file_system(error: BaseException) -> bool:
 
 
 def missing_reason(error: Exception, paths: Sequence[str]) -> str:
-    """Why a source cannot be read, with the setting that helps.
-
-    Args:
-        error: Raised by the read.
-        paths: Mapped paths of a source of files; else empty.
-    """
+    """Why a source cannot be read, with the setting that helps."""
     if match := _NO_FILE_SYSTEM.search(str(error)):
         scheme = match["scheme"] or next((path.split(":")[0] for path in paths if ":" in path), "")
         return f"no file system for {scheme}: is installed here; {MAP_PATH}"

@@ -57,12 +57,7 @@ class Observations:
 
 
 class PlanTexts(Evaluator):
-    """Keeps the analysed plan of each query as text, without ids of expressions.
-
-    Args:
-        texts: Receives the plans, by flow.
-        arguments: Of `Evaluator`.
-    """
+    """Keeps the analysed plan of each query as text, without ids of expressions."""
 
     def __init__(self, texts: dict[str, str], *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -77,12 +77,6 @@ def choose_output_mode(
 
     Spark's own check runs here, so that a mode that cannot work is refused before anything starts.
 
-    Args:
-        df: The query.
-        flow: Its flow.
-        dataset: The table that it writes.
-        sink: The sink that it writes.
-
     Raises:
         DefinitionError: `OUTPUT_MODE_NOT_SUPPORTED`.
     """

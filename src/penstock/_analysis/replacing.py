@@ -34,10 +34,6 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
     these would differ around midnight, and a row could be lost or duplicated. So functions of time
     are replaced by their current values.
 
-    Args:
-        df: The query with the types of its table; a batch query.
-        flow: With `replace_where`.
-
     Raises:
         DefinitionError: `REPLACE_WHERE_INVALID`.
     """

@@ -53,12 +53,6 @@ def call_function(
 ) -> DataFrame | None:
     """The rows of a table function; `None` for a function of Spark.
 
-    Args:
-        spark: The session.
-        call: The call.
-        read_files: Reads `read_files` and `cloud_files`.
-        events: Folder of the event log; `None` without one.
-
     Raises:
         DefinitionError: `SQL_FUNCTION_INVALID` or `FEATURE_NOT_AVAILABLE`.
     """

@@ -34,12 +34,7 @@ class BatchAdmission:
             self._java = java_class(permits, int(TURN_SECONDS * 1000))
 
     def attach(self, query: StreamingQuery, *, is_read: bool) -> None:
-        """Let a query with a processing time trigger take turns; ignore others.
-
-        Args:
-            query: Just started.
-            is_read: Whether other flows read what it writes.
-        """
+        """Let a query with a processing time trigger take turns; ignore others."""
         if self._java is not None:
             java_query: Any = query
             patience = 0 if is_read else int(PATIENCE_SECONDS * 1000)

@@ -28,13 +28,7 @@ _COMMITS_BEHIND = 20
 
 
 class DamageCheck:
-    """Checks for loss of data in storage since the last update.
-
-    Args:
-        spark: The session.
-        tables: Of the pipeline.
-        warn: Takes a flow and a warning.
-    """
+    """Checks for loss of data in storage since the last update."""
 
     def __init__(
         self, spark: SparkSession, tables: PipelineTables, warn: Callable[[FlowNode, str], None]
@@ -50,11 +44,6 @@ class DamageCheck:
         states: Mapping[str, FlowState | None],
     ) -> None:
         """Compare the tables of a dataset with the recorded commits of its flows.
-
-        Args:
-            dataset: The target.
-            nodes: Its flows.
-            states: Of the flows.
 
         Raises:
             CheckpointError: `TABLE_BEHIND_CHECKPOINT` or `FLOW_STATE_MISSING`.
@@ -122,10 +111,6 @@ class DamageCheck:
 
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
         """Refuse a flow with a checkpoint, but without state.
-
-        Args:
-            node: The flow.
-            target: Its table; `None` for a sink.
 
         Raises:
             CheckpointError: `FLOW_STATE_MISSING`.

@@ -11,13 +11,7 @@ _NO_EPOCH = "batch"
 
 
 class FileStates:
-    """Stores of the sources of a pipeline's flows; any thread.
-
-    Args:
-        files: Reads and writes below the storage root.
-        layout: Of the storage.
-        flows: For the epochs: the state of a source belongs to the epoch of its flow.
-    """
+    """Stores of the sources of a pipeline's flows; any thread."""
 
     def __init__(self, files: StorageFiles, layout: StorageLayout, flows: StateStore) -> None:
         self._files = files

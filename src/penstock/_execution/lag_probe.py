@@ -26,11 +26,6 @@ class FlowLag:
 
     `progressed` and `ended` are called on the listener's thread and do not block; `measure` is
     called on the probe's.
-
-    Args:
-        origin: Of the flow.
-        sources: Its streams.
-        wake: Called when a measurement is due.
     """
 
     def __init__(

@@ -21,15 +21,7 @@ from penstock.sinks.registry import sink_of
 
 
 class SinkWriters:
-    """Creates the writers of flows into sinks.
-
-    Args:
-        spark: The pipeline's session.
-        evaluator: For paths, and for functions of the user.
-        layout: For Delta sinks with a `tableName`.
-        pipeline: Its name.
-        resolve_secrets: Fills `${secret:...}` in options.
-    """
+    """Creates the writers of flows into sinks."""
 
     def __init__(
         self,

@@ -52,14 +52,6 @@ def read_flow(
 ) -> tuple[StateSection, ...]:
     """All sections of a flow's checkpoint.
 
-    Args:
-        spark: Any session.
-        layout: Of the checkpoints.
-        store: State of the flows.
-        flow: Name of the flow.
-        operator: Only this operator.
-        limit: Rows per section.
-
     Raises:
         PlanError: `FLOW_NEVER_RAN`, `FLOW_WITHOUT_STATE`.
     """

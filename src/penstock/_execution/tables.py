@@ -93,13 +93,7 @@ class Commit:
         return self.result.rows_written
 
     def event(self, origin: EventOrigin, message: str, *, duration_ms: int | None = None) -> Event:
-        """The `flow_progress` event with the counts of this batch.
-
-        Args:
-            origin: Of the flow.
-            message: Of the event.
-            duration_ms: Of the whole batch, if no other event has it.
-        """
+        """The `flow_progress` event with the counts of this batch."""
         result = self.result
         dropped = result.rows_quarantined + result.rows_dropped
         has_rules = bool(result.rules)
@@ -303,16 +297,7 @@ class PipelineTables:
         mode: OutputMode,
         late: FindLateRows | None = None,
     ) -> BatchWriter:
-        """The writer of a flow's micro-batches.
-
-        Args:
-            dataset: The target.
-            node: The flow.
-            df: Its query.
-            epoch: Of its checkpoint.
-            mode: Its output mode.
-            late: Finds the rows that a stateful operator drops.
-        """
+        """The writer of a flow's micro-batches."""
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)

@@ -64,14 +64,7 @@ def flow_error(
     batch_id: int | None = None,
     query_id: str | None = None,
 ) -> PenstockError:
-    """The error to report for an exception that ended a flow.
-
-    Args:
-        error: An exception, or the text of one of the JVM.
-        flow: The flow that ended.
-        batch_id: The current micro-batch, if known.
-        query_id: Spark's id of the query, if known.
-    """
+    """The error to report for an exception that ended a flow."""
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, _OUR_BUGS):

@@ -52,14 +52,7 @@ def session_defaults(
     storage_root: str | None,
     warehouse: str | None,
 ) -> dict[str, str]:
-    """Defaults of every pipeline; the caller applies the user's settings over them.
-
-    Args:
-        master: Master URL.
-        user_conf: The user's settings, for the number of cores only.
-        storage_root: Root URI of the storage.
-        warehouse: Spark's warehouse folder.
-    """
+    """Defaults of every pipeline; the caller applies the user's settings over them."""
     conf = {
         "spark.master": master,
         # The meaning of tables and rules must not depend on the machine.

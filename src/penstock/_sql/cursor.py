@@ -77,12 +77,7 @@ class Cursor:
         )
 
     def unexpected(self, expected: str, known: Iterable[str] = ()) -> Exception:
-        """Return the error for an unexpected current token.
-
-        Args:
-            expected: For the message.
-            known: Expected keywords, to suggest the nearest.
-        """
+        """Return the error for an unexpected current token."""
         return self.error(
             f"expected {expected}, but {self._found()}",
             hint=self._suggestion([word for word in known if word.isalpha()]),

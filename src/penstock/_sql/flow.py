@@ -88,8 +88,7 @@ def _parse_into(cursor: Cursor) -> bool:
     # A dataset may have the name `once`.
     following = cursor.ahead(1)
     is_name = (
-        following.kind in (TokenKind.WORD, TokenKind.QUOTED)
-        and following.word not in _AFTER_TARGET
+        following.kind in (TokenKind.WORD, TokenKind.QUOTED) and following.word not in _AFTER_TARGET
     )
     return (is_name and cursor.accept("ONCE")) or once
 

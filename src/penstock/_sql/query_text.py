@@ -47,12 +47,7 @@ def at_query(cursor: Cursor) -> bool:
 
 
 def spell_names(text: str, parameters: Mapping[str, str]) -> str:
-    """Replace each `IDENTIFIER` of constant strings and parameters in a query by its name.
-
-    Args:
-        text: The query; unchanged if a string or comment is not closed.
-        parameters: Strings by name.
-    """
+    """Replace each `IDENTIFIER` of constant strings and parameters in a query by its name."""
     if "identifier" not in text.lower():
         return text
     source = SqlSource.of(text, file="")
