@@ -28,7 +28,12 @@ from penstock._analysis.reader_hooks import (
     reader_schema,
     redirected,
 )
-from penstock._analysis.sql_names import Found, FunctionCall, RelationReference, rewrite_names
+from penstock._analysis.sql_names import (
+    FunctionCall,
+    NameReference,
+    RelationReference,
+    rewrite_names,
+)
 from penstock._analysis.table_functions import call_function
 from penstock._analysis.table_sources import SchemaSource, TableSource
 from penstock._api.reading import DatasetReader, reading
@@ -219,13 +224,13 @@ class ExternalReads:
 
     # -- SQL -----------------------------------------------------------------------------------
 
-    def _replacement(self, reference: Found) -> str | None:
+    def _replacement(self, reference: NameReference) -> str | None:
         df = self._files_of(reference)
         if df is not None:
             return sql_names.as_view(df)
         return None if isinstance(reference, FunctionCall) else self._relation(reference)
 
-    def _replacement_with_metadata(self, reference: Found) -> str | None:
+    def _replacement_with_metadata(self, reference: NameReference) -> str | None:
         df = self._files_of(reference)
         return (
             self._replacement(reference)
@@ -233,7 +238,7 @@ class ExternalReads:
             else sql_names.as_view(file_metadata.showing(df))
         )
 
-    def _files_of(self, reference: Found) -> DataFrame | None:
+    def _files_of(self, reference: NameReference) -> DataFrame | None:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""
         if isinstance(reference, FunctionCall):
             return call_function(self._spark, reference, self._read_files, self._context.events)
@@ -486,17 +491,17 @@ class Evaluator(ExternalReads, DatasetReader):
             )
         return filter_view(df, dataset.declared.expectations)
 
-    def _relation(self, found: RelationReference) -> str | None:
-        if self._find(found.name) is None:
-            return super()._relation(found)
-        if found.is_time_travel:
+    def _relation(self, reference: RelationReference) -> str | None:
+        if self._find(reference.name) is None:
+            return super()._relation(reference)
+        if reference.is_time_travel:
             raise DefinitionError(
                 "FEATURE_NOT_AVAILABLE",
-                f"an older version of {found.name.replace('`', '')} is read, which is a dataset of "
-                "this pipeline",
+                f"an older version of {reference.name.replace('`', '')} is read, which is a "
+                "dataset of this pipeline",
                 hint="read its newest version, or keep the history in a table of its own",
             )
-        return self._through_view(found)
+        return self._through_view(reference)
 
     def record(self, what: str) -> None:
         """See `Redirect.record`."""

@@ -70,7 +70,7 @@ class _Reader:
             self.walk(child)
 
     def facts(self) -> QueryFacts:
-        text = "\n".join([*self._texts, *(made.text for made in self._derived.values())])
+        text = "\n".join([*self._texts, *(derived.text for derived in self._derived.values())])
         chance = _names(_CHANCE, text)
         if not chance and not self.plan.deterministic():
             chance = ("a function that is declared as not deterministic",)

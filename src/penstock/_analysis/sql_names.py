@@ -72,11 +72,11 @@ class FunctionCall:
     is_streaming: bool = False
 
 
-Found = RelationReference | FunctionCall
+NameReference = RelationReference | FunctionCall
 _view_numbers = itertools.count()
 
 
-def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None]) -> str:
+def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str | None]) -> str:
     """Replace table names and calls of table functions in a query.
 
     Args:
@@ -118,7 +118,7 @@ def as_view(df: Any) -> str:
 
 def _names(
     plan: Any, hidden: frozenset[str], *, streaming: bool, time_travel: bool = False
-) -> Iterator[tuple[Found, str]]:
+) -> Iterator[tuple[NameReference, str]]:
     kind = plan.getClass().getSimpleName()
     if kind == "UnresolvedRelation":
         parts = tuple(iterate(plan.multipartIdentifier()))
@@ -146,7 +146,7 @@ def _names(
         yield from _in_expression(expression, hidden)
 
 
-def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[Found, str]]:
+def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[NameReference, str]]:
     if expression.getClass().getSimpleName() in _SUBQUERIES:
         yield from _names(expression.plan(), hidden, streaming=False)
     for child in iterate(expression.children()):
@@ -162,7 +162,7 @@ def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
     return full_text, prefix.end() if prefix else start, end
 
 
-def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Found, str]:
+def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[NameReference, str]:
     streaming = bool(plan.isStreaming())
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     name = _NAME.match(full_text, start, end)
@@ -177,7 +177,7 @@ def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Fo
     return reference, full_text
 
 
-def _call(plan: Any, streaming: bool) -> tuple[Found, str]:
+def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     arguments: list[tuple[str | None, Any]] = []
     for expression in iterate(plan.functionArgs()):

@@ -143,12 +143,12 @@ class Arguments:
             if value is None:
                 self.reject(parameter, "must be given")
 
-    def conflict(self, one: str, other: str, hint: str = "keep one of the two") -> None:
+    def conflict(self, first: str, second: str, hint: str = "keep one of the two") -> None:
         """Record that two parameters cannot be used together."""
         self.registry.record(
             DefinitionError(
                 "CONFLICTING_PARAMETERS",
-                f"`{self.function}`: `{one}` and `{other}` exclude each other",
+                f"`{self.function}`: `{first}` and `{second}` exclude each other",
                 origin=self.origin,
                 hint=hint,
             )

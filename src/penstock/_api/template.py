@@ -113,13 +113,13 @@ class DatasetTemplate:
         cls, arguments: Arguments, kind: DatasetKind | None, values: Mapping[str, object]
     ) -> "DatasetTemplate":
         """Check the arguments of a dataset, by parameter; wrong ones are recorded."""
-        given = values.get
-        mode = arguments.choice("output_mode", given("output_mode"), list(OutputMode))
-        partitions = arguments.columns("partition_cols", given("partition_cols"))
-        clusters = arguments.columns("cluster_by", given("cluster_by"))
+        value_of = values.get
+        mode = arguments.choice("output_mode", value_of("output_mode"), list(OutputMode))
+        partitions = arguments.columns("partition_cols", value_of("partition_cols"))
+        clusters = arguments.columns("cluster_by", value_of("cluster_by"))
         if partitions and clusters:
             arguments.conflict("partition_cols", "cluster_by")
-        window = arguments.row_condition("replace_where", given("replace_where"))
+        window = arguments.row_condition("replace_where", value_of("replace_where"))
         if window is not None:
             kind = DatasetKind.STREAMING_TABLE  # keeps its other rows, with a batch query
             if mode is not None:
@@ -128,31 +128,31 @@ class DatasetTemplate:
                     "output_mode",
                     hint="an output mode belongs to a stream; keep `replace_where` alone",
                 )
-        hidden = [arguments.flag(name, given(name)) for name in ("private", "temporary")]
+        hidden = [arguments.flag(name, value_of(name)) for name in ("private", "temporary")]
         properties: dict[str, Any] = {
             "kind": kind,
-            "comment": arguments.free_text("comment", given("comment")),
-            "spark_conf": arguments.mapping("spark_conf", given("spark_conf")),
-            "table_properties": arguments.mapping("table_properties", given("table_properties")),
+            "comment": arguments.free_text("comment", value_of("comment")),
+            "spark_conf": arguments.mapping("spark_conf", value_of("spark_conf")),
+            "table_properties": arguments.mapping("table_properties", value_of("table_properties")),
             "partition_cols": partitions,
             "cluster_by": clusters,
-            "cluster_by_auto": bool(arguments.flag("cluster_by_auto", given("cluster_by_auto"))),
-            "schema": arguments.schema(given("schema")),
-            "path": arguments.text("path", given("path")),
+            "cluster_by_auto": bool(arguments.flag("cluster_by_auto", value_of("cluster_by_auto"))),
+            "schema": arguments.schema(value_of("schema")),
+            "path": arguments.text("path", value_of("path")),
             "private": any(hidden),
-            "row_filter": arguments.text("row_filter", given("row_filter")),
+            "row_filter": arguments.text("row_filter", value_of("row_filter")),
             "refresh_policy": arguments.choice(
-                "refresh_policy", given("refresh_policy"), _REFRESH_POLICIES
+                "refresh_policy", value_of("refresh_policy"), _REFRESH_POLICIES
             ),
-            "format": arguments.text("format", given("format")),
-            "quarantine": arguments.flag("quarantine", given("quarantine")),
-            "deduplicate_by": arguments.columns("deduplicate_by", given("deduplicate_by")),
+            "format": arguments.text("format", value_of("format")),
+            "quarantine": arguments.flag("quarantine", value_of("quarantine")),
+            "deduplicate_by": arguments.columns("deduplicate_by", value_of("deduplicate_by")),
         }
-        late_rows = arguments.choice("late_rows", given("late_rows"), list(LateRows))
+        late_rows = arguments.choice("late_rows", value_of("late_rows"), list(LateRows))
         if late_rows is not None:
             properties["late_rows"] = LateRows(late_rows)
         return cls(
-            name=arguments.dataset_name("name", given("name")),
+            name=arguments.dataset_name("name", value_of("name")),
             properties=properties,
             output_mode=OutputMode(mode) if mode else None,
             replace_where=window,

@@ -144,17 +144,17 @@ class DamageCheck:
             CheckpointError: `CHECKPOINT_DAMAGED`.
         """
         name = node.flow.name
-        place = local_path(self._tables.layout.checkpoint_path(name, epoch))
-        if place is None or not place.is_dir():
+        folder = local_path(self._tables.layout.checkpoint_path(name, epoch))
+        if folder is None or not folder.is_dir():
             return
-        checkpoint = newest_of_checkpoint(name, epoch, place)
+        checkpoint = newest_of_checkpoint(name, epoch, folder)
         files = unreadable_files(checkpoint)
         if files:
             path = self._tables.paths.get(node.target)
             last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
             app_id = self._tables.app_id(name, epoch)
             noted = self._tables.note(node, epoch).load()
-            decisions = DecisionFile(StorageFiles(self._delta.spark), str(place / DECISION_FILE))
+            decisions = DecisionFile(StorageFiles(self._delta.spark), str(folder / DECISION_FILE))
             is_new = (
                 path is not None
                 and last_number(self._delta, path, app_id) <= last
@@ -168,8 +168,8 @@ class DamageCheck:
         if checkpoint.exists:
             return checkpoint.has_finished(batch_id)
         # Of remote storage only this file is read.
-        place = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
-        return StorageFiles(self._delta.spark).exists(f"{place}/commits/{batch_id}")
+        folder = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
+        return StorageFiles(self._delta.spark).exists(f"{folder}/commits/{batch_id}")
 
     def _version(self, path: str) -> int:
         return int(self._delta.snapshot(path).version())

@@ -334,14 +334,14 @@ class SparkEngine:
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
             result = self._tables.replace(dataset, node, df, fingerprint, where=where)
-            made = ViewState(
+            view_state = ViewState(
                 fingerprint=fingerprint,
                 sources=versions.versions,
                 table_version=self._tables.version(dataset)
                 if result.version is None
                 else result.version,
             )
-            self._state.save_view(step.dataset, made)
+            self._state.save_view(step.dataset, view_state)
             spent = round((time.monotonic() - started) * 1000)
             self._context.emit(result.event(origin, reason, duration_ms=spent))
             return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
@@ -395,8 +395,8 @@ class SparkEngine:
 
     def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
         versions = plans.batch_sources(df).versions
-        made = ViewState(fingerprint=epoch, sources=versions, table_version=None)
-        self._state.save_view(dataset, made)
+        view_state = ViewState(fingerprint=epoch, sources=versions, table_version=None)
+        self._state.save_view(dataset, view_state)
 
     def cancel(self) -> None:
         """See `Engine.cancel`."""
