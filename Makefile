@@ -22,10 +22,10 @@ test-long: jars .venv-double/.installed  ## the tests marked long, more than 100
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
 
 chaos: jars  ## one sitting of kill -9 over the demo and auto CDC, without two defences as well, and the table of all sittings; KILLS=25, SEED to repeat
-	$(BIN)/python tests/chaos/sitting.py --kills $(or $(KILLS),25) $(if $(SEED),--seed $(SEED))
-	$(BIN)/python tests/chaos/sitting.py --kills 1 --without decision
-	$(BIN)/python tests/chaos/sitting.py --kills 1 --without fence
-	$(BIN)/python tests/chaos/sitting.py --table
+	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills $(or $(KILLS),25) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills 1 --without decision
+	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills 1 --without fence
+	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --table
 
 chaos-sinks: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ A sitting starts in an empty folder and ends with a comparison with the Kafka lo
 line of a file, so that 500 kills can be made in as many sittings as it takes; `--table` writes what
 the file holds into docs/reliability.md.
 
+    export PYTHONPATH=tests/spark
     python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
     python tests/chaos/sitting.py --table
 
@@ -30,11 +31,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from demo_oracle import Record, differences, judge, read_records, read_tables
+
 from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import take_account
 from penstock._local.demo.delta_log import read_rows, read_snapshot
-from penstock._local.demo.kafka_log import Record, read_ranges, read_records
-from penstock._local.demo.oracle import differences, judge, read_tables
+from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.places import PARTITIONS, TOPIC, DemoPlaces
 from penstock._local.demo.producer import OrderProducer

@@ -2,9 +2,10 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from penstock._observe.metrics import METRICS, sample_names
+from penstock._observe.metrics import METRICS, Kind, Metric
 
 ROOT = Path(__file__).resolve().parents[2]
 _NAME = re.compile(r"\bpenstock_\w+")
@@ -18,6 +19,14 @@ def test_the_page_lists_each_metric_with_its_type_labels_and_meaning():
         f"{', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
         for metric in METRICS.values()
     ]
+
+
+def sample_names(metric: Metric) -> Iterator[str]:
+    """The names of the series that a query can ask for."""
+    if metric.kind is Kind.HISTOGRAM:
+        yield from (f"{metric.name}_{ending}" for ending in ("bucket", "count", "sum"))
+    else:
+        yield metric.name
 
 
 def test_names_follow_the_conventions_of_prometheus():

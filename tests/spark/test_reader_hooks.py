@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_states import MemoryStates
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -13,7 +14,6 @@ from penstock._analysis.evaluation import Evaluator, ExternalReads
 from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.reader_hooks import redirected
 from penstock._analysis.table_sources import SchemaSource
-from penstock._execution.file_states import MemoryStates
 from penstock._graph.index import build_index
 from penstock._model.dataset import Dataset, DatasetKind
 from penstock._model.flow import Flow

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_states import MemoryStates
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -14,7 +15,6 @@ from penstock._analysis.assumptions import Assumptions
 from penstock._analysis.context import ReadContext
 from penstock._analysis.external_tables import ExternalTables
 from penstock._api.registry import Registry, registration
-from penstock._execution.file_states import MemoryStates
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout

@@ -77,7 +77,7 @@ def check_identity(
         raise DefinitionError(
             "SCHEMA_INVALID",
             f"{declared.name!r} cannot have an identity column: {reason}, and Delta would number "
-            "them anew each time",
+            "them again each time",
             origin=declared.origin,
             hint="give it to a streaming table that only adds rows, or compute a key of the row's "
             "columns, such as xxhash64(...)",

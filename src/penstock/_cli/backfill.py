@@ -82,7 +82,7 @@ def backfill(
 ) -> None:
     """Read a range of a flow's sources again, into its table, without doubling rows.
 
-    Prints the plan first. The range must have been read by the flow. Killed half-way, it goes on
+    Prints the plan first. The range must have been read by the flow. Killed half-way, it continues
     with --resume. The flow's own checkpoint is not touched. Refused while the pipeline runs.
     """
     range_ = {"--from": begin, "--to": end, "--files": files}

@@ -44,7 +44,7 @@ def list_all(
     target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print all checkpoints: those that flows go on with, and those of earlier epochs."""
+    """Print all checkpoints: those that flows continue with, and those of earlier epochs."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_files import checkpoints
 

@@ -1,7 +1,7 @@
 """What a visitor of the dashboard may do to a pipeline: start, stop, replay of quarantine.
 
 Each of them is what the command line does: an update is a process of its own with its own lease,
-which goes on when the dashboard ends, and hears a signal when it shall stop.
+which continues when the dashboard ends, and hears a signal when it shall stop.
 """
 
 import os

@@ -237,7 +237,7 @@ def _flow(
 
 
 def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
-    """By flow, the checkpoint that it goes on with."""
+    """By flow, the checkpoint that it continues with."""
     from penstock._tables.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 

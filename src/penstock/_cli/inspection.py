@@ -162,7 +162,7 @@ def replay(
 
     All rows, or those that fulfil everything that is given. Rows that pass get into the table, the
     others stay, with the rules that they break now. Killed half-way, the next replay finishes it:
-    no row is lost or doubled. Refused while the pipeline runs.
+    no row is lost or duplicated. Refused while the pipeline runs.
     """
     from penstock._cli import replay_report
     from penstock._repair.quarantine import preview_replay, replay_quarantine

@@ -1,4 +1,4 @@
-"""`migrate`: a changed flow on a new checkpoint, its table computed anew and replaced at once."""
+"""`migrate`: a changed flow on a new checkpoint, its table recomputed and replaced at once."""
 
 import sys
 from contextlib import redirect_stdout
@@ -55,11 +55,11 @@ def migrate(
     target: options.Target = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Give a flow whose query changed a new checkpoint, and compute its table anew.
+    """Give a flow whose query changed a new checkpoint, and recompute its table.
 
     Prints the plan first. The new table is filled beside the old one, and takes its place in one
-    commit; the next update goes on from there. Killed half-way, it goes on with --resume. Refused
-    while the pipeline runs, and where the sources have less than the table was made of.
+    commit; the next update continues from there. Killed half-way, it continues with --resume.
+    Refused while the pipeline runs, and where the sources have less than the table was made of.
     """
     options.check_ways(
         {"--resume": resume, "--abandon": abandon, "--undo": undo},

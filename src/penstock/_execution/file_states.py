@@ -33,15 +33,3 @@ class FileStates:
                 persisted = FolderMemory(self._files, folder)
                 self._analysed[flow, key] = PassingMemory(persisted)
             return self._analysed[flow, key]
-
-
-class MemoryStates:
-    """Stores in memory only."""
-
-    def __init__(self) -> None:
-        self._stores: dict[tuple[str, str], PassingMemory] = {}
-
-    def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
-        """See `FileStates.store`."""
-        del analysis
-        return self._stores.setdefault((flow, key), PassingMemory())

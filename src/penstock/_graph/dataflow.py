@@ -1,6 +1,6 @@
 """The dataflow graph: frozen nodes and edges, complete and sound once it exists."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock._model.dataset import Dataset, DatasetKind, Sink
@@ -109,14 +109,3 @@ class DataflowGraph:
             if wanted in node.spellings:
                 return node
         return None
-
-    def descendants(self, keys: Iterable[str]) -> frozenset[str]:
-        """Everything that depends on the given datasets, directly or not."""
-        below: set[str] = set()
-        todo = list(keys)
-        while todo:
-            for key in self.datasets[todo.pop()].downstream:
-                if key not in below:
-                    below.add(key)
-                    todo.append(key)
-        return frozenset(below)

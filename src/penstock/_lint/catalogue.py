@@ -10,7 +10,7 @@ _ROWS = (
         *("PSL101", "aggregation-without-watermark", _WARNING),
         "a streaming aggregation without a watermark below it",
         "Spark keeps every group for ever: the state grows until memory or disk is full, and "
-        "the table is written anew with each batch.",
+        "the table is rewritten with each batch.",
         'Put `.withWatermark("event_time", "10 minutes")` before the grouping, in the same flow.',
     ),
     (
@@ -63,14 +63,14 @@ _ROWS = (
         *("PSL201", "starts-at-latest", _WARNING),
         "a table that is filled from the end of its source",
         "What came before the first start is missing, also after a full refresh. It is what Spark "
-        "does with Kafka, and Kinesis does, if nobody says anything.",
+        "does with Kafka, and Kinesis does, by default.",
         'Set `startingOffsets` (Kinesis: `initialPosition`) to `"earliest"`, or to a timestamp if '
         "the history is too long.",
     ),
     (
         *("PSL202", "data-loss-ignored", _WARNING),
         "`failOnDataLoss` is false",
-        "The flow goes on without the rows that the source deleted before they were read. (Of "
+        "The flow continues without the rows that the source deleted before they were read. (Of "
         "Kafka, a warning names their offsets.)",
         "Leave it out: the flow then stops and says which offsets or versions are gone.",
     ),
@@ -212,7 +212,7 @@ _ROWS = (
     (
         *("PSL403", "view-with-clock", _NOTE),
         "a materialized view that asks for the time",
-        "Its result depends on when it runs, so it is computed anew by every update. "
+        "Its result depends on when it runs, so it is recomputed by every update. "
         "(In a stream the time is that of the batch, and is the same when the batch is repeated.)",
         "Use a time that is in the data, or a parameter of the pipeline.",
     ),

@@ -14,7 +14,7 @@ class Severity(StrEnum):
     WARNING = "warning"
     """Will hurt one day: rows missed, state that grows, work done twice."""
     ERROR = "error"
-    """Wrong now: refused by Spark, rows lost or doubled, a secret shown."""
+    """Wrong now: refused by Spark, rows lost or duplicated, a secret shown."""
 
     @property
     def rank(self) -> int:

@@ -57,7 +57,7 @@ class _Notification:
 class Alerts:
     """Watches the events of an update and notifies the targets. Subscribe it to the bus.
 
-    Each alert becomes an `alert_progress` event with the targets that were notified and what failed.
+    Each alert becomes an `alert_progress` event with the notified targets and what failed.
 
     Args:
         bus: Takes those events.
@@ -150,7 +150,7 @@ class Alerts:
             else:
                 notices = self._book.tick(datetime.now(UTC))
         except Exception:
-            # An event of another version, say: the alerts about all others go on.
+            # An event of another version, say: the alerts about all others continue.
             _logger.warning("an event could not be looked at for alerts", exc_info=True)
         else:
             self._queue.extend(_Notification(notice) for notice in notices)

@@ -137,7 +137,7 @@ class AlertBook:
             return
         if flow in self._running:
             self._running[flow] = event.timestamp
-            self._resolve(AlertKind.NO_PROGRESS, f"flow {flow}", f"flow {flow} goes on")
+            self._resolve(AlertKind.NO_PROGRESS, f"flow {flow}", f"flow {flow} continues")
         for about in (f"flow {flow}", event.origin.dataset_name):
             text = f"{about} has rows with the new columns"
             self._resolve(AlertKind.SCHEMA_CHANGE, about, text)

@@ -227,7 +227,7 @@ def follow(
     """The JSON form of recorded events, then of new ones as they are written.
 
     With the id of an update it ends after the update's last event; otherwise it begins with the
-    newest update, goes on to later ones and ends only when stopped.
+    newest update, continues to later ones and ends only when stopped.
 
     Args:
         directory: The folder of the event log; it need not be there yet.

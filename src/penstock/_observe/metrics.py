@@ -3,7 +3,7 @@
 A scrape reads the state under its lock and makes its text outside of it. Neither needs a package.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -374,14 +374,6 @@ def _waiting(lag: LagProgress | None) -> dict[str, float]:
         if counts and None not in counts:
             waiting[what] = sum(counts)
     return waiting
-
-
-def sample_names(metric: Metric) -> Iterator[str]:
-    """The names of the series that a query can ask for."""
-    if metric.kind is Kind.HISTOGRAM:
-        yield from (f"{metric.name}_{ending}" for ending in ("bucket", "count", "sum"))
-    else:
-        yield metric.name
 
 
 def _label(value: Any) -> str:

@@ -216,7 +216,7 @@ class ObservedFlow:
             self.recent.append((rows, took))
 
     def replace_rows(self) -> None:
-        """A refresh begins to count anew."""
+        """A refresh starts to count from zero."""
         self._replaced = {name: self.totals.get(name, 0) for name in _REPLACED}
 
     def report(self, event: Event, body: StreamProgress) -> None:

@@ -97,7 +97,9 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
 def _looking(step: RunStep) -> str:
     if isinstance(step, RefreshView) and step.interval_seconds is not None:
         return f"looked at every {step.interval_seconds:g} s"
-    return "all anew" if isinstance(step, RefreshView) and step.full else "if a source changed"
+    return (
+        "fully recomputed" if isinstance(step, RefreshView) and step.full else "if a source changed"
+    )
 
 
 def _when(flow: Flow, step: RunStep) -> str:

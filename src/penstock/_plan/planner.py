@@ -286,7 +286,7 @@ def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:
         yield (
             f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
             "place: that stream ends with an error at the first change after its start; the reader "
-            "options `readChangeFeed` and `skipChangeCommits` let it go on"
+            "options `readChangeFeed` and `skipChangeCommits` let it continue"
         )
 
 

@@ -170,7 +170,7 @@ def _without_magics(lines: list[str]) -> tuple[list[str], dict[int, str]]:
     """Replace magic lines; return the new lines and the magics by their index.
 
     Only a line that Python itself complains about can be a magic: one that begins with `%` may
-    as well go on with an expression, or be part of a text.
+    as well continue with an expression, or be part of a text.
     """
     lines = list(lines)
     magics: dict[int, str] = {}

@@ -83,7 +83,7 @@ class ImportNeed:
 
     Attributes:
         module: Its dotted name.
-        is_optional: Whether the source goes on without it.
+        is_optional: Whether the source continues without it.
         origin: Where it is imported.
     """
 

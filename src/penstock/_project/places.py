@@ -34,7 +34,7 @@ def absolute_place(text: str, folder: Path) -> str:
 
     Raises:
         ValueError: Blank, a URI without a place, or a `file:` URI that is relative. The message
-            goes on after the text.
+            continues after the text.
     """
     if not text.strip():
         raise ValueError("is blank")

@@ -1,4 +1,4 @@
-"""A continuous update whose JVM died goes on as a new update with a new Spark session."""
+"""A continuous update whose JVM died continues as a new update with a new Spark session."""
 
 import random
 import time

@@ -58,7 +58,7 @@ JVM_DIED = "JVM_DIED"
 
 AT_ONCE = frozenset({"SCHEMA_EVOLVED", "FILES_QUARANTINED"})
 """Conditions that have been dealt with: the next run is another one. Each of them takes in
-something new (a field, a file), so they cannot go on for ever, and they are no retries."""
+something new (a field, a file), so they cannot continue for ever, and they are no retries."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class TableSetup:
         return self.has_ended
 
     def stop(self) -> None:
-        """Start nothing more; a step on its way goes on."""
+        """Start nothing more; a step on its way continues."""
         self._stopped = True
         self.was_cut = bool(self._left)
         self._left.clear()

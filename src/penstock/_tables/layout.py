@@ -109,11 +109,6 @@ class StorageLayout:
         return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
 
     @property
-    def events_dir(self) -> str:
-        """Where event logs lie."""
-        return f"{self.root}/events"
-
-    @property
     def state_dir(self) -> str:
         """Where leases, epochs and fingerprints lie."""
         return f"{self.root}/state"

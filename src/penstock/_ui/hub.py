@@ -221,7 +221,7 @@ class Hub:
             try:
                 topic.shown = await asyncio.to_thread(topic.look)
             except Exception:
-                # A log that cannot be read now may be in the next moment: the page goes on then.
+                # A log that cannot be read now may be in the next moment: the page continues then.
                 if not has_failed:
                     _logger.warning("an event log cannot be read now", exc_info=True)
                 has_failed = True

@@ -1,6 +1,6 @@
 """Payloads to columns, times with a fallback: plain functions over DataFrames and Columns.
 
-A payload that cannot be parsed never fails a query and never disappears: its row goes on with the
+A payload that cannot be parsed never fails a query and never disappears: its row continues with the
 reason in `_parse_error` and the payload itself in `_raw_payload`, so that
 `@dp.expect_or_quarantine("parsed", parsing.PARSED)` keeps it beside the table.
 """

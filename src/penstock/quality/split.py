@@ -8,7 +8,7 @@ the mask columns of the written rows.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
@@ -58,15 +58,6 @@ class RowSplit:
     rules: tuple[str, ...]
     quarantine: bool
     drops: bool
-
-    def on(self, df: DataFrame) -> "RowSplit":
-        """The same split with another DataFrame of the same columns."""
-        return replace(self, df=df)
-
-    @property
-    def helper_columns(self) -> frozenset[str]:
-        """Columns of `df` that are not the user's."""
-        return frozenset(self.df.columns) - frozenset(self.data_columns)
 
 
 @dataclass(frozen=True)

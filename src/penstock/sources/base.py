@@ -401,7 +401,7 @@ class OpenedSource:
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, SourceHistory]:
-        """As `start`, for a table that is computed anew: what is no longer there?"""
+        """As `start`, for a table that is recomputed: what is no longer there?"""
         position, report = self.start(at, done, now_ms)
         missing = f"it is not known what {self.name} still has"
         return position, SourceHistory(

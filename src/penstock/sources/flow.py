@@ -57,7 +57,7 @@ def resolve_range(
     """
     streams = distinct(sources)
     if not streams:
-        raise range_invalid("the flow reads no stream", "--full-refresh computes it anew")
+        raise range_invalid("the flow reads no stream", "--full-refresh recomputes it")
     if wanted.end is not None and wanted.end.kind is StartKind.LATEST:
         wanted = replace(wanted, end=None)
     parts = [source.range(wanted, done) for source in streams]

@@ -260,18 +260,6 @@ def test_several_flows_are_refused_when_a_sink_goes_by_the_ids_of_batches(draft)
     assert draft.graph(selected=["topic", "other"]).sinks
 
 
-def test_descendants_are_all_that_depend_on_a_dataset_when_asked(draft):
-    draft.table("a")
-    draft.view("b", "a")
-    draft.table("c", "b")
-    draft.table("d", "c", "a")
-    draft.table("apart")
-    graph = draft.graph()
-    assert graph.descendants([key("a")]) == {key("b"), key("c"), key("d")}
-    assert graph.descendants([key("c")]) == {key("d")}
-    assert graph.descendants([]) == frozenset()
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -246,14 +246,14 @@ class JdbcSinkWriter(BatchSink):
         if fence.last_batch < batch_id - 1 and not self._options.accept_gap:
             raise FlowError(
                 "SINK_BEHIND",
-                f"flow {self._flow.name!r} goes on with batch {batch_id}, but the last one that "
+                f"flow {self._flow.name!r} continues with batch {batch_id}, but the last one that "
                 f"{self._options.place} knows for {self._options.table} is {fence.last_batch}: "
                 "it is another database or table, or was restored from a backup",
                 flow=self._flow.name,
                 batch_id=batch_id,
                 origin=self._flow.origin,
                 hint="give the flow a new name to write everything again (into an empty table), or "
-                'set {"onGap": "continue"} on the sink to go on without the rows between',
+                'set {"onGap": "continue"} on the sink to continue without the rows between',
             )
         return fence.last_batch >= batch_id
 

@@ -74,7 +74,7 @@ class KeyRange:
 
 @dataclass
 class SourceFailure(Exception):
-    """Why a stream cannot go on, before it is known whose it is.
+    """Why a stream cannot continue, before it is known whose it is.
 
     Attributes:
         condition: Of the error.
@@ -358,7 +358,7 @@ class JdbcStream:
             "JDBC_KEY_WENT_BACK",
             f"{self._options.place}: {what}",
             "nothing was skipped yet. --full-refresh reads the table from its start; option "
-            '`overlap` reads keys again; .option("onKeyBack", "continue") goes on with greater '
+            '`overlap` reads keys again; .option("onKeyBack", "continue") continues with greater '
             "keys only",
             is_running=True,
         )
@@ -537,8 +537,8 @@ class JdbcStream:
             raise SourceFailure(
                 "JDBC_NOT_SETTLED",
                 f"{place}: {error}",
-                "nothing is lost: the next update goes on. pg_locks and pg_stat_activity show who "
-                "writes; option `settleTimeout` waits longer",
+                "nothing is lost: the next update continues. pg_locks and pg_stat_activity show "
+                "who writes; option `settleTimeout` waits longer",
                 is_running=True,
                 retryable=True,
             ) from error
@@ -562,6 +562,6 @@ class JdbcStream:
             f"{self._options.place}: {error}",
             "check url, user, password and the name of the table"
             if not error.may_pass
-            else "nothing is lost: it goes on after the last key",
+            else "nothing is lost: it continues after the last key",
             retryable=error.may_pass,
         )

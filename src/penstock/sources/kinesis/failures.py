@@ -7,7 +7,7 @@ FAILURE = re.compile(
     r"(?:\n +hint: ([^\n]+))?"
 )
 HINTS = {
-    "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to go on without them, or --full-refresh '
+    "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to continue without them, or --full-refresh '
     "TABLE to read what is there",
     "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
     "rows of the old one, give the flow a new name: it starts with a new checkpoint",

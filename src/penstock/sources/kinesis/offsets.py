@@ -64,7 +64,7 @@ class Offset:
 
     Attributes:
         streams: Read-only by convention; `with_` makes new ones.
-        tolerant: Whether the query that wrote it goes on when rows are gone; says nothing about
+        tolerant: Whether the query that wrote it continues when rows are gone; says nothing about
             where it is.
     """
 

@@ -1,0 +1,67 @@
+"""Names and sentences are those of the field: see the rules in CONTRIBUTING.md."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src" / "penstock"
+PRONOUNS = {"found", "one", "told", "asked", "given", "reached"}
+PHRASES = re.compile(
+    r"\b(nobody|somebody|goes on|go on|anew|lost or doubled|at any moment)\b", re.IGNORECASE
+)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+# These lists only get shorter.
+NAMES_TODAY: dict[str, int] = {}
+PHRASES_TODAY: dict[str, int] = {}
+
+
+def bound_names(tree: ast.AST) -> Counter[str]:
+    """How often each name is given to a variable, an argument, an attribute or a function."""
+    names: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names[name] += 1
+            case ast.FunctionDef(name=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names[name] += 1
+    return names
+
+
+def strings(tree: ast.AST) -> list[str]:
+    """Messages, help and docstrings."""
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def test_no_variable_is_named_by_a_pronoun_or_participle():
+    uses = {}
+    for file in SRC.rglob("*.py"):
+        names = bound_names(ast.parse(file.read_text(encoding="utf-8")))
+        if count := sum(names[name] for name in PRONOUNS):
+            uses[str(file.relative_to(SRC))] = count
+    assert uses == NAMES_TODAY
+
+
+def test_no_banned_phrase_is_in_messages_or_docs():
+    uses = {}
+    for file in SRC.rglob("*.py"):
+        texts = strings(ast.parse(file.read_text(encoding="utf-8")))
+        if count := sum(len(PHRASES.findall(text)) for text in texts):
+            uses[str(file.relative_to(SRC))] = count
+    for page in PAGES:
+        if page.name == "decisions.md":  # history, as it was written
+            continue
+        if count := len(PHRASES.findall(page.read_text(encoding="utf-8"))):
+            uses[page.name] = count
+    assert uses == PHRASES_TODAY
+
+
+def test_the_guard_sees_a_name_and_a_phrase():
+    tree = ast.parse('def f(found):\n    """Goes on."""\n    self.told = [one for one in x]\n')
+    assert sum(bound_names(tree)[name] for name in PRONOUNS) == 3
+    assert sum(len(PHRASES.findall(text)) for text in strings(tree)) == 1
