@@ -296,7 +296,7 @@ def read_context(
     notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or state_store(settings, spark))
     return ReadContext(
-        outside=ExternalTables(
+        external_tables=ExternalTables(
             spark, settings.tables, layout, catalog=settings.catalog, schema=settings.schema
         ),
         map_path=path_mapping(settings, notes),

@@ -5,9 +5,11 @@ import hashlib
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock._analysis.plan_texts import keeping
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.observing import PlanTexts
 from penstock._execution.queries import EngineContext, SparkEngine
 from penstock._launch import OpenPipeline, Selection, open_pipeline
 from penstock._model.alert import AlertKind
@@ -97,8 +99,10 @@ def plan_update(
         PlanError: What was asked is not possible.
         PenstockError: As `open_pipeline`.
     """
-    evaluator = {} if plan_texts is None else {"evaluator": keeping(plan_texts)}
-    with open_pipeline(settings, selection=options.selection, **evaluator) as pipeline:
+    evaluator: Callable[..., Evaluator] = Evaluator
+    if plan_texts is not None:
+        evaluator = partial(PlanTexts, plan_texts)
+    with open_pipeline(settings, selection=options.selection, evaluator=evaluator) as pipeline:
         return pipeline.graph, _plan(pipeline, options)
 
 

@@ -1,7 +1,7 @@
-"""Idempotent writes for functions with `@dp.foreach_batch_sink`.
+"""For functions with `@dp.foreach_batch_sink`: the current batch and idempotent writes.
 
 After a crash Spark calls such a function again, with the same rows and the same batch id. These
-functions return the current batch, and skip writes that were done before.
+helpers identify the batch and make its writes idempotent.
 """
 
 from penstock._api.batches import (

@@ -11,7 +11,7 @@ from made_events import flow_progress, stream_progress
 from update_project import Project
 
 from penstock._analysis.sql_names import FunctionCall
-from penstock._analysis.table_functions import FunctionReaders, call_function
+from penstock._analysis.table_functions import call_function
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import EventOrigin, FlowMetrics, FlowStatus, UpdateState
 from penstock._observe.log import EventLog, commit_of_line, read_events
@@ -118,11 +118,10 @@ def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rolled_up_meanwhi
     def unused(*_: Any) -> Any:
         raise AssertionError("the log is read by another reader")
 
-    readers = FunctionReaders(files=unused, changes=unused, stream=unused, events=tmp_path)
     call = FunctionCall(start=0, end=0, name="event_log", arguments=())
 
     def query() -> Any:
-        events = call_function(spark, call, readers)
+        events = call_function(spark, call, unused, tmp_path)
         assert events is not None
         return events.selectExpr(
             "count(*)",

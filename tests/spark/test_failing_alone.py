@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from update_project import Project
 
-from penstock._analysis.text_numbers import text_numbers
+from penstock._analysis.ansi_fallback import text_numbers
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._update import UpdateOptions, plan_update

@@ -114,7 +114,8 @@ def test_reasons_name_the_mapping_below_paths_and_the_format(found):
             assert "map its beginning below `paths` in the settings" in reasons[name]
             assert f"no file system for {scheme}:" in reasons[name]
     landed = "json /Volumes/main/landed"
-    assert reasons[landed] == "nothing is there; map its beginning below `paths` in the settings"
+    hint = "map its beginning below `paths` in the settings"
+    assert reasons[landed] == f"the path does not exist; {hint}"
     for text in (str(check), *map(str, check.refused), *map(str, check.unsure.values())):
         assert "calling o" not in text
         assert "Py4J" not in text

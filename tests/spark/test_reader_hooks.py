@@ -49,7 +49,7 @@ class World:
 
     def context(self) -> ReadContext:
         return ReadContext(
-            outside=ExternalTables(
+            external_tables=ExternalTables(
                 self.spark, self.tables, self.layout, catalog="main", schema="shop"
             ),
             map_path=lambda path: path.replace("/Volumes/main/raw", str(self.root / "raw")),
@@ -311,12 +311,12 @@ def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
     ]
     found = [world.evaluate(function, **columns) for function in divided]
     assert [df.schema.simpleString() for df, _ in found] == ["struct<price:double>"] * 4
-    assert all(evaluation.is_lenient for _, evaluation in found)
+    assert all(evaluation.needs_ansi_off for _, evaluation in found)
     for df, _ in found[2:]:
         assert [row["price"] for row in df.collect()] == [2.5, None, None]
         assert df._jdf.sparkSession().equals(spark._jsparkSession)
     strict, evaluation = world.evaluate(lambda: spark.sql("SELECT 1 / int('0') AS x"), **columns)
-    assert not evaluation.is_lenient
+    assert not evaluation.needs_ansi_off
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
         strict.collect()
     with pytest.raises(PenstockError) as error:
@@ -339,14 +339,14 @@ def test_ansi_mode_is_left_by_the_query_alone_that_needs_it(world: World, spark:
     df, evaluation = world.evaluate(
         lambda: spark.sql(f"SELECT price, {cast} FROM v"), view=view(text)
     )
-    assert not evaluation.is_lenient
+    assert not evaluation.needs_ansi_off
     assert df.select("price").collect()[0].price is None
     with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
         df.select("number").collect()
     df, evaluation = world.evaluate(
         lambda: spark.read.table("v").selectExpr("number", text), view=view(cast)
     )
-    assert evaluation.is_lenient
+    assert evaluation.needs_ansi_off
     assert df.select("price").collect()[0].price is None
     with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
         df.select("number").collect()

@@ -31,7 +31,7 @@ def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[],
             declare()
         settings = PipelineSettings(name="p", storage=tmp_path.as_uri(), root=str(tmp_path))
         context = ReadContext(
-            outside=ExternalTables(
+            external_tables=ExternalTables(
                 spark,
                 {},
                 StorageLayout(tmp_path.as_uri()),

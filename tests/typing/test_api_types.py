@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, assert_type, get_overloads
+from typing import TYPE_CHECKING, Any, assert_type, get_args, get_overloads
 
 import pytest
 
@@ -102,23 +102,48 @@ def test_mypy_refuses_a_call_when_it_is_wrong(registry: Registry) -> None:
     dp.append_flow("t", once="yes")  # type: ignore[arg-type]
     dp.create_streaming_table()  # type: ignore[call-arg]
     dp.create_streaming_table("t", private=True)  # type: ignore[call-arg]
+    dp.create_streaming_table("t", quarantine="yes")  # type: ignore[arg-type]
+    dp.create_table(late_rows="drop")  # type: ignore[call-overload]
     dp.create_sink("s")  # type: ignore[call-arg]
     dp.expect("r")  # type: ignore[call-arg]
     dp.expect("r", 5)  # type: ignore[arg-type]
     dp.expect_all(["a"])  # type: ignore[arg-type]
-    assert len(registry.errors) == 14
+    assert len(registry.errors) == 16
 
 
-@pytest.mark.parametrize("function", [dp.table, dp.materialized_view, dp.temporary_view])
+@pytest.mark.parametrize(
+    "function", [dp.table, dp.materialized_view, dp.temporary_view, dp.create_table]
+)
 def test_overloads_cover_the_implementation_when_it_has_parameters(
     function: Callable[..., Any],
 ) -> None:
-    overloads = [inspect.signature(each) for each in get_overloads(inspect.unwrap(function))]
-    assert len(overloads) == 2
-    covered = {name for signature in overloads for name in signature.parameters}
-    assert covered == set(inspect.signature(function).parameters)
-    called = overloads[1].parameters
-    for name, parameter in inspect.signature(function).parameters.items():
-        assert called[name].default == parameter.default
-        if name != "query_function":
-            assert called[name].annotation == parameter.annotation
+    bare, called = get_overloads(inspect.unwrap(function))
+    assert list(inspect.signature(bare).parameters) == ["query_function"]
+    implementation = inspect.signature(inspect.unwrap(function)).parameters
+    overload = inspect.signature(called).parameters
+    assert list(overload) == list(implementation) == ["query_function", "options"]
+    assert overload["options"] == implementation["options"]
+    assert overload["query_function"].default is implementation["query_function"].default is None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        dp.table,
+        dp.materialized_view,
+        dp.temporary_view,
+        dp.create_table,
+        dp.create_streaming_table,
+    ],
+)
+def test_signature_lists_each_parameter_when_they_come_from_a_typed_dict(
+    function: Callable[..., Any],
+) -> None:
+    declared = inspect.unwrap(function).__annotations__["options"]
+    (keys,) = get_args(declared)
+    parameters = list(inspect.signature(function).parameters.values())
+    assert [parameter.name for parameter in parameters[1:]] == list(keys.__annotations__)
+    for parameter in parameters[1:]:
+        assert parameter.kind is parameter.KEYWORD_ONLY
+        assert parameter.default is None
+        assert parameter.annotation == keys.__annotations__[parameter.name]

@@ -1,4 +1,4 @@
-"""Analysis: every query function is called once its upstreams' schemas are known."""
+"""Analysis: calls every query function once the schemas of its upstreams are known."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -9,9 +9,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._analysis.ansi_fallback import text_numbers
 from penstock._analysis.assumptions import AssumedSource, reachable
 from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError
-from penstock._analysis.cdc import CdcAwareSource, check_declared, event_shape
+from penstock._analysis.cdc import (
+    CdcAwareSource,
+    NoSnapshotError,
+    SnapshotQuery,
+    check_declared,
+    event_shape,
+    snapshot_shape,
+)
 from penstock._analysis.column_lineage import column_lineage
 from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.evaluation import Evaluator
@@ -20,10 +28,8 @@ from penstock._analysis.missing_sources import NOTHING_THERE, files_name
 from penstock._analysis.output_modes import choose_output_mode
 from penstock._analysis.replacing import window_of
 from penstock._analysis.sinks import checked_options, column_types, note_endpoints, with_sink_facts
-from penstock._analysis.snapshots import NoSnapshotError, SnapshotQuery, snapshot_shape
 from penstock._analysis.state_growth import growing_state
 from penstock._analysis.table_columns import check_columns, check_identity
-from penstock._analysis.text_numbers import text_numbers
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
@@ -45,14 +51,14 @@ from penstock.sources.files.options import Evolution
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What can be told of a pipeline on a machine that may lack its data.
+    """The analysis of a pipeline on a machine that may lack its data.
 
     Attributes:
-        analyses: Of each flow that could be analysed, some of them with assumed columns.
-        errors: What is certainly wrong.
-        failed: Of each flow that could not be analysed, its error; it is in `errors` or `unsure`.
-        unsure: Why a flow could not be analysed that reads a missing source: with the data it may.
-        missing: The sources that are not here.
+        analyses: By flow; some of them have assumed columns.
+        errors: Certain errors.
+        failed: By flow, in `errors` or `unsure`.
+        unsure: Errors of flows that read a missing source; they may be correct with its data.
+        missing: The missing sources.
         graph: `None` unless every flow could be analysed.
     """
 
@@ -64,12 +70,12 @@ class Survey:
     graph: DataflowGraph | None
 
     def with_error(self, error: PenstockError) -> "Survey":
-        """The same with one more thing that is certainly wrong."""
+        """The survey with one more certain error."""
         return replace(self, errors=(*self.errors, error))
 
 
 class _UpstreamFailedError(Exception):
-    """A flow below could not be analysed; its own error is reported already."""
+    """An upstream flow could not be analysed; its error is already recorded."""
 
     def __init__(self, flow: str) -> None:
         self.flow = flow
@@ -87,19 +93,19 @@ def analyse(
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph.
 
-    Nothing is written or started: datasets are stood in for by empty ones with their schema.
+    Nothing is written or started: datasets are empty relations with their schema.
 
     Args:
         spark: Classic session.
         index: The declarations.
-        context: What reads need to know.
-        evaluator: Makes what calls the query functions, as `Evaluator` is made.
-        selected: Keys of datasets and names of sinks that must be sound; `None` = all.
-        keeps_refused: Flows that cannot run as streams are in the graph, with the reason, instead
-            of being errors: they fail alone.
+        context: Of the reads.
+        evaluator: Has the signature of `Evaluator`.
+        selected: Keys of datasets and names of sinks that must be valid; `None` = all.
+        keeps_refused: Keep flows that cannot run as streams in the graph, with the reason: they
+            fail alone.
 
     Raises:
-        DefinitionErrors: Everything that is wrong with the pipeline, at once.
+        DefinitionErrors: All errors of the pipeline.
     """
     source = CdcAwareSource(index)
     try:
@@ -116,18 +122,11 @@ def survey(
     context: ReadContext,
     evaluator: Callable[..., Evaluator] = Evaluator,
 ) -> Survey:
-    """Analyse every flow of a pipeline, with assumptions about what is not here. Never raises.
-
-    Args:
-        spark: Classic session.
-        index: The declarations.
-        context: With assumptions.
-        evaluator: Makes what calls the query functions, as `Evaluator` is made.
-    """
+    """Analyse every flow of a pipeline, with assumptions about missing sources. Never raises."""
     source = CdcAwareSource(index)
     try:
         analysis = _Analysis(spark, index, source, context, evaluator)
-        # What a flow learns about a source makes flows stale that were analysed before.
+        # A column that is added to a source makes earlier analyses stale.
         while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
             analysis.everything()
         unsure = {
@@ -182,7 +181,7 @@ class _Analysis:
         self._versions: dict[str, object] = {}
 
     def all_errors(self) -> dict[str, PenstockError]:
-        """What is wrong with flows, by name, and with what tables declare, by key."""
+        """Errors of flows, by name, and of tables, by key."""
         return {**self.table_errors, **self.errors}
 
     def everything(self) -> None:
@@ -232,7 +231,7 @@ class _Analysis:
                         error.origin = flow.origin
                     if self._learns(flow.name, error):
                         continue
-                    if strict is not None or not self._evaluator.relax(flow, error):
+                    if strict is not None or not self._evaluator.disable_ansi(flow, error):
                         self.errors[flow.name] = strict or error
                         return
                     strict = error
@@ -293,7 +292,7 @@ class _Analysis:
         return evaluation.assumed, upstream
 
     def _learns(self, flow: str, error: PenstockError) -> bool:
-        """Whether a missing source was given what a query missed, so that it is worth a retry."""
+        """Whether a missing source was changed, so that a retry may succeed."""
         if self._assumptions is None or error.__cause__ is None:
             return False
         changed = self._assumptions.learn(flow, error.__cause__, self.missing_below(flow))
@@ -303,7 +302,7 @@ class _Analysis:
         for key, dataset in self.index.datasets.items():
             flows = {up.name for up in dataset.flows}
             if flows & stale:
-                # All flows of a table make its schema together.
+                # The schema of a table comes from all its flows.
                 stale |= flows
                 self._source.schemas.pop(key, None)
         for name in stale:
@@ -311,7 +310,7 @@ class _Analysis:
         return True
 
     def _try_columns(self, df: DataFrame, flow: Flow) -> None:
-        """Let Spark miss the columns that an auto CDC flow names, so that they can be assumed."""
+        """Resolve the columns of an auto CDC flow, so that missing ones can be assumed."""
         spec = flow.cdc or flow.snapshot
         assert spec is not None
         names = [*spec.keys]
@@ -336,12 +335,12 @@ class _Analysis:
     def _check_rules(self, df: DataFrame, dataset: DeclaredDataset) -> None:
         rules = dataset.declared.expectations
         if self._assumptions is not None:
-            # Rules about whole tables name columns only; `check_expectations` looks at those.
+            # `check_expectations` resolves the columns of rules about whole tables.
             for rule in (each for each in rules if not each.unique and each.rows is None):
                 try:
                     df.select(condition_column(self._spark, rule))
                 except AnalysisException as error:
-                    # The column may be assumed: what Spark misses is the cause of the error.
+                    # The missing column may be assumed: it is in the cause of the error.
                     try:
                         check_expectations(df, rules)
                     except DefinitionError as wrong:
@@ -392,7 +391,7 @@ class _Analysis:
         for name in names:
             if name in self.errors:
                 raise _UpstreamFailedError(name)
-        if key not in self._source.schemas:  # a table that nothing writes to: reported by the index
+        if key not in self._source.schemas:  # a table without flow: reported by the index
             raise DefinitionError(
                 "DATASET_WITHOUT_FLOW",
                 f"nothing writes to streaming table {self.index.display(key)!r}",
@@ -463,7 +462,7 @@ class _Analysis:
                 for opened in evaluation.files
                 if (unmatched := opened.roots.unmatched()) is not None
             ),
-            is_lenient=evaluation.is_lenient,
+            needs_ansi_off=evaluation.needs_ansi_off,
             text_numbers=text_numbers(df),
             refusal=refusal,
             widens_types=any(
@@ -497,7 +496,7 @@ class _Analysis:
     def _as_cdc(
         self, analysis: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset
     ) -> tuple[FlowAnalysis, StructType]:
-        """What a flow that changes rows by key gives its target, instead of what it reads."""
+        """The analysis with the schema of the target of auto CDC."""
         if flow.cdc is not None:
             shape = event_shape(df, flow, dataset.flows)
             wanted, scd_type = shape.target_schema(), shape.shape.scd_type
@@ -511,7 +510,7 @@ class _Analysis:
         return replace(analysis, schema_json=wanted.json()), wanted
 
     def _written_types(self, flow: Flow, dataset: DeclaredDataset | None) -> StructType | None:
-        """The declared columns that rows are converted to; auto CDC has checks of its own."""
+        """The declared columns that rows are converted to; not for auto CDC."""
         if dataset is None or dataset.declared.schema is None or is_cdc(flow):
             return None
         return self._declared_schema(dataset, StructType())

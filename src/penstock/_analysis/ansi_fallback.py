@@ -1,12 +1,13 @@
-"""Queries that make sense without ANSI mode only: texts are calculated with as if numbers.
+"""ANSI mode: queries that use strings as numbers.
 
-Much code for Databricks relies on that: a CSV file gives texts, `total / quantity` divides them.
-Spark refuses such a query while ANSI mode is on. It is analysed in a copy of the session in which
-it is off. What the mode decides is then part of the plan, which moves back to the session of the
-pipeline: everything else runs in ANSI mode as before.
+Much code for Databricks does: a CSV file has strings, and `total / quantity` divides them. Where
+Spark refuses such a query in ANSI mode, it is analysed in a copy of the session without it. The
+mode is then part of the plan, which moves back to the session of the pipeline: everything else
+runs in ANSI mode.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -14,26 +15,34 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock._spark.generated_names import without_generated_names
+from penstock._spark.plans import analyzed, iterate, kind_of, shown_expression, walk
+
 _Session = contextlib.AbstractContextManager[Callable[[DataFrame], DataFrame]]
 ANSI = "spark.sql.ansi.enabled"
 _FIELD = "_jsparkSession"
+_CAST = "CAST("
+_NUMBERS = frozenset(
+    f"{name}Type" for name in ("Byte", "Short", "Integer", "Long", "Float", "Double", "Decimal")
+)
+_logger = logging.getLogger(__name__)
 
-# The JVM's session of a Python session, and the one that stands for it on this thread.
-_copy: ContextVar[tuple[Any, Any] | None] = ContextVar("penstock_lenient", default=None)
+# The JVM session of a Python session, and its replacement on this thread.
+_copy: ContextVar[tuple[Any, Any] | None] = ContextVar("penstock_ansi_fallback", default=None)
 
 
 def is_about_types(error: BaseException | None) -> bool:
-    """Whether a query was refused because of the types of what it calculates with."""
+    """Whether a query was refused because of the types of its operands."""
     if not isinstance(error, AnalysisException):
         return False
     return (error.getCondition() or "").startswith("DATATYPE_MISMATCH")
 
 
 def without_ansi(spark: SparkSession) -> _Session:
-    """Let this thread use a copy of the session in which ANSI mode is off.
+    """Use a copy of the session without ANSI mode on this thread.
 
     Yields:
-        What moves a DataFrame of the copy to the session that was used before.
+        A function that moves a DataFrame of the copy to the session that was used before.
     """
     _install()
     copy = spark.__dict__[_FIELD].cloneSession()
@@ -42,10 +51,10 @@ def without_ansi(spark: SparkSession) -> _Session:
 
 
 def with_ansi(spark: SparkSession) -> _Session:
-    """Let this thread use the session itself again: for a query within one that uses a copy.
+    """Use the session itself again: for a query within a query that uses a copy.
 
     Yields:
-        What moves a DataFrame of it to the session that was used before.
+        A function that moves a DataFrame of it to the session that was used before.
     """
     if _copy.get() is None:
         return contextlib.nullcontext(lambda df: df)
@@ -72,7 +81,7 @@ def _using(spark: SparkSession, session: Any) -> Iterator[Callable[[DataFrame], 
 
 
 def _install() -> None:
-    """Make Python's sessions ask which of the JVM's stands for theirs."""
+    """Let Python's sessions use the JVM session of this thread."""
     if isinstance(SparkSession.__dict__.get(_FIELD), property):
         return
 
@@ -85,3 +94,43 @@ def _install() -> None:
         self.__dict__[_FIELD] = value
 
     setattr(SparkSession, _FIELD, property(read, write))
+
+
+def text_numbers(df: DataFrame) -> tuple[str, ...]:
+    """The expressions in which Spark casts a string to a number implicitly, in ANSI mode.
+
+    A string that is not a number fails the batch there. Never raises: it is for a note only.
+    """
+    try:
+        return tuple(dict.fromkeys(_implicit(df)))
+    except Exception as error:
+        _logger.debug("implicit casts are not known: %s", error)
+        return ()
+
+
+def _implicit(df: DataFrame) -> Iterator[str]:
+    jvm: Any = df.sparkSession._jvm
+    pretty = jvm.org.apache.spark.sql.catalyst.util.__getattr__("package$").__getattr__("MODULE$")
+    by_user = jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
+    for node in walk(analyzed(df)):
+        for named in iterate(node.expressions()):
+            expression = named.child() if kind_of(named) == "Alias" else named
+            # Only the pretty form omits implicit casts. Comparing both forms takes two calls of the
+            # JVM; a walk takes several for each part of an expression.
+            text = str(pretty.toPrettySQL(expression, False))
+            if str(expression.sql()).count(_CAST) > text.count(_CAST):
+                shown = without_generated_names(text).replace("`", "")
+                yield from _casts(expression, shown, by_user)
+
+
+def _casts(expression: Any, text: str, by_user: Any) -> Iterator[str]:
+    if (
+        kind_of(expression) == "Cast"
+        and expression.getTagValue(by_user).isEmpty()
+        and str(expression.evalMode().toString()) == "ANSI"
+        and str(expression.child().dataType().typeName()) == "string"
+        and kind_of(expression.dataType()).rstrip("$") in _NUMBERS
+    ):
+        yield f"{shown_expression(expression.child())} in {text}"
+    for child in iterate(expression.children()):
+        yield from _casts(child, text, by_user)

@@ -1,9 +1,9 @@
-"""Sources that are not here, stood in for by empty ones with the columns that the pipeline uses.
+"""Assumptions about missing sources: empty relations with the columns that the pipeline uses.
 
-For `penstock check`: a foreign project shall be planned on a machine that has none of its data. A
-missing table or folder becomes an empty relation without columns. Every column that a query then
-misses is added to one of the missing sources it reads, as VOID, which fits every other type, and
-the query is evaluated again.
+For `penstock check`, which plans a project on a machine without its data. A missing table or folder
+becomes an empty relation without columns. Every unresolved column of a query is added to one of the
+missing sources that it reads, as VOID, which is compatible with every other type, and the query is
+evaluated again.
 """
 
 import re
@@ -36,7 +36,7 @@ _FIXED: Mapping[str, str] = {
     "text": "value STRING",
     "binaryfile": "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY",
 }
-_PLACE = "penstock_assumed"
+_PLACEHOLDER = "penstock_assumed"
 _REQUIRED: tuple[tuple[str, DataType], ...] = (
     ("TIMESTAMP", TimestampType()),
     ("ARRAY", ArrayType(NullType())),
@@ -54,13 +54,13 @@ _MOST_STEPS = 2000
 
 @dataclass
 class AssumedSource:
-    """A source that is not here.
+    """A missing source.
 
     Attributes:
-        name: In words: `table a.b.c`, `json /Volumes/x`.
+        name: `table a.b.c`, `json /Volumes/x`.
         reason: Why it cannot be read.
-        columns: Those that queries use, in the order of their discovery.
-        is_open: Whether columns may be added: the user gave no schema.
+        columns: Columns that queries use, in the order of their discovery.
+        is_open: Whether columns may be added: the user declared no schema.
     """
 
     name: str
@@ -70,16 +70,16 @@ class AssumedSource:
 
     @property
     def column_types(self) -> dict[str, str]:
-        """The columns with their types; `void` where any type would do."""
+        """The columns with their types; `void` = any type."""
         return {name: kind.simpleString() for name, kind in self.columns.items()}
 
 
 class Assumptions:
-    """All that one analysis had to assume. Not thread-safe.
+    """The assumptions of one analysis. Not thread-safe.
 
     Attributes:
         sources: Missing sources by name.
-        settings: Values of settings that nobody gave, by key.
+        settings: Assumed values of missing settings.
         servers: Kafka brokers that the code names.
     """
 
@@ -93,7 +93,7 @@ class Assumptions:
         self._steps = 0
 
     def close(self) -> None:
-        """Remove the empty folder that the stand-ins read."""
+        """Remove the empty folder of the relations."""
         self._folder.cleanup()
 
     def frame(
@@ -107,16 +107,16 @@ class Assumptions:
         schema: Any = None,
         options: Mapping[str, str] | None = None,
     ) -> DataFrame:
-        """An empty relation in the place of a missing source.
+        """An empty relation for a missing source.
 
         Args:
-            name: In words; the same source has the same name.
-            error: What reading it raised.
+            name: Identifies the source.
+            error: Raised by the read.
             paths: Of a source of files.
-            streaming: Whether a stream is wanted.
+            streaming: Whether to return a stream.
             source_format: Of the reader.
-            schema: StructType or DDL that the user gave; such a source gets no more columns.
-            options: Of Auto Loader: their hints are columns that it has among others.
+            schema: StructType or DDL of the user; no columns are added to it.
+            options: Of Auto Loader, for its schema hints.
         """
         known = schema if schema is not None else _FIXED.get(source_format.lower())
         if name not in self.sources:
@@ -124,13 +124,13 @@ class Assumptions:
             self.sources[name] = AssumedSource(name, missing_reason(error, paths), hinted)
         source = self.sources[name]
         reader: Any = self._spark.readStream if streaming else self._spark.read
-        place = Path(self._folder.name).as_uri()
+        folder = Path(self._folder.name).as_uri()
         if known is not None:
             source.is_open = False
-            df: DataFrame = reader.schema(known).format("parquet").load(place)
+            df: DataFrame = reader.schema(known).format("parquet").load(folder)
             source.columns = {column.name: column.dataType for column in df.schema}
             return df
-        empty = reader.schema(f"{_PLACE} BOOLEAN").format("parquet").load(place)
+        empty = reader.schema(f"{_PLACEHOLDER} BOOLEAN").format("parquet").load(folder)
         if not source.columns:
             return cast(DataFrame, empty)
         columns = [F.lit(None).cast(kind).alias(column) for column, kind in source.columns.items()]
@@ -138,30 +138,24 @@ class Assumptions:
         return result
 
     def note(self, name: str, reason: str, schema: StructType) -> None:
-        """A source that is not here and can be read all the same: as empty.
-
-        Args:
-            name: As for `frame`, which may have made a relation of it already.
-            reason: Likewise.
-            schema: Its columns.
-        """
+        """Record a missing source that is read as empty, unless `frame` has recorded it."""
         columns = {column.name: column.dataType for column in schema}
         self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
 
     def setting(self, key: str) -> str:
-        """A value for a setting that nobody gave: a name, a number or a path, as its key sounds."""
+        """An assumed value of a setting: a name, a number or a path, by its key."""
         return self.settings.setdefault(key, plausible_value(key))
 
     def learn(self, flow: str, error: BaseException, candidates: Sequence[str]) -> str | None:
-        """Change a source so that a query may get further.
+        """Change a source so that a failed query may be analysed further.
 
         Args:
-            flow: Whose query failed.
+            flow: The flow of the query.
             error: Spark's exception.
-            candidates: Names of the missing sources below the flow, nearest first.
+            candidates: Names of the missing sources upstream, nearest first.
 
         Returns:
-            The name of the source that is different now; `None` if nothing can be done.
+            The name of the changed source; `None` if no change can help.
         """
         self._steps += 1
         open_ones = [self.sources[name] for name in candidates if self.sources[name].is_open]
@@ -176,9 +170,9 @@ class Assumptions:
         return changed
 
     def _add_others(self, flow: str, error: BaseException, source: AssumedSource) -> None:
-        """Give a source all else that the same step of the query misses: one round, not many.
+        """Add all other unresolved columns of the same operator at once, to save evaluations.
 
-        A column that belongs to another source is missed again, and tried there then.
+        A column of another source stays unresolved, and is tried there next.
         """
         for parts in _unresolved(error):
             names = _candidates(parts)
@@ -196,13 +190,13 @@ class Assumptions:
         *,
         keep: bool,
     ) -> str | None:
-        """Try the next place for a column; what did not help before is taken back."""
+        """Try the next source for a column; remove it from the previous one."""
         attempt = self._attempts.setdefault((flow, *names), _Attempt())
         if attempt.added is not None and not keep:
             source, column = attempt.added
             source.columns.pop(column, None)
-        places = [(source, column) for column in names for source in sources]
-        for source, column in places[attempt.position :]:
+        options = [(source, column) for column in names for source in sources]
+        for source, column in options[attempt.position :]:
             attempt.position += 1
             if column.lower() not in {name.lower() for name in source.columns}:
                 source.columns[column] = names[column]
@@ -230,12 +224,7 @@ class _Attempt:
 def reachable(
     flow: str, read_by: Callable[[str], tuple[Sequence[str], Sequence[str]]]
 ) -> Iterator[str]:
-    """Missing sources below a flow, nearest first, each once.
-
-    Args:
-        flow: Where to begin.
-        read_by: The missing sources and the flows that a flow reads directly.
-    """
+    """Missing sources upstream of a flow, nearest first, without duplicates."""
     seen_flows, seen_sources = {flow}, set()
     level = [flow]
     while level:
@@ -261,10 +250,9 @@ def _details(error: Any) -> tuple[str, dict[str, str]]:
 
 
 def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool]:
-    """Names that may be the missing column, the most likely first; whether two sides need it.
+    """Possible names of the missing column, the most likely first; whether both sides need it.
 
-    Any type will do, but what is read with a field is a map: of a VOID Spark takes any field, too,
-    and says nothing.
+    Columns are VOID, but a column with a field is a map: Spark resolves any field of VOID, too.
     """
     condition, parameters = _details(error)
     if condition == "ATTRIBUTE_NOT_SUPPORTED":
@@ -280,7 +268,7 @@ def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool
 
 
 def _candidates(parts: Sequence[str]) -> dict[str, DataType]:
-    """What the parts of a name may be: of `a.b`, column b of relation a, or field b of column a."""
+    """Candidates of a name: for `a.b`, column b of relation a, or field b of column a."""
     kind: DataType = NullType()
     names: dict[str, DataType] = dict.fromkeys(parts[-1:], kind)
     for _ in parts[1:]:
@@ -289,7 +277,7 @@ def _candidates(parts: Sequence[str]) -> dict[str, DataType]:
 
 
 def _unresolved(error: Any) -> list[list[str]]:
-    """The names, in parts, that an operator of the plan behind an error does not find below it."""
+    """The unresolved names, in parts, of the operator of the plan that an error refers to."""
     try:
         plan = error._origin.plan()
         if not plan.isDefined():
@@ -302,12 +290,11 @@ def _unresolved(error: Any) -> list[list[str]]:
             aliases: set[str] = set()
             for expression in iterate(node.expressions()):
                 _collect_names(expression, names, aliases)
-            # A name given in the same list is found once the rest is.
-            # `GROUP BY ALL` looks like a column, too.
+            # An alias of the same list is resolved later; `GROUP BY ALL` looks like a column.
             hidden = {*aliases, "all"}
             paths |= {name: None for name in names if name[0].lower() not in hidden}
         return [list(name) for name in paths]
-    except Exception:  # an error without a plan: only its own column is learnt
+    except Exception:  # an error without a plan has only its own column
         return []
 
 
@@ -325,7 +312,7 @@ def _collect_names(expression: Any, names: list[tuple[str, ...]], aliases: set[s
 
 
 def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:
-    """Give a column of type VOID the type that an operation wants."""
+    """Set a VOID column to the type that an operation requires."""
     condition, parameters = _details(error)
     if condition == "EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE":
         return _set_type(parameters.get("eventName", ""), TimestampType(), sources)
@@ -334,7 +321,7 @@ def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | No
         return _set_type(parameters.get("base", ""), None, sources)
     if "DATATYPE_MISMATCH" not in condition:
         return None
-    # Of an operator, what it wants is the type of both sides.
+    # An operator requires the same type of both sides.
     is_operator = condition.endswith("BINARY_OP_WRONG_TYPE")
     wanted = parameters.get("inputType" if is_operator else "requiredType", "")
     for word, kind in _REQUIRED:
@@ -348,7 +335,7 @@ def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | No
 def _set_void_types(
     expression: str, kind: DataType, sources: Sequence[AssumedSource]
 ) -> str | None:
-    """Give the columns of an expression a type that have none yet; one source per step."""
+    """Set the type of the VOID columns of an expression; one source per step."""
     words = {word.lower() for word in re.findall(r"\w+", expression)}
     for source in sources:
         fields = [
@@ -366,7 +353,7 @@ def _set_void_types(
 def _set_type(
     expression: str, kind: DataType | None, sources: Sequence[AssumedSource]
 ) -> str | None:
-    """Give the column that an expression reads, or the field of it, a type; `None` = one deeper."""
+    """Set the type of the column or field of an expression; `None` = one level deeper."""
     words = [word.lower() for word in re.findall(r"\w+", expression)]
     for source in sources:
         for name, present in source.columns.items():

@@ -1,4 +1,4 @@
-"""The boundary to user code: whatever it raises becomes an error that names their line."""
+"""The boundary to user code: its exceptions become errors with the line of the user."""
 
 import re
 import traceback
@@ -22,7 +22,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 class DatasetNotReadyError(BaseException):
     """A query function read a dataset that is not analysed yet.
 
-    Not an `Exception`, so that `except Exception` in user code lets it through.
+    Not an `Exception`, so that `except Exception` in user code does not catch it.
     """
 
     def __init__(self, key: str) -> None:
@@ -31,7 +31,7 @@ class DatasetNotReadyError(BaseException):
 
 
 class DatasetCycleError(BaseException):
-    """Query functions of views call each other in a circle."""
+    """Query functions of views call each other in a cycle."""
 
     def __init__(self, path: list[str]) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class DatasetCycleError(BaseException):
 
 
 def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> SourceLocation:
-    """The innermost frame that is neither ours, nor Spark's, nor Python's own."""
+    """The innermost frame of user code."""
     origin = fallback
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
@@ -57,15 +57,11 @@ def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> Source
 
 @contextmanager
 def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None]:
-    """Translate what a query function raises.
-
-    Args:
-        flow: Whose function runs; its origin is the fallback.
-        nearest: Finds the declared name most like an unknown one.
+    """Translate the exceptions of a query function.
 
     Raises:
         DefinitionError: Spark could not analyse the query.
-        UserCodeError: Anything else that the function raised.
+        UserCodeError: Any other exception.
     """
     try:
         yield
@@ -82,7 +78,7 @@ def query_error(
     origin: SourceLocation,
     nearest: Callable[[str], str | None],
 ) -> PenstockError:
-    """The error to show for an exception out of a query function."""
+    """The error for an exception of a query function."""
     condition = _spark_condition(error)
     parameters = _parameters(error)
     function = parameters.get("routineName") or parameters.get("identifier")
@@ -99,8 +95,8 @@ def query_error(
             "FUNCTION_NOT_FOUND",
             f"{flow!r} calls the function {function.replace('`', '')!r}, which Spark does not have",
             origin=origin,
-            hint="functions of a workspace are not here: compute it in the query, or register a "
-            "function of one part with spark.udf.register in a source file",
+            hint="functions of a workspace are not available: compute it in the query, or register "
+            "a function of one part with spark.udf.register in a source file",
         )
     if condition in (
         "TABLE_OR_VIEW_NOT_FOUND",
@@ -115,15 +111,15 @@ def query_error(
             origin=origin,
             hint=f"did you mean {near!r}?"
             if near
-            else "declare it, or say below `tables` in the settings where it lies",
+            else "declare it, or map it below `tables` in the settings",
         )
     if condition == "PATH_NOT_FOUND":
         return DefinitionError(
             "PATH_NOT_FOUND",
             f"{flow!r} reads a path that does not exist: {_parameters(error).get('path', '')}",
             origin=origin,
-            hint="relative paths start at the pipeline's root folder; of paths of another platform "
-            + MAP_PATH,
+            hint="relative paths start at the pipeline's root folder; for paths of another "
+            f"platform, {MAP_PATH}",
         )
     if lacks_file_system(error):
         return DefinitionError(
@@ -132,10 +128,10 @@ def query_error(
             origin=origin,
             hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
         )
-    if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no text for this condition
+    if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no message for this condition
         return DefinitionError(
             "QUERY_INVALID",
-            f"{flow!r}: `column:path` is read from a column that is neither VARIANT nor text",
+            f"{flow!r}: `column:path` is read from a column that is neither VARIANT nor STRING",
             origin=origin,
             hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )

@@ -1,10 +1,26 @@
-"""Auto CDC in the engine: what a flow's declaration means for its target."""
+"""Auto CDC: declarations against their queries and targets, and the snapshots of a function."""
 
-from collections.abc import Mapping, Sequence
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from penstock._analysis.reader_hooks import reader_options
 from penstock._analysis.table_sources import SchemaSource
@@ -16,6 +32,7 @@ from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._tables.write.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
+from penstock._tables.write.cdc_snapshot import SnapshotShape
 from penstock.errors import DefinitionError, PlanError
 from penstock.sources.base import OpenedSource, Position
 
@@ -23,17 +40,12 @@ _TOMBSTONES = (
     "pipelines.cdc.tombstoneGCThresholdInSeconds",
     "pipelines.applyChanges.tombstoneGCThresholdInSeconds",
 )
+_TICK = timedelta(microseconds=1)
 _READS_CHANGES = {"skipchangecommits", "ignorechanges", "readchangefeed", "readchangedata"}
 
 
 def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
-    """What the rows of an auto CDC flow mean.
-
-    Args:
-        df: The query of the flow.
-        flow: The flow.
-        flows: All flows into its target.
-    """
+    """The columns of an auto CDC flow, checked; `flows` are all flows into its target."""
     assert flow.cdc is not None
     specs: list[CdcSpec] = [other.cdc for other in flows if other.cdc is not None]
     shape = TargetShape.of(specs)
@@ -43,7 +55,7 @@ def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
 def tombstone_seconds(
     dataset: DatasetNode, node: FlowNode, configuration: Mapping[str, str]
 ) -> float | None:
-    """For how long deleted keys are remembered; `None` = for ever.
+    """For how long deleted keys are kept; `None` = forever.
 
     Raises:
         PlanError: `TABLE_PROPERTY_INVALID`.
@@ -67,7 +79,7 @@ def tombstone_seconds(
                     "TABLE_PROPERTY_INVALID",
                     f"{key} of {dataset.display!r} is {level[key]!r}",
                     origin=dataset.declared.origin,
-                    hint="give a number of seconds",
+                    hint="set it to a number of seconds",
                 )
             return seconds
     return None
@@ -80,7 +92,7 @@ def check_declared(
 
     Raises:
         DefinitionError: `CDC_SCHEMA_INCOMPLETE`: a table with history must have both columns of the
-            interval, with the type that orders its events.
+            interval, with the type of its sequence.
     """
     if scd_type is ScdType.ONE:
         return
@@ -101,11 +113,7 @@ def check_declared(
 
 
 class CdcAwareSource(SchemaSource):
-    """Stand-ins for analysis that know which tables are changed in place.
-
-    Args:
-        index: The declarations.
-    """
+    """Empty relations for analysis that track streams of tables that are changed in place."""
 
     def __init__(self, index: DefinitionIndex) -> None:
         super().__init__()
@@ -139,3 +147,154 @@ class CdcAwareSource(SchemaSource):
             if any(is_cdc(flow) for flow in dataset.flows):
                 self._streamed[key] = None
         return super().stream(key, reader, position)
+
+
+# -- snapshots -----------------------------------------------------------------------------------
+
+
+class NoSnapshotError(BaseException):
+    """The function of a snapshot flow has returned no newer snapshot.
+
+    Not an `Exception`: it passes the boundary to user code untranslated.
+    """
+
+
+class SnapshotQuery:
+    """One call of a snapshot flow's function, as a query that can be evaluated.
+
+    Args:
+        flow: The flow.
+        latest: Version of the last snapshot; `None` before the first.
+
+    Attributes:
+        flow: The flow with that call as its query function; it raises `NoSnapshotError`.
+        version: Version of the snapshot, after the evaluation. For a named source the time of the
+            comparison.
+    """
+
+    def __init__(self, flow: Flow, latest: Any = None) -> None:
+        assert flow.snapshot is not None
+        self._spec = flow.snapshot
+        self._latest = latest
+        self._origin = flow.origin
+        self.version: Any = None
+        self.flow = flow
+        if self._spec.next_snapshot is not None:
+            self.flow = replace(flow, function=self._call)
+        else:
+            now = datetime.now(UTC)
+            self.version = now if latest is None else max(now, latest + _TICK)
+
+    def _call(self) -> DataFrame:
+        assert self._spec.next_snapshot is not None
+        answer = self._spec.next_snapshot(self._latest)
+        if answer is None:
+            raise NoSnapshotError
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self._invalid(f"returned {type(answer).__name__}")
+        df, self.version = answer
+        if version_type(self.version) is None:
+            raise self._invalid(f"returned a version of type {type(self.version).__name__}")
+        if not isinstance(df, DataFrame):
+            raise self._invalid(f"returned {type(df).__name__} instead of a DataFrame")
+        return df
+
+    def _invalid(self, what: str) -> DefinitionError:
+        return DefinitionError(
+            "SNAPSHOT_FUNCTION_INVALID",
+            f"the function of a snapshot flow {what}",
+            origin=self._origin,
+            hint="return (DataFrame, version) or None; a version is int, str, float, bytes, "
+            "datetime, date or Decimal",
+        )
+
+
+def version_type(version: Any) -> DataType | None:
+    """The column type for a version; `None` if it is not a valid one."""
+    match version:
+        case bool():
+            return None
+        case int():
+            return LongType()
+        case str():
+            return StringType()
+        case float():
+            return DoubleType()
+        case bytes() | bytearray():
+            return BinaryType()
+        case datetime():
+            return TimestampType()
+        case date():
+            return DateType()
+        case Decimal():
+            return DecimalType(38, 18)
+        case _:
+            return None
+
+
+def encode_version(version: Any) -> str:
+    """A version as JSON, for `decode_version`."""
+    match version:
+        case bytes() | bytearray():
+            return json.dumps(["bytes", base64.b64encode(version).decode()])
+        case datetime():
+            return json.dumps(["datetime", version.isoformat()])
+        case date():
+            return json.dumps(["date", version.isoformat()])
+        case Decimal():
+            return json.dumps(["decimal", str(version)])
+        case _:
+            return json.dumps([type(version).__name__, version])
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "bytes": base64.b64decode,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "decimal": Decimal,
+    "float": float,
+}
+
+
+def decode_version(text: str) -> Any:
+    """The version from the JSON of `encode_version`."""
+    kind, value = json.loads(text)
+    return _DECODERS[kind](value) if kind in _DECODERS else value
+
+
+def snapshot_shape(df: DataFrame, flow: Flow, version: Any) -> SnapshotShape:
+    """Check the declaration of a snapshot flow against the columns of a snapshot.
+
+    Raises:
+        DefinitionError: `CDC_COLUMN_NOT_FOUND` or `COLUMN_NAME_RESERVED`.
+    """
+    assert flow.snapshot is not None
+    spec = flow.snapshot
+    kind = version_type(version)
+    assert kind is not None
+    have = {name.lower() for name in df.columns}
+    lists = {
+        "keys": spec.keys,
+        "track_history_column_list": spec.track_history.columns or (),
+        "track_history_except_column_list": spec.track_history.except_columns or (),
+    }
+    for parameter, names in lists.items():
+        for name in names:
+            if name.lower() not in have:
+                raise DefinitionError(
+                    "CDC_COLUMN_NOT_FOUND",
+                    f"snapshot flow {flow.name!r}: `{parameter}` names {name!r}, which its source "
+                    "does not have",
+                    origin=flow.origin,
+                    hint=f"columns of the source: {', '.join(df.columns)}",
+                )
+    for name in (START_AT, END_AT):
+        if name.lower() in have:
+            raise DefinitionError(
+                "COLUMN_NAME_RESERVED",
+                f"snapshot flow {flow.name!r}: its source has a column {name!r}, which auto CDC "
+                "needs itself",
+                origin=flow.origin,
+                hint="rename the column in the snapshot",
+            )
+    return SnapshotShape(spec=spec, columns=df.schema, version=kind)

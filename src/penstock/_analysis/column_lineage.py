@@ -1,8 +1,8 @@
-"""Where the columns of a query come from, read off Spark's analysed plan; nothing is executed.
+"""Column lineage of a query, from Spark's analysed plan; nothing is executed.
 
-The plan is asked for once, as JSON: a call across py4j for each expression of each node would take
-seconds in a pipeline of some size. Attributes are followed by their expression ids from the result
-down to the leaves.
+The plan is fetched once, as JSON: a call across py4j for each expression of each node would take
+seconds in a large pipeline. Attributes are followed by their expression ids from the result down to
+the leaves.
 """
 
 import json
@@ -41,13 +41,9 @@ _logger = logging.getLogger(__name__)
 
 
 def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLineage | None:
-    """The lineage of a query's columns; `None` if the plan does not tell.
+    """The lineage of a query's columns; `None` if it is unknown.
 
-    Never raises: lineage is never worth a failed update.
-
-    Args:
-        df: The query.
-        own: The dataset of the pipeline that a path stands for; `None` = it is from outside.
+    Never raises: lineage must not fail an update.
     """
     try:
         plan = analyzed(df)
@@ -63,7 +59,7 @@ def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLinea
 
 
 def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSource]:
-    """What each leaf is, by the id of its first attribute."""
+    """The source of each leaf, by the id of its first attribute."""
     sources = {}
     for part in (plan, *iterate(plan.subqueriesAll())):
         for leaf in iterate(part.collectLeaves()):
@@ -123,7 +119,7 @@ class _Node:
 
 
 def _trees(flat: list[Any]) -> list[_Node]:
-    """The trees of a list in which each node is followed by its children."""
+    """The trees of a list in which the children of a node follow it."""
     items = iter(flat)
 
     def read(fields: dict[str, Any]) -> _Node:
@@ -141,7 +137,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def _expressions(value: Any) -> Iterator[_Node]:
-    """The expressions of a field: one of them, a list, or a list of lists."""
+    """The expressions of a field: a single one, a list, or a list of lists."""
     if _is_tree(value):
         yield from _trees(value)
     elif isinstance(value, list):
@@ -159,14 +155,14 @@ class _Reader:
         self._by_leaf = sources
         self._sources: dict[LineageSource, int] = {}
         self._leaves: dict[int, tuple[int, str]] = {}
-        # What an attribute is made of. The first branch of a union keeps its ids, so an attribute
-        # may be one of a leaf and be made of others as well.
-        self._made: dict[int, list[tuple[set[int], int]]] = {}
+        # The attributes that an attribute is derived from. The first branch of a union keeps its
+        # ids, so an attribute of a leaf may also be derived from others.
+        self._derived: dict[int, list[tuple[set[int], int]]] = {}
         self._influences: dict[tuple[int, str], None] = {}
         self._ctes: dict[Any, list[int]] = {}
 
     def read(self, node: _Node) -> list[int]:
-        """Note what the attributes of a plan are made of; return those of its result."""
+        """Record the derivation of the attributes of a plan; return those of its result."""
         if node.kind == "WithCTE":
             last = node.fields["plan"]
             for at, child in enumerate(node.children):
@@ -186,7 +182,7 @@ class _Reader:
             return [*below[0], *own] if node.kind in ("Window",) else own
         if node.kind == "Union":
             for alike in zip(*below, strict=False):
-                self._make(alike[0], set(alike[1:]) - {alike[0]}, 0)
+                self._derive(alike[0], set(alike[1:]) - {alike[0]}, 0)
             return below[0]
         if node.kind == "Join":
             one_side = any(word in str(node.fields.get("joinType")) for word in ("Semi", "Anti"))
@@ -194,7 +190,7 @@ class _Reader:
         return self._others(node, below)
 
     def _others(self, node: _Node, below: list[list[int]]) -> list[int]:
-        """Nodes that pass rows on, or turn them into something that only they know."""
+        """Nodes that keep the attributes of their child, or produce opaque ones."""
         known = {expr_id for ids in below for expr_id in ids}
         for name in _NEW_ATTRIBUTES:
             output = [(_id(part.fields), part) for part in _expressions(node.fields.get(name))]
@@ -214,7 +210,7 @@ class _Reader:
                         for expression in _expressions(alike)
                         for part in self._references(expression)
                     }
-                    self._make(expr_id, exact if projections else parts, 1)
+                    self._derive(expr_id, exact if projections else parts, 1)
             return [*below[0], *ids] if name == "generatorOutput" else ids
         return below[0]
 
@@ -225,7 +221,7 @@ class _Reader:
             definition = self._ctes.get(node.fields.get("cteId"), ())
             for reference, other in zip(ids, definition, strict=False):
                 if reference != other:
-                    self._make(reference, {other}, 0)
+                    self._derive(reference, {other}, 0)
             return ids
         source = self._by_leaf.get(ids[0]) if ids else None
         if source is not None:
@@ -241,12 +237,12 @@ class _Reader:
             rank = 0 if inner.kind == "AttributeReference" else 1
             if any(part.kind == "AggregateExpression" for part in _walk(expression)):
                 rank = 2
-            self._make(expr_id, self._references(expression), rank)
+            self._derive(expr_id, self._references(expression), rank)
         return expr_id
 
-    def _make(self, attribute: int, parts: set[int], rank: int) -> None:
+    def _derive(self, attribute: int, parts: set[int], rank: int) -> None:
         if parts:
-            self._made.setdefault(attribute, []).append((parts, rank))
+            self._derived.setdefault(attribute, []).append((parts, rank))
 
     def _references(self, expression: _Node) -> set[int]:
         ids: set[int] = set()
@@ -261,10 +257,10 @@ class _Reader:
                         ids |= self._references(inner)
         return ids
 
-    # -- the answer ----------------------------------------------------------------------------
+    # -- result ----------------------------------------------------------------------------
 
     def lineage(self, output: list[int], names: list[str]) -> FlowLineage:
-        """What the columns of the result are made of."""
+        """The lineage of the columns of the result."""
         columns = {}
         for name, attribute in list(zip(names, output, strict=True))[:_MAX_COLUMNS]:
             inputs = [
@@ -284,21 +280,21 @@ class _Reader:
         )
 
     def _below(self, attribute: int) -> dict[int, int]:
-        """The attributes of leaves that one is made of, each with the most that is done to it."""
+        """The leaf attributes of an attribute, each with its strongest transformation."""
         best: dict[int, int] = {}
         waiting = [(attribute, 0)]
         while waiting:
-            plan, rank = waiting.pop()
-            if best.get(plan, -1) >= rank:
+            part, rank = waiting.pop()
+            if best.get(part, -1) >= rank:
                 continue
-            best[plan] = rank
-            for parts, more in self._made.get(plan, ()):
-                waiting += [(part, max(rank, more)) for part in parts]
-        return {plan: rank for plan, rank in best.items() if plan in self._leaves}
+            best[part] = rank
+            for parts, more in self._derived.get(part, ()):
+                waiting += [(below, max(rank, more)) for below in parts]
+        return {part: rank for part, rank in best.items() if part in self._leaves}
 
 
 def _walk(expression: _Node) -> Iterator[_Node]:
-    """An expression and all below it, without what a window is laid over."""
+    """An expression and its descendants, without window specifications."""
     if expression.kind == "WindowSpecDefinition":
         return
     yield expression

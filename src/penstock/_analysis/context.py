@@ -1,4 +1,4 @@
-"""What evaluations of query functions need to know, and what they find out."""
+"""Context of the evaluation of query functions, and its result."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +21,12 @@ class Evaluation:
 
     Attributes:
         inputs: Keys of the pipeline's datasets.
-        external: Sources from outside, in words.
+        external: External sources, as readable text.
         sources: Streams, and files, that were opened for the flow and the views that it reads.
-        position: Where the streams begin, and end; empty = where their options say.
-        assumed: Names of the sources that are not here and were stood in for.
-        taken_for: Incomplete names, and the datasets that they were taken for.
-        is_lenient: Whether the query makes sense without ANSI mode only.
+        position: Start and end of the streams; empty = by their options.
+        assumed: Names of missing sources that were replaced by assumptions.
+        taken_for: Incomplete names, and the datasets that they were resolved to.
+        needs_ansi_off: Whether the query is valid without ANSI mode only.
     """
 
     inputs: set[str] = field(default_factory=set)
@@ -35,17 +35,17 @@ class Evaluation:
     position: Position = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
-    is_lenient: bool = False
+    needs_ansi_off: bool = False
 
     @property
     def files(self) -> list[OpenedFiles]:
-        """What Auto Loader knows of the sources that it reads."""
+        """Sources that Auto Loader reads."""
         streams = (source for source in self.sources if isinstance(source, FileStream))
         return [source.opened for source in streams if source.opened is not None]
 
     @contextlib.contextmanager
     def without_failed_reads(self) -> Iterator[None]:
-        """Forget the sources that a view opened which then failed: it may be called again."""
+        """Drop the sources of a view that fails: it may be evaluated again."""
         count = len(self.sources)
         try:
             yield
@@ -55,34 +55,34 @@ class Evaluation:
 
 
 class Memories(Protocol):
-    """Gives what sources remember."""
+    """Returns the stored state of sources."""
 
     def __call__(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
-        """The memory of one source.
+        """The state of one source.
 
         Args:
-            flow: Name of the flow whose checkpoint the source belongs to; empty outside of flows.
+            flow: Flow with the checkpoint of the source; empty outside of flows.
             key: Of the source within the flow.
-            analysis: Whether nothing may be remembered beyond this process.
+            analysis: Whether nothing may be stored beyond this process.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadContext:
-    """What reads need to know of the world around the pipeline.
+    """Context of reads.
 
     Attributes:
-        outside: Tables that the pipeline does not declare.
-        map_path: The place that a path of the user's stands for.
+        external_tables: Tables that the pipeline does not declare.
+        map_path: Maps a path of the user.
         resolve_secrets: Fills `${secret:...}` in reader options.
-        memories: What sources remember.
+        memories: State of the sources.
         events: Folder of the event log.
         configuration: Of the pipeline.
-        assumptions: Stands in for what is not here; `None` = that is an error.
-        notes: What was decided about paths, one sentence each, in the order of the reads.
+        assumptions: Replaces missing sources; `None` = they are errors.
+        notes: Decisions about paths, one sentence each, in the order of the reads.
     """
 
-    outside: ExternalTables
+    external_tables: ExternalTables
     map_path: Callable[[str], str] = str
     resolve_secrets: Callable[[str], str] = str
     memories: Memories
@@ -92,14 +92,14 @@ class ReadContext:
     notes: dict[str, None] = field(default_factory=dict)
 
     def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Options of a reader or sink with secrets filled in; what is secret is remembered."""
+        """Options of a reader or sink with secrets filled in."""
         return resolved_options(options, self.resolve_secrets)
 
 
 def resolved_options(
     options: Mapping[str, str], resolve_secrets: Callable[[str], str]
 ) -> dict[str, str]:
-    """The one place that fills in secrets of options, and remembers what they are."""
+    """Fill in the secrets of options, and register them for masking."""
     resolved = {name: resolve_secrets(value) for name, value in options.items()}
     remember_named(resolved)
     return resolved

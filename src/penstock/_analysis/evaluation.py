@@ -1,4 +1,4 @@
-"""Calls query functions, with every way of reading a dataset led to the pipeline's own."""
+"""Calls query functions with readers that resolve the datasets of the pipeline."""
 
 import contextlib
 import difflib
@@ -28,8 +28,13 @@ from penstock._analysis.reader_hooks import (
     reader_schema,
     redirected,
 )
-from penstock._analysis.sql_names import Found, FunctionCall, RelationReference, rewrite_names
-from penstock._analysis.table_functions import FunctionReaders, call_function
+from penstock._analysis.sql_names import (
+    FunctionCall,
+    NameReference,
+    RelationReference,
+    rewrite_names,
+)
+from penstock._analysis.table_functions import call_function
 from penstock._analysis.table_sources import SchemaSource, TableSource
 from penstock._api.reading import DatasetReader, reading
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
@@ -44,7 +49,7 @@ from penstock.sources.files.source import FORMATS
 from penstock.sources.registry import source_of
 
 _PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
-# Statements of a workspace that a pipeline's code may hold: its settings decide these here.
+# Statements of a workspace that have no effect: the settings of the pipeline decide.
 _WITHOUT_EFFECT = re.compile(
     r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
     r"|CREATE\s+(?:CATALOG|SCHEMA|DATABASE|(?:EXTERNAL\s+)?VOLUME)\b)",
@@ -55,32 +60,22 @@ _WITHOUT_EFFECT = re.compile(
 class ExternalReads:
     """Reads of code that runs while source files are loaded: nothing is declared yet.
 
-    Args:
-        spark: Classic session of the pipeline.
-        context: See `ReadContext`.
-
     Attributes:
-        guessing: Names of the sources that were stood in for, by the file that reads them.
+        guessing: Names of the assumed sources, by the file that reads them.
     """
 
     def __init__(self, spark: SparkSession, context: ReadContext) -> None:
         self.guessing: dict[str, list[str]] = {}
         self._spark = spark
         self._context = context
-        self._functions = FunctionReaders(
-            files=self._read_files,
-            changes=lambda name, options: self._spark.read.options(**options).table(name),
-            stream=lambda name, options: self._spark.readStream.options(**options).table(name),
-            events=context.events,
-        )
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """See `Redirect.table`."""
         self.record(f"table {name.replace('`', '')}")
-        table = self._context.outside.find(name)
+        table = self._context.external_tables.find(name)
         try:
             if table is not None:
-                return self._context.outside.read(table, reader, name)
+                return self._context.external_tables.read(table, reader, name)
             if self._context.assumptions is None:
                 return None
             with own_read():
@@ -127,7 +122,7 @@ class ExternalReads:
         return self._opened(source, read)
 
     def _described(self, read: Read) -> Read:
-        """With whose read it is, and what its source remembers."""
+        """The read with its flow and the state of its source."""
         return replace(
             read, is_analysis=True, memory=partial(self._context.memories, "", analysis=True)
         )
@@ -156,7 +151,7 @@ class ExternalReads:
         return opened.df
 
     def note(self, opened: OpenedSource) -> None:
-        """Remember a source that was opened; outside of flows it is forgotten."""
+        """Record a source that was opened; ignored outside of flows."""
 
     def _assume(self, reader: Reader, what: str, error: Exception) -> DataFrame:
         if self._context.assumptions is None:
@@ -177,15 +172,15 @@ class ExternalReads:
             return self._context.assumptions.frame(what, error, **reader)
 
     def assumed(self, what: str) -> None:
-        """Remember that a source was stood in for."""
+        """Record that a source was assumed."""
         self.guessing.setdefault(capture_origin().file, []).append(what)
 
     def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
-        """A function in which tables and paths are found as in source files."""
-        outside = ExternalReads(self._spark, self._context)
+        """A function in which tables and paths are resolved as in source files."""
+        reads = ExternalReads(self._spark, self._context)
 
         def call(*arguments: Any) -> None:
-            with redirected(outside):
+            with redirected(reads):
                 function(*arguments)
 
         return call
@@ -201,10 +196,10 @@ class ExternalReads:
         near = difflib.get_close_matches(key, self._context.configuration, n=1)
         raise DefinitionError(
             "CONFIGURATION_MISSING",
-            f"the setting {key!r} is read, but nobody has set it",
+            f"the setting {key!r} is read, but not set",
             origin=capture_origin(),
             hint=(f"did you mean {near[0]!r}? Else " if near else "")
-            + f"add it below `configuration` in the settings, or give `--conf {key}=...`",
+            + f"add it below `configuration` in the settings, or use `--conf {key}=...`",
         )
 
     def map_path(self, path: str) -> str:
@@ -212,30 +207,30 @@ class ExternalReads:
         return self._context.map_path(path)
 
     def record(self, what: str) -> None:
-        """See `Redirect.record`; nothing asks for it while source files are loaded."""
+        """See `Redirect.record`; ignored while source files are loaded."""
 
     def table_exists(self, name: str) -> bool | None:
         """See `Redirect.table_exists`."""
-        return True if self._context.outside.find(name) is not None else None
+        return True if self._context.external_tables.find(name) is not None else None
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""
-        table = self._context.outside.find(name)
+        table = self._context.external_tables.find(name)
         return table.path if table is not None and table.format == "delta" else None
 
     def new_table(self, name: str) -> str:
         """See `Redirect.new_table`."""
-        return self._context.outside.place_of(name)
+        return self._context.external_tables.location_of(name)
 
     # -- SQL -----------------------------------------------------------------------------------
 
-    def _replacement(self, reference: Found) -> str | None:
+    def _replacement(self, reference: NameReference) -> str | None:
         df = self._files_of(reference)
         if df is not None:
             return sql_names.as_view(df)
         return None if isinstance(reference, FunctionCall) else self._relation(reference)
 
-    def _replacement_with_metadata(self, reference: Found) -> str | None:
+    def _replacement_with_metadata(self, reference: NameReference) -> str | None:
         df = self._files_of(reference)
         return (
             self._replacement(reference)
@@ -243,10 +238,10 @@ class ExternalReads:
             else sql_names.as_view(file_metadata.showing(df))
         )
 
-    def _files_of(self, reference: Found) -> DataFrame | None:
+    def _files_of(self, reference: NameReference) -> DataFrame | None:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""
         if isinstance(reference, FunctionCall):
-            return call_function(self._spark, reference, self._functions)
+            return call_function(self._spark, reference, self._read_files, self._context.events)
         if len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS:
             return self._path_relation(reference)
         return None
@@ -262,7 +257,7 @@ class ExternalReads:
         return None if df is None else sql_names.as_view(df)
 
     def _is_temporary(self, reference: RelationReference) -> bool:
-        """Whether the user's code has made a temporary view of that name."""
+        """Whether user code has created a temporary view of that name."""
         if len(reference.parts) > 1:
             return False
         catalog: Any = self._spark._jsparkSession.sessionState().catalog()
@@ -304,19 +299,12 @@ class ExternalReads:
 
 
 class Evaluator(ExternalReads, DatasetReader):
-    """Evaluates query functions against a source of tables.
+    """Evaluates query functions against empty or real tables.
 
     Used on several threads at once; each evaluation belongs to one thread.
 
-    Args:
-        spark: Classic session of the pipeline.
-        index: Declarations by name.
-        source: Stand-ins or real tables.
-        context: See `ReadContext`.
-
     Attributes:
-        index: As given.
-        evaluations: What the last call of each flow's function has read, complete or not.
+        evaluations: The last evaluation of each flow, complete or not.
     """
 
     def __init__(
@@ -330,7 +318,7 @@ class Evaluator(ExternalReads, DatasetReader):
         self.index = index
         self.evaluations: dict[str, Evaluation] = {}
         self._source = source
-        self._lenient: set[str] = set()
+        self._without_ansi: set[str] = set()
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
         )
@@ -344,51 +332,53 @@ class Evaluator(ExternalReads, DatasetReader):
 
         Args:
             flow: The flow.
-            position: Where its streams begin, and end; empty = where their options say.
+            position: Start and end of its streams; empty = by their options.
 
         Raises:
             DatasetNotReadyError: It reads a dataset whose schema is not known yet.
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
-        if flow.name in self._lenient:
-            return self._call_leniently(flow, position)
+        if flow.name in self._without_ansi:
+            return self._call_without_ansi(flow, position)
         stack = self._stack.get()
         reader = stack[0][1] if stack else Evaluation()
         try:
-            # A view and the flow that reads it have the mode that each of them needs.
+            # A view and the flow that reads it may differ in ANSI mode.
             with ansi_fallback.with_ansi(self._spark) as move, reader.without_failed_reads():
                 df, evaluation = self._call(flow, position)
                 return move(df), evaluation
         except PenstockError as error:
-            # Assumed types may be the reason: the analysis learns better ones first.
-            if self._context.assumptions is not None or not self._may_relax(flow, error):
+            # Assumed types may be the reason: the analysis corrects them first.
+            if self._context.assumptions is not None or not self._may_disable_ansi(flow, error):
                 raise
             try:
-                evaluated = self._call_leniently(flow, position)
+                evaluated = self._call_without_ansi(flow, position)
             except PenstockError:
                 raise error from error.__cause__
-            self._lenient.add(flow.name)
+            self._without_ansi.add(flow.name)
             return evaluated
 
-    def relax(self, flow: Flow, error: PenstockError) -> bool:
-        """Whether calling the function again without ANSI mode may help; it is called so then."""
+    def disable_ansi(self, flow: Flow, error: PenstockError) -> bool:
+        """Disable ANSI mode for a flow; return whether evaluating it again may help."""
         has_guessed = self._context.assumptions and self._context.assumptions.sources
-        if has_guessed or flow.name in self._lenient or not self._may_relax(flow, error):
+        if has_guessed or flow.name in self._without_ansi:
             return False
-        self._lenient.add(flow.name)
+        if not self._may_disable_ansi(flow, error):
+            return False
+        self._without_ansi.add(flow.name)
         return True
 
-    def _may_relax(self, flow: Flow, error: PenstockError) -> bool:
+    def _may_disable_ansi(self, flow: Flow, error: PenstockError) -> bool:
         readers = [self.index.flows.get(name, flow) for name, _ in self._stack.get()]
         settings = [self._context.configuration, *(part.spark_conf for part in (*readers, flow))]
         has_chosen = any(ansi_fallback.ANSI in each for each in settings)
         return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
 
-    def _call_leniently(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
+    def _call_without_ansi(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
         with ansi_fallback.without_ansi(self._spark) as move:
             df, evaluation = self._call(flow, position)
-            evaluation.is_lenient = True
+            evaluation.needs_ansi_off = True
             return move(df), evaluation
 
     def _call(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
@@ -420,15 +410,15 @@ class Evaluator(ExternalReads, DatasetReader):
     # -- the declarative API's own readers -----------------------------------------------------
 
     def read(self, name: str) -> DataFrame:
-        """`dp.read(name)`: all rows of a dataset."""
+        """See `DatasetReader.read`."""
         return self._spark.read.table(name)
 
     def read_stream(self, name: str) -> DataFrame:
-        """`dp.read_stream(name)`: the rows of a dataset as a stream."""
+        """See `DatasetReader.read_stream`."""
         return self._spark.readStream.table(name)
 
     def query(self, text: str, *, catalog: str | None, schema: str | None) -> DataFrame:
-        """The query of a SQL definition, with the defaults that `USE` set before it."""
+        """See `DatasetReader.query`."""
         token = self._defaults.set((catalog or self.index.catalog, schema or self.index.schema))
         try:
             return self._spark.sql(text)
@@ -453,12 +443,12 @@ class Evaluator(ExternalReads, DatasetReader):
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
         """The dataset that an incomplete name means, if there is no table of that name."""
         dataset = self.index.find_by_end(name)
-        if dataset is None or self._context.outside.find(name) is not None:
+        if dataset is None or self._context.external_tables.find(name) is not None:
             return None
-        # What a table is made of is another table, whatever its name.
+        # A flow does not read its own target.
         if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
             return None
-        # A catalog that is not here is an error to Spark.
+        # Spark raises for a missing catalog.
         with contextlib.suppress(PySparkException, Py4JJavaError):
             if self._spark._jsparkSession.catalog().tableExists(name):
                 return None
@@ -470,7 +460,7 @@ class Evaluator(ExternalReads, DatasetReader):
         return self._stack.get()[-1][1]
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
-        """The rows of a declared dataset or of a table from outside; `None` for the catalog's."""
+        """See `Redirect.table`: a declared dataset, else an external table."""
         dataset = self._find(name) or self._find_by_end(name)
         if dataset is None:
             return super().table(name, reader)
@@ -501,32 +491,32 @@ class Evaluator(ExternalReads, DatasetReader):
             )
         return filter_view(df, dataset.declared.expectations)
 
-    def _relation(self, found: RelationReference) -> str | None:
-        if self._find(found.name) is None:
-            return super()._relation(found)
-        if found.is_time_travel:
+    def _relation(self, reference: RelationReference) -> str | None:
+        if self._find(reference.name) is None:
+            return super()._relation(reference)
+        if reference.is_time_travel:
             raise DefinitionError(
                 "FEATURE_NOT_AVAILABLE",
-                f"an older version of {found.name.replace('`', '')} is read, which is a dataset of "
-                "this pipeline",
+                f"an older version of {reference.name.replace('`', '')} is read, which is a "
+                "dataset of this pipeline",
                 hint="read its newest version, or keep the history in a table of its own",
             )
-        return self._through_view(found)
+        return self._through_view(reference)
 
     def record(self, what: str) -> None:
-        """Remember a source from outside of the pipeline, for the plan."""
+        """See `Redirect.record`."""
         self._current.external.append(what)
 
     def assumed(self, what: str) -> None:
-        """Remember that a source was stood in for."""
+        """Record that a source was assumed."""
         self._current.assumed.append(what)
 
     def table_exists(self, name: str) -> bool | None:
-        """See `Redirect.table_exists`: a dataset of the pipeline exists once it was written."""
+        """See `Redirect.table_exists`: a dataset exists once it has been written."""
         dataset = self._find(name)
         if dataset is None:
             return super().table_exists(name)
-        return self._context.outside.find(str(dataset.name)) is not None
+        return self._context.external_tables.find(str(dataset.name)) is not None
 
     def delta_path(self, name: str) -> str | None:
         """See `Redirect.delta_path`."""
@@ -534,7 +524,7 @@ class Evaluator(ExternalReads, DatasetReader):
         return super().delta_path(name if dataset is None else str(dataset.name))
 
     def _described(self, read: Read) -> Read:
-        # A view is evaluated inside of the flow that reads it, and belongs to that flow.
+        # The sources of a view belong to the flow that reads it.
         flow, evaluation = self._stack.get()[0]
         is_analysis = isinstance(self._source, SchemaSource)
         return replace(
@@ -546,5 +536,5 @@ class Evaluator(ExternalReads, DatasetReader):
         )
 
     def note(self, opened: OpenedSource) -> None:
-        """Remember a source of the flow that is evaluated."""
+        """Record a source of the flow that is evaluated."""
         self._stack.get()[0][1].sources.append(opened)

@@ -1,11 +1,11 @@
 """Tables that the pipeline reads but does not declare: mapped ones, and those in its own storage.
 
-A name is looked up in the mapping of the settings (exact, then `schema.*`, then `catalog.*`), then
-among the tables of the same storage root, which another pipeline may have written. What is left is
-for Spark's own catalog.
+A name is resolved by the `tables` of the settings (exact, then `schema.*`, then `catalog.*`), then
+by the storage root, where another pipeline may have written the table, then by Spark's catalog.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,11 @@ _CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
 
 
 class ExternalTables:
-    """Finds and reads tables from outside of the pipeline. Used on several threads.
+    """Resolves and reads external tables. Used on several threads.
 
     Args:
         spark: The session.
-        tables: Of the settings: name, or name with `*` at its end, to where it lies.
+        tables: Of the settings, by name, or by a name that ends with `*`.
         layout: Of the pipeline's storage.
         catalog: Default catalog.
         schema: Default schema.
@@ -57,7 +57,7 @@ class ExternalTables:
         self._defaults = {"catalog": catalog, "schema": schema}
 
     def find(self, name: str) -> ExternalTable | None:
-        """Where the table of that name lies; `None` if neither mapped nor in the storage."""
+        """The table of that name; `None` if neither mapped nor in the storage."""
         try:
             spelling_of_name = ".".join(split_name(name)).lower()
             resolved = resolve_name(name, **self._defaults)
@@ -74,8 +74,8 @@ class ExternalTables:
             return ExternalTable(path=path, format="delta")
         return None
 
-    def place_of(self, name: str) -> str:
-        """Where a table lies that has no place yet: in the storage, as a dataset would.
+    def location_of(self, name: str) -> str:
+        """The path of a new table: in the storage, as of a dataset.
 
         Raises:
             DefinitionError: `INVALID_DATASET_NAME`.
@@ -86,16 +86,16 @@ class ExternalTables:
             raise DefinitionError("INVALID_DATASET_NAME", str(error)) from None
 
     def read(self, table: ExternalTable, reader: Reader, name: str) -> DataFrame:
-        """The rows of a table that `find` found; as a stream if the reader is one.
+        """The rows of a table; as a stream if the reader is one.
 
         Raises:
-            DefinitionError: `EXTERNAL_TABLE_NOT_FOUND`: nothing lies there.
+            DefinitionError: `EXTERNAL_TABLE_NOT_FOUND`.
         """
         if not self._exists(table.path):
             raise DefinitionError(
                 "EXTERNAL_TABLE_NOT_FOUND",
-                f"table {name!r} is mapped to {table.path}, where nothing is",
-                hint="correct its entry below `tables` in the settings, or put the data there",
+                f"table {name!r} is mapped to {table.path}, which does not exist",
+                hint="correct its entry below `tables` in the settings, or create the path",
             )
         with own_read():
             options = {**(_CSV_DEFAULTS if table.format == "csv" else {}), **table.options}
@@ -116,13 +116,10 @@ class ExternalTables:
             table = self._tables.get(".".join((*parts[:kept], "*")))
             if table is None:
                 continue
-            place = "/".join((table.path.rstrip("/"), *parts[kept:]))
-            if self._exists(place):
-                return _with_format(_moved(table, place))
-            for suffix in _BY_SUFFIX:
-                if self._exists(place + suffix):
-                    return _with_format(_moved(table, place + suffix))
-            return _with_format(_moved(table, place))
+            path = "/".join((table.path.rstrip("/"), *parts[kept:]))
+            names = (path, *(path + suffix for suffix in _BY_SUFFIX))
+            existing = next(filter(self._exists, names), path)
+            return _with_format(replace(table, path=existing))
         return None
 
     def _exists(self, path: str) -> bool:
@@ -130,21 +127,17 @@ class ExternalTables:
         if local is not None:
             return any(local.parent.glob(local.name)) if "*" in path else local.exists()
         jvm: Any = self._spark._jvm
-        place = jvm.org.apache.hadoop.fs.Path(path)
-        system = place.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
-        return bool(system.globStatus(place))
+        hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
+        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
+        return bool(hadoop_path.getFileSystem(conf).globStatus(hadoop_path))
 
 
 def _plain(name: str) -> str:
     return name.replace("`", "").strip().lower()
 
 
-def _moved(table: ExternalTable, path: str) -> ExternalTable:
-    return ExternalTable(path=path, format=table.format, options=table.options, schema=table.schema)
-
-
 def _with_format(table: ExternalTable) -> ExternalTable:
-    """The table with the format that its files show, where the settings name none."""
+    """The table with the format of its files, where the settings name none."""
     if table.format:
         return table
     shown = "delta"
@@ -156,4 +149,4 @@ def _with_format(table: ExternalTable) -> ExternalTable:
         suffixes = {entry.suffix.lower() for entry in local.rglob("*") if entry.is_file()}
         known = [_BY_SUFFIX[suffix] for suffix in sorted(suffixes) if suffix in _BY_SUFFIX]
         shown = known[0] if known else shown
-    return ExternalTable(path=table.path, format=shown, options=table.options, schema=table.schema)
+    return replace(table, format=shown)

@@ -1,8 +1,8 @@
 """`_metadata` of files in SQL.
 
-A temporary view hides the metadata column of what is below it, and files that SQL reads become such
-a view. So a view for a query that names `_metadata` shows it as an ordinary column of another name,
-the query uses that name, and what `*` takes along of it is dropped from the result.
+A temporary view hides the metadata column of its source, and files that SQL reads become such a
+view. So a view for a query that names `_metadata` has it as an ordinary column of another name, the
+query uses that name, and the columns that `*` adds are dropped from the result.
 """
 
 import re
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 SHOWN = "__penstock_metadata"
 _NAME = "_metadata"
-# Texts and comments are stepped over; a name may stand in backticks.
+# Strings and comments are skipped; a name may be in backticks.
 _TOKENS = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|`_metadata`|\b_metadata\b",
     re.IGNORECASE | re.DOTALL,
@@ -27,7 +27,7 @@ def named_in(text: str) -> bool:
 
 
 def showing(df: DataFrame) -> DataFrame:
-    """The rows of files with their metadata as one more column; as they are if they have none."""
+    """The rows of files with their metadata, if any, as one more column."""
     try:
         return df.select("*", F.col(_NAME).alias(SHOWN))
     except AnalysisException:
@@ -35,27 +35,21 @@ def showing(df: DataFrame) -> DataFrame:
 
 
 def using_shown(text: str) -> str:
-    """A query with the column's name for `_metadata`."""
+    """A query that uses the name of that column for `_metadata`."""
     return _TOKENS.sub(lambda match: SHOWN if _is_name(match) else match.group(), text)
 
 
 def without_shown(df: DataFrame, text: str) -> DataFrame:
-    """A query's result without what `*` took along.
-
-    Args:
-        df: The result.
-        text: As the user wrote it: one that selects `_metadata` as a whole keeps it.
-    """
-    places = [place for place, name in enumerate(df.columns) if name == SHOWN]
-    if not places:
+    """A query's result without the columns that `*` added."""
+    positions = [position for position, name in enumerate(df.columns) if name == SHOWN]
+    if not positions:
         return df
-    kept = places[-1] if _is_selected(text) else None
-    names = [f"{SHOWN}_{place}" if place in places else name
-             for place, name in enumerate(df.columns)]  # fmt: skip
-    if kept is not None:
-        names[kept] = _NAME
-    dropped = [names[place] for place in places if place != kept]
-    return df.toDF(*names).drop(*dropped)
+    names = list(df.columns)
+    for position in positions:
+        names[position] = f"{SHOWN}_{position}"
+    if _is_selected(text):
+        names[positions.pop()] = _NAME
+    return df.toDF(*names).drop(*(names[position] for position in positions))
 
 
 def _is_selected(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""`column:a.b[0]` on columns of type STRING, as Databricks SQL has it.
+"""`column:a.b[0]` on columns of type STRING, as in Databricks SQL.
 
-Open-source Spark knows the operator on VARIANT only. Its parser gives the path in the form that
-`get_json_object` takes, so the operator can be spelled that way. Results are text or NULL.
+Open-source Spark has the operator on VARIANT only. Its parser returns the path in the form of
+`get_json_object`, which replaces the operator. Results are strings or NULL.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 from penstock._spark.plans import iterate
 
 NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
-"""Part of Spark's message where the operator stands on another type than VARIANT."""
+"""Part of Spark's message for the operator on another type than VARIANT."""
 
 _NESTED = frozenset({"struct", "map", "array"})
 
@@ -26,14 +26,11 @@ class _Extract:
 
 
 def spell_json_paths(spark: Any, text: str) -> str:
-    """Replace every `column:path` of a query by `get_json_object`.
-
-    Args:
-        spark: A classic SparkSession; only its parser is used.
-        text: One query that Spark can parse.
-    """
+    """Replace every `column:path` of a query by `get_json_object`."""
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    accesses = sorted({item.start: item for item in _in_plan(plan, text)}.values(), key=_start)
+    accesses = sorted(
+        {item.start: item for item in _in_plan(plan, text)}.values(), key=lambda item: item.start
+    )
     for item in reversed(accesses):
         path = item.path.replace("\\", "\\\\").replace("'", "\\'")
         call = f"get_json_object(CAST({item.column} AS STRING), '{path}')"
@@ -44,9 +41,9 @@ def spell_json_paths(spark: Any, text: str) -> str:
 
 
 def reads_nested(plan: Any) -> bool:
-    """Whether an analysed plan takes a JSON path from a STRUCT, MAP or ARRAY.
+    """Whether an analysed plan reads a JSON path of a STRUCT, MAP or ARRAY.
 
-    Their cast to text is no JSON, so every path in it would be NULL.
+    Their cast to STRING is not JSON, so every path in it would be NULL.
     """
     return any(map(_takes_nested, iterate(plan.expressions()))) or any(
         map(reads_nested, iterate(plan.children()))
@@ -62,10 +59,6 @@ def _takes_nested(expression: Any) -> bool:
     if hasattr(expression, "plan") and "Subquery" in kind and reads_nested(expression.plan()):
         return True
     return any(map(_takes_nested, iterate(expression.children())))
-
-
-def _start(item: _Extract) -> int:
-    return item.start
 
 
 def _in_plan(plan: Any, text: str) -> Iterator[_Extract]:
@@ -88,7 +81,7 @@ def _in_expression(expression: Any, text: str, *, is_column: bool) -> Iterator[_
         yield from _in_plan(expression.plan(), text)
     for child in iterate(expression.children()):
         if kind == "Alias" and child.getClass().getSimpleName() == "SemiStructuredExtract":
-            # The parser names the column after the path; deeper down the name does not show.
+            # The parser names a selected column after the path.
             is_whole = is_column and _range(expression) == _range(child)
             yield _extract(child, text, str(expression.name()) if is_whole else None)
         else:

@@ -1,11 +1,10 @@
-"""Rows that a stateful operator refuses, because the watermark has passed them.
+"""Late rows: rows that a stateful operator drops because they are older than the watermark.
 
-Spark filters them inside of the operator. What it filtered by is in the plan of the micro-batch:
-the operator carries the watermark that it applies (that of the batch before, which the offset log
-keeps, so a batch that runs again applies the same), and below the operator is the batch's input. So
-the refused rows are that input, filtered by the operator's own condition. This holds where the
-input comes from sources alone; behind another stateful operator it would have to be computed twice,
-with its state.
+Spark filters them inside of the operator. The plan of the micro-batch has the watermark of the
+operator (of the previous batch, from the offset log, so a repeated batch applies the same one) and
+the input of the batch. So the late rows are that input, filtered by the condition of the operator.
+This requires that the input comes from sources alone; after another stateful operator it would have
+to be computed again, with its state.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +50,7 @@ class _Input:
         plan: Logical plan of the input.
         position: Of the column that is compared with the watermark.
         is_window: Whether that column is a window, whose end is compared.
-        before_window: Plan and position of the event time, of rows that no window was made for yet.
+        before_window: Plan and position of the event time before windows are assigned.
     """
 
     plan: Any
@@ -67,11 +66,11 @@ class _Operator:
 
 
 class _UnknownError(Exception):
-    """Which rows are refused cannot be told; the text says why."""
+    """The late rows cannot be determined; the message is the reason."""
 
 
 def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: LateRows) -> None:
-    """Refuse `late_rows="quarantine"` where late rows cannot be told from others.
+    """Refuse `late_rows="quarantine"` where late rows cannot be determined.
 
     Raises:
         DefinitionError: `LATE_ROWS_NOT_AVAILABLE`.
@@ -79,14 +78,16 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
     if wanted is not LateRows.QUARANTINE or flow.once:
         return
     if not flow.implicit and not any(is_stateful(node) for node in walk(analyzed(df))):
-        return  # one of several flows into the table, which cannot have late rows
+        return  # one of several flows into the table, without late rows
     try:
         if flow.cdc is not None or flow.snapshot is not None:
             raise _UnknownError("the rows of an auto CDC flow are change events")
         if mode is None:
-            raise _UnknownError("the query is no stream")
+            raise _UnknownError("the query is not a stream")
         if mode is OutputMode.COMPLETE:
-            raise _UnknownError("in complete mode no row is too late: every batch counts all rows")
+            raise _UnknownError(
+                "in complete mode no row is late: every batch recomputes the whole result"
+            )
         _operator(analyzed(df))
     except _UnknownError as reason:
         raise DefinitionError(
@@ -99,12 +100,7 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
 
 
 class LateRowFinder:
-    """See `penstock._tables.write.row_files.FindLateRows`.
-
-    Args:
-        execution: Spark's `IncrementalExecution` of the micro-batch that is being written.
-        keeps: Whether the rows go to quarantine.
-    """
+    """See `penstock._tables.write.row_files.FindLateRows`."""
 
     def __init__(self, execution: Callable[[], Any], *, keeps: bool) -> None:
         self._execution = execution
@@ -129,7 +125,7 @@ class LateRowFinder:
             return Refused(dropped)
         session = df.sparkSession
         before = session.conf.get(_CHECK, None)
-        # The plan reads the micro-batch, not a stream, but still says that it is one.
+        # The plan reads the micro-batch, but is still marked as streaming.
         session.conf.set(_CHECK, "false")
         try:
             frames = list(self._frames(session, operator, watermark))
@@ -162,7 +158,7 @@ class LateRowFinder:
 
 
 def dropped_by_watermark(progress: Any) -> int:
-    """What Spark itself reports for a batch: rows, but of an aggregation only groups."""
+    """The count that Spark reports for a batch: rows, or groups of an aggregation."""
     return sum(
         max(0, int(operator.get(_DROPPED, 0) or 0))
         for operator in progress.get("stateOperators") or ()
@@ -170,7 +166,7 @@ def dropped_by_watermark(progress: Any) -> int:
 
 
 def _frame(session: SparkSession, plan: Any) -> tuple[DataFrame, list[str]]:
-    """The rows of a plan, with column names that are unique; and its own names."""
+    """The rows of a plan, with unique column names; and its own names."""
     jvm: Any = session._jvm
     jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
     names = [str(attribute.name()) for attribute in iterate(plan.output())]
@@ -206,14 +202,14 @@ def _operator(plan: Any) -> _Operator:
     """The one stateful operator of a plan.
 
     Raises:
-        _UnknownError: There is none, or its late rows cannot be told.
+        _UnknownError: There is none, or its late rows cannot be determined.
     """
     stateful = [node for node in walk(plan) if is_stateful(node)]
     if not stateful:
         raise _UnknownError("it has no stateful operation, so no row of it is late")
     if len(stateful) > 1:
         raise _UnknownError(
-            "it has several stateful operations, and the input of the later ones comes out of the "
+            "it has several stateful operations, and the input of the later ones depends on the "
             "state of the earlier ones"
         )
     node = stateful[0]
@@ -226,7 +222,7 @@ def _operator(plan: Any) -> _Operator:
         if not inputs:
             raise _UnknownError("its input has no watermark, so no row is late")
         return _Operator(inputs, drops_groups=False)
-    raise _UnknownError(f"{kind} decides by itself which rows are late")
+    raise _UnknownError(f"user code of {kind} decides which rows are late")
 
 
 def _of_aggregate(node: Any, child: Any) -> _Input:
@@ -257,7 +253,7 @@ def _of_rows(child: Any) -> _Input | None:
 
 
 def _before(child: Any, window: int) -> tuple[Any, int] | None:
-    """Where the rows still are that get no window because their event time is NULL.
+    """The plan that still has the rows without a window, because their event time is NULL.
 
     Spark puts the window into a Project (or Expand, where windows overlap) and a filter for NULL
     below it or above it.
@@ -296,7 +292,7 @@ def is_watermarked(expression: Any) -> bool:
 
 
 def _applied(plan: Any) -> tuple[int | None, int]:
-    """The watermark that the stateful operators applied, and what they say they dropped."""
+    """The watermark of the stateful operators, and the number of rows that they dropped."""
     watermark: int | None = None
     dropped = 0
     pending = [plan]

@@ -7,12 +7,7 @@ from pyspark.sql.types import DoubleType, FloatType, StructType
 
 
 def with_floats(data: Any, schema: Any) -> Any:
-    """The rows with integers turned to floats in columns of type FLOAT and DOUBLE.
-
-    Args:
-        data: As for `createDataFrame`; only lists and tuples of rows are changed.
-        schema: Likewise: a struct, or DDL.
-    """
+    """The rows for `createDataFrame` with integers as floats in FLOAT and DOUBLE columns."""
     if not isinstance(data, list | tuple) or not isinstance(schema, StructType | str):
         return data
     struct = _parsed(schema) if isinstance(schema, str) else schema
@@ -29,7 +24,7 @@ def with_floats(data: Any, schema: Any) -> Any:
 def _parsed(schema: str) -> StructType | None:
     try:
         kind = StructType.fromDDL(schema)
-    except Exception:  # Spark reports what is wrong with it
+    except Exception:  # Spark reports the error
         return None
     return kind if isinstance(kind, StructType) else None
 

@@ -1,4 +1,4 @@
-"""Sources that are not on this machine: their names, why they cannot be read, and what helps."""
+"""Missing sources: their names, why they cannot be read, and the setting that helps."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from penstock.errors import DefinitionError, PenstockError
 from penstock.sources.files.merging import apply_hints
 
 MAP_PATH = "map its beginning below `paths` in the settings"
-NOTHING_THERE = f"nothing is there; {MAP_PATH}"
+NOTHING_THERE = f"the path does not exist; {MAP_PATH}"
 _NO_TABLE = "neither in the pipeline nor in the catalog; map it below `tables` in the settings"
 _CONDITIONS = {
     **dict.fromkeys(
@@ -26,22 +26,17 @@ _NO_FILE_SYSTEM = re.compile(
 
 
 def files_name(paths: Sequence[str], source_format: str) -> str:
-    """A source of files in words, as for a plain reader: `json /Volumes/main/raw`."""
+    """A source of files as readable text: `json /Volumes/main/raw`."""
     return f"{source_format.lower() or 'files'} {','.join(paths)}"
 
 
 def lacks_file_system(error: BaseException) -> bool:
-    """Whether no class of this installation opens paths of the scheme."""
+    """Whether this installation has no file system for the scheme of a path."""
     return _NO_FILE_SYSTEM.search(str(error)) is not None
 
 
 def missing_reason(error: Exception, paths: Sequence[str]) -> str:
-    """Why a source cannot be read, with the entry of the settings that helps.
-
-    Args:
-        error: What reading it raised.
-        paths: Of a source of files, mapped; empty for any other.
-    """
+    """Why a source cannot be read, with the setting that helps."""
     if match := _NO_FILE_SYSTEM.search(str(error)):
         scheme = match["scheme"] or next((path.split(":")[0] for path in paths if ":" in path), "")
         return f"no file system for {scheme}: is installed here; {MAP_PATH}"
@@ -56,13 +51,13 @@ def missing_reason(error: Exception, paths: Sequence[str]) -> str:
 
 
 def hinted_columns(options: Mapping[str, str]) -> StructType:
-    """The columns that schema hints of Auto Loader name."""
+    """The columns of Auto Loader's schema hints."""
     hints = _option(options, _HINTS)
     return apply_hints(StructType(), hints) if hints else StructType()
 
 
 def require_files_beside_hints(options: Mapping[str, str], paths: Sequence[str]) -> None:
-    """Refuse schema hints where there are no files: they would be taken for the whole schema.
+    """Refuse schema hints without files: they would become the whole schema.
 
     Raises:
         DefinitionError: `PATH_NOT_FOUND`.
@@ -72,7 +67,7 @@ def require_files_beside_hints(options: Mapping[str, str], paths: Sequence[str])
 
 
 def format_option(options: Mapping[str, str]) -> str:
-    """The format that options of Auto Loader name; empty if none."""
+    """The format in the options of Auto Loader; empty if none."""
     return _option(options, "format")
 
 
@@ -82,7 +77,7 @@ def _option(options: Mapping[str, str], name: str) -> str:
 
 
 def _may_exist(path: str) -> bool:
-    """Whether something may be at a path; only of local ones without wildcards it is known."""
+    """Whether a path may exist; it is checked for local paths without wildcards only."""
     local = local_path(path)
     if local is None or any(sign in path for sign in "*?[{"):
         return True

@@ -1,4 +1,4 @@
-"""An evaluator that notes what it sees: every read, the plan of every query, every expectation."""
+"""Evaluators that record reads, plans and expectations."""
 
 import re
 import tempfile
@@ -27,12 +27,15 @@ from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
 from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
-from penstock._spark.plans import iterate
+from penstock._spark.plans import analyzed, iterate
 from penstock.errors import PenstockError
 from penstock.quality.rules import condition_column
 from penstock.sources.base import NOWHERE, Position
 
-_SAYS_NULL = (
+_IDS = re.compile(r"#\d+L?")
+_EMPTY_SOURCE = re.compile(r"FileSource\[[^\]]*/penstock-analysis-[^\]/]*/([^\]/]*)\]")
+_MAX_WIDTH = 200
+_MENTIONS_NULL = (
     r"(?i)\b{name}\)?\s+IS\s+(?:NOT\s+)?NULL\b"
     r"|\b(?:coalesce|nvl2?|ifnull|isnull|isnotnull)\([^)]*\b{name}\b"
 )
@@ -40,7 +43,7 @@ _SAYS_NULL = (
 
 @dataclass
 class Observations:
-    """What was seen of each flow; the last evaluation counts.
+    """Facts of each flow, of its last evaluation.
 
     Attributes:
         reads: In the order of the reads; those of a view belong to the view.
@@ -53,8 +56,33 @@ class Observations:
     rules: dict[str, dict[str, RuleFacts]] = field(default_factory=dict)
 
 
+class PlanTexts(Evaluator):
+    """Keeps the analysed plan of each query as text, without ids of expressions."""
+
+    def __init__(self, texts: dict[str, str], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._texts = texts
+
+    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
+        """See `Evaluator.evaluate`."""
+        df, evaluation = super().evaluate(flow, position)
+        self._texts[flow.name] = self._text(df)
+        return df, evaluation
+
+    def _text(self, df: DataFrame) -> str:
+        text = _IDS.sub("", str(analyzed(df).toString()))
+        source: Any = self._source
+        text = _EMPTY_SOURCE.sub(lambda match: source.dataset_at(match[1]) or match[0], text)
+        lines = [line.rstrip() for line in text.splitlines()]
+        return "\n".join(
+            line if len(line) <= _MAX_WIDTH else f"{line[: _MAX_WIDTH - 3]}..."
+            for line in lines
+            if line
+        )
+
+
 class ObservingEvaluator(Evaluator):
-    """Evaluates as always, and notes what it sees."""
+    """Records the facts of each evaluation."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -62,7 +90,7 @@ class ObservingEvaluator(Evaluator):
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-lint-")
 
     def close(self) -> None:
-        """Remove the empty folder that expectations are looked at over."""
+        """Remove the empty folder that expectations are analysed over."""
         self._folder.cleanup()
 
     def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
@@ -110,11 +138,11 @@ class ObservingEvaluator(Evaluator):
             try:
                 facts[rule.name] = self._facts_of(df, rule)
             except (PenstockError, PySparkException):
-                continue  # the analysis says what is wrong with it
+                continue  # the analysis reports the error
         return facts
 
     def _facts_of(self, df: DataFrame, rule: Expectation) -> RuleFacts:
-        # Over an empty folder, so that nothing can be folded but what NULL decides.
+        # Over an empty folder, so that only NULLs can be folded.
         rows = self._empty(df)
         condition = condition_column(self._spark, rule)
         selected = rows.select(condition.alias("rule"))
@@ -130,7 +158,7 @@ class ObservingEvaluator(Evaluator):
                 breaks += [name] if is_nullable else []
             elif _folded(without.select(condition.alias("rule"))) == "true":
                 passes.append(name)
-            if re.search(_SAYS_NULL.format(name=re.escape(name)), text):
+            if re.search(_MENTIONS_NULL.format(name=re.escape(name)), text):
                 mentioned.append(name)
         return RuleFacts(
             constant=constant,
@@ -140,8 +168,8 @@ class ObservingEvaluator(Evaluator):
         )
 
     def _empty(self, df: DataFrame) -> DataFrame:
-        place = Path(self._folder.name).as_uri()
-        return self._spark.read.schema(df.schema).format("parquet").load(place)
+        folder = Path(self._folder.name).as_uri()
+        return self._spark.read.schema(df.schema).format("parquet").load(folder)
 
 
 def _is_never_true(rows: DataFrame, condition: Column) -> bool:

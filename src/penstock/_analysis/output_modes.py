@@ -1,4 +1,4 @@
-"""Output modes: which one a flow gets, and what to do where Spark or the target refuses one."""
+"""Output modes: the mode of a flow, and hints where Spark or its target refuses one."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ _APPEND, _COMPLETE, _UPDATE = OutputMode.APPEND, OutputMode.COMPLETE, OutputMode
 
 _NO_WATERMARK = "without watermark"
 _NO_AGGREGATION = "no streaming aggregations"
-# What Spark's refusal says -> the way out. The first that fits is taken.
+# Part of Spark's message -> hint; the first match is used.
 _WAYS_OUT = (
     (
         "Sorting",
@@ -73,21 +73,15 @@ _DEFAULT_WAY_OUT = (
 def choose_output_mode(
     df: "DataFrame", flow: Flow, *, dataset: Dataset | None = None, sink: Sink | None = None
 ) -> OutputMode:
-    """The declared output mode, or else the first that Spark and the target can.
+    """The declared output mode, or else the first that Spark and the target support.
 
     Spark's own check runs here, so that a mode that cannot work is refused before anything starts.
-
-    Args:
-        df: The query.
-        flow: Its flow.
-        dataset: The table that it writes.
-        sink: The sink that it writes.
 
     Raises:
         DefinitionError: `OUTPUT_MODE_NOT_SUPPORTED`.
     """
     takes = (_APPEND, _COMPLETE, _UPDATE) if sink is None else sink_of(sink.format).modes
-    # Update mode is chosen only for targets that cannot have the whole result with every batch.
+    # Update mode is the default only of targets that do not support complete mode.
     wanted = [flow.output_mode] if flow.output_mode else list(takes[:2])
     reasons = []
     for mode in wanted:
@@ -118,7 +112,7 @@ def _check_target(
     dataset: Dataset | None,
     sink: Sink | None,
 ) -> None:
-    """Refuse a mode that Spark can run and the target cannot take."""
+    """Refuse a mode that the target does not support."""
     reason = hint = ""
     if mode not in takes:
         assert sink is not None

@@ -1,22 +1,22 @@
-"""Reads the facts of a query off Spark's analysed plan; nothing is executed."""
+"""Facts of a query from Spark's analysed plan; nothing is executed."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock._analysis.late_rows import is_watermarked
 from penstock._analysis.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
-from penstock._spark.plans import analyzed, iterate, shown_expression
+from penstock._spark.plans import analyzed, iterate, kind_of, shown_expression, walk
 
 _CHANCE = re.compile(r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I)
 _CLOCK = re.compile(
     r"\b(current_timestamp|current_date|localtimestamp|now|unix_timestamp)\(\)", re.I
 )
 _NOTED = re.compile(r"\b(from_json|from_csv|from_xml|from_avro|from_protobuf)\(", re.I)
-_WATERMARK = "spark.watermarkDelayMs"
 _COORDINATES = ("partition", "offset")
 _TIMELESS = {"NoTimeout", "NoTimeout$", "NoTime", "NoTime$"}
 
@@ -29,8 +29,8 @@ def query_facts(df: DataFrame) -> QueryFacts:
 
 
 @dataclass
-class _Made:
-    """What one attribute is made of."""
+class _Derived:
+    """References and SQL of the expression of an attribute."""
 
     parts: set[int]
     text: str
@@ -41,14 +41,14 @@ class _Reader:
         self.plan = analyzed(df)
         self._df = df
         self._jvm: Any = df.sparkSession._jvm
-        self._made: dict[int, _Made] = {}
+        self._derived: dict[int, _Derived] = {}
         self._nodes: list[Any] = []
         self._watermarks: dict[str, int] = {}
         self._coordinates: dict[int, str] = {}
         self._texts: list[str] = []
 
     def walk(self, node: Any) -> None:
-        kind = _kind(node)
+        kind = kind_of(node)
         self._nodes.append(node)
         if kind in ("Project", "Aggregate"):
             name = "projectList" if kind == "Project" else "aggregateExpressions"
@@ -57,7 +57,7 @@ class _Reader:
         elif kind == "Filter":
             self._texts.append(str(node.condition().sql()))
         elif kind == "EventTimeWatermark":
-            # The interval may have months in it; Spark counts those as 31 days.
+            # Spark counts a month of the interval as 31 days.
             event_time = self._jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark
             self._watermarks[str(node.eventTime().name())] = int(
                 event_time.getDelayMs(node.delay())
@@ -70,14 +70,14 @@ class _Reader:
             self.walk(child)
 
     def facts(self) -> QueryFacts:
-        text = "\n".join([*self._texts, *(made.text for made in self._made.values())])
+        text = "\n".join([*self._texts, *(derived.text for derived in self._derived.values())])
         chance = _names(_CHANCE, text)
         if not chance and not self.plan.deterministic():
             chance = ("a function that is declared as not deterministic",)
         result = set()
         for attribute in iterate(self.plan.output()):
             result |= self._all_parts(attribute.exprId().id())
-        is_aggregated = any(_kind(node) == "Aggregate" for node in self._nodes)
+        is_aggregated = any(kind_of(node) == "Aggregate" for node in self._nodes)
         lost = {name for i, name in self._coordinates.items() if i not in result}
         return QueryFacts(
             is_streaming=self._df.isStreaming,
@@ -90,13 +90,13 @@ class _Reader:
             columns={field.name: field.dataType.simpleString() for field in self._df.schema},
         )
 
-    # -- what attributes are made of -----------------------------------------------------------
+    # -- expressions of attributes -----------------------------------------------------------
 
     def _note(self, item: Any) -> None:
-        if _kind(item) != "Alias":
+        if kind_of(item) != "Alias":
             return
         references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        self._made[item.exprId().id()] = _Made(references, str(item.child().sql()))
+        self._derived[item.exprId().id()] = _Derived(references, str(item.child().sql()))
 
     def _all_parts(self, attribute: int) -> set[int]:
         seen: set[int] = set()
@@ -106,8 +106,8 @@ class _Reader:
             if part in seen:
                 continue
             seen.add(part)
-            if part in self._made:
-                waiting += self._made[part].parts
+            if part in self._derived:
+                waiting += self._derived[part].parts
         return seen
 
     def _chance_in(self, expressions: list[Any]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class _Reader:
             texts.append(str(expression.sql()))
             for attribute in iterate(expression.references().toSeq()):
                 parts = self._all_parts(attribute.exprId().id())
-                texts += [self._made[part].text for part in parts if part in self._made]
+                texts += [self._derived[part].text for part in parts if part in self._derived]
         text = "\n".join(texts)
         return (*_names(_CHANCE, text), *_names(_CLOCK, text))
 
@@ -126,7 +126,7 @@ class _Reader:
         for node in self._nodes:
             if not node.isStreaming():
                 continue
-            kind = _kind(node)
+            kind = kind_of(node)
             if kind == "Aggregate":
                 keys = list(iterate(node.groupingExpressions()))
                 yield self._keyed(node, StateKind.AGGREGATE, keys)
@@ -135,14 +135,8 @@ class _Reader:
             elif kind == "Deduplicate":
                 yield self._keyed(node, StateKind.DEDUPLICATE, list(iterate(node.keys())))
             elif kind == "DeduplicateWithinWatermark":
-                facts = self._keyed(node, StateKind.DEDUPLICATE_WITHIN, list(iterate(node.keys())))
-                yield StateFacts(
-                    kind=facts.kind,
-                    keys=facts.keys,
-                    has_watermark=facts.has_watermark,
-                    is_bounded=True,
-                    chance_keys=facts.chance_keys,
-                )
+                keyed = self._keyed(node, StateKind.DEDUPLICATE_WITHIN, list(iterate(node.keys())))
+                yield replace(keyed, is_bounded=True)
             elif kind == "Join":
                 if all(child.isStreaming() for child in iterate(node.children())):
                     yield self._join(node)
@@ -154,7 +148,7 @@ class _Reader:
             kind=kind,
             keys=tuple(shown_expression(key) for key in keys),
             has_watermark=_has_watermark(node),
-            is_bounded=any(_is_event_time(key) for key in keys),
+            is_bounded=any(is_watermarked(key) for key in keys),
             chance_keys=self._chance_in(keys),
         )
 
@@ -172,10 +166,10 @@ class _Reader:
 
     def _arbitrary(self, node: Any) -> StateFacts:
         timeless = False
-        for name in ("timeout", "timeMode"):
-            if hasattr(node, name) and _has_method(node, name):
-                value = getattr(node, name)()
-                timeless = {_kind(value), str(value.toString())} & _TIMELESS != set()
+        methods = {method.getName() for method in node.getClass().getMethods()}
+        for name in (name for name in ("timeout", "timeMode") if name in methods):
+            value = getattr(node, name)()
+            timeless = {kind_of(value), str(value.toString())} & _TIMELESS != set()
         return StateFacts(
             kind=StateKind.ARBITRARY,
             has_watermark=_has_watermark(node),
@@ -183,25 +177,9 @@ class _Reader:
         )
 
 
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _has_method(node: Any, name: str) -> bool:
-    return any(method.getName() == name for method in node.getClass().getMethods())
-
-
 def _names(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     return tuple(sorted({match.group(1).lower() for match in pattern.finditer(text)}))
 
 
 def _has_watermark(node: Any) -> bool:
-    if _kind(node) == "EventTimeWatermark":
-        return True
-    return any(_has_watermark(child) for child in iterate(node.children()))
-
-
-def _is_event_time(key: Any) -> bool:
-    """Whether Spark sees event time with a watermark in a key: the column itself, or its window."""
-    named = _kind(key) in ("AttributeReference", "Alias")
-    return named and bool(key.metadata().contains(_WATERMARK))
+    return any(kind_of(part) == "EventTimeWatermark" for part in walk(node))

@@ -1,8 +1,8 @@
-"""Every way of reading in PySpark, redirected while user code of a pipeline runs.
+"""Hooks of PySpark's readers: all reads of a pipeline's user code go through a `Redirect`.
 
 Readers, `spark.sql`, `spark.table`, the catalog and `DeltaTable` are wrapped once per process. The
 wrappers do nothing unless a `Redirect` is active in the current context, so other threads and code
-outside of pipelines are untouched.
+outside of pipelines are not affected.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ _PATH_OPTION = "path"
 
 
 class Redirect(Protocol):
-    """What reads become. Called on the thread that runs the user's code."""
+    """Carries out reads, on the thread that runs the user's code."""
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
-        """The rows behind a name, or `None` to let Spark's catalog answer."""
+        """The rows of a table, or `None` to use Spark's catalog."""
 
     def sql(self, text: str) -> str | None:
-        """The text that Spark shall run instead; `None` for a statement that has no effect here."""
+        """The statement to run instead; `None` for a statement without effect."""
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """The rows of `reader.load()`.
@@ -51,27 +51,27 @@ class Redirect(Protocol):
         `reader_schema` and `reader_paths`.
 
         Args:
-            reader: As it was configured.
-            spark_load: Lets Spark load with the options that the reader has by then.
+            reader: As configured.
+            spark_load: Loads with Spark and the current options of the reader.
         """
 
     def setting(self, key: str) -> str:
-        """The value of a setting that nobody gave; raises by default."""
+        """The value of a setting that is not set; raises by default."""
 
     def map_path(self, path: str) -> str:
-        """The place that a path of the user's stands for."""
+        """The location that a path of the user is mapped to."""
 
     def record(self, what: str) -> None:
-        """Remember a source from outside of the pipeline, for the plan."""
+        """Record an external source, for the plan."""
 
     def table_exists(self, name: str) -> bool | None:
-        """Whether a table exists; `None` to let Spark's catalog answer."""
+        """Whether a table exists; `None` to use Spark's catalog."""
 
     def delta_path(self, name: str) -> str | None:
-        """Where the Delta table of that name lies; `None` to let Spark's catalog answer."""
+        """The path of the Delta table of that name; `None` to use Spark's catalog."""
 
     def new_table(self, name: str) -> str:
-        """Where a table lies that user code writes by name."""
+        """The path of a table that user code writes by name."""
 
 
 _active: ContextVar[Redirect | None] = ContextVar("penstock_redirect", default=None)
@@ -91,7 +91,7 @@ def redirected(redirect: Redirect) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_read() -> Iterator[None]:
-    """Read as Spark does: for reads that Penstock makes itself."""
+    """Disable the hooks: for reads of Penstock itself."""
     token = _inner_read.set(True)
     try:
         yield
@@ -103,7 +103,7 @@ def _redirect() -> Redirect | None:
     return None if _inner_read.get() else _active.get()
 
 
-# -- what a reader was told ---------------------------------------------------------------------
+# -- configuration of a reader ---------------------------------------------------------------------
 
 
 def reader_options(reader: Any) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
-    """A source in words: format and place."""
+    """A source as readable text: format and location."""
     where = path
     if where is None:
         for key in ("subscribe", "subscribePattern", "assign", "path", "dbtable", "streamName"):
@@ -149,7 +149,7 @@ def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
 @functools.cache
 def install_reader_hooks() -> None:
     """Wrap the readers of classic PySpark; once per process, idempotent."""
-    # PySpark prints every failed analysis with its whole stack; the error that we raise says it.
+    # PySpark prints every failed analysis with its stack; the raised error has the message.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
@@ -170,7 +170,6 @@ def _wrap_settings() -> None:
         try:
             return original_get(self, key)
         except (PySparkException, Py4JJavaError):
-            # Not even Spark has a default.
             missing = key
         return redirect.setting(missing)
 
@@ -178,7 +177,7 @@ def _wrap_settings() -> None:
 
 
 def _wrap_writer() -> None:
-    """Paths are mapped; a table by name becomes Delta files in the pipeline's storage."""
+    """Map paths; a table by name is written to Delta files in the pipeline's storage."""
     for name in ("save", *_ROW_READERS):
         if hasattr(DataFrameWriter, name):
             setattr(DataFrameWriter, name, _path_writer(getattr(DataFrameWriter, name)))
@@ -197,21 +196,21 @@ def _wrap_writer() -> None:
         if redirect is None:
             original_table(self, name, format, mode, partitionBy, **options)
             return
-        place = redirect.delta_path(name) or redirect.new_table(name)
+        path = redirect.delta_path(name) or redirect.new_table(name)
         with own_read():
-            self.save(place, "delta", mode, partitionBy, **options)
+            self.save(path, "delta", mode, partitionBy, **options)
 
     original_insert = DataFrameWriter.insertInto
 
     @functools.wraps(original_insert)
     def insert_into(self: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:
         redirect = _redirect()
-        place = redirect.delta_path(tableName) if redirect is not None else None
-        if place is None:
+        path = redirect.delta_path(tableName) if redirect is not None else None
+        if path is None:
             original_insert(self, tableName, overwrite)
             return
         with own_read():
-            self.save(place, "delta", "overwrite" if overwrite else "append")
+            self.save(path, "delta", "overwrite" if overwrite else "append")
 
     DataFrameWriter.saveAsTable = save_as_table  # type: ignore[method-assign]
     DataFrameWriter.insertInto = insert_into  # type: ignore[method-assign]
@@ -248,9 +247,9 @@ def _wrap_session() -> None:
             return original_sql(self, sqlQuery, args, **kwargs)
         formatter = SQLStringFormatter(self)
         try:
-            # DataFrames in braces become temporary views first: the parser knows no braces.
+            # DataFrames in braces become temporary views first: the parser has no braces.
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
-            # The parser leaves computed names to the analyzer, which knows no datasets.
+            # The parser leaves computed names to the analyzer, which has no datasets.
             text = spell_names(text, _texts(args))
             rewritten = redirect.sql(text)
             if rewritten is None:
@@ -276,7 +275,7 @@ def _wrap_session() -> None:
 
 
 def _texts(arguments: Any) -> dict[str, str]:
-    """Those named parameters of a query that are texts."""
+    """The named parameters of a query that are strings."""
     named = arguments if isinstance(arguments, Mapping) else {}
     return {name: value for name, value in named.items() if isinstance(value, str)}
 

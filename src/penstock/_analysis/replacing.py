@@ -1,4 +1,4 @@
-"""The rows of a table that a flow replaces: its condition as a fixed text."""
+"""`replace_where`: the condition of the rows that a flow replaces, with fixed times."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +16,11 @@ from penstock.quality.rules import check_expectations, condition_column
 
 @dataclass(frozen=True)
 class Window:
-    """What a flow replaces now.
+    """The rows that a flow replaces.
 
     Attributes:
-        df: Rows of its query that fulfil the condition.
-        where: The condition as SQL text that means the same at any time.
+        df: Rows of its query that match the condition.
+        where: The condition as a SQL string without functions of time.
     """
 
     df: DataFrame
@@ -28,15 +28,11 @@ class Window:
 
 
 def window_of(df: DataFrame, flow: Flow) -> Window:
-    """Fix the condition of a flow at this moment, and keep the rows of its query that fulfil it.
+    """Fix the condition of a flow at the current time, and select the matching rows of its query.
 
-    The rows of the table and those of the query are looked at by different jobs. With
-    `current_date()` in the condition these would see different windows around midnight, and a row
-    could be lost or twice in the table. So functions of time become the values that they have now.
-
-    Args:
-        df: The query with the types of its table; a batch query.
-        flow: With `replace_where`.
+    Different jobs evaluate it for the rows of the table and of the query. With `current_date()`
+    these would differ around midnight, and a row could be lost or duplicated. So functions of time
+    are replaced by their current values.
 
     Raises:
         DefinitionError: `REPLACE_WHERE_INVALID`.
@@ -48,7 +44,7 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
         on_violation=OnViolation.WARN,
         origin=flow.origin,
     )
-    # Without the query, so that only its result's columns are found.
+    # Without the query, so that only the columns of its result resolve.
     empty = df.sparkSession.createDataFrame([], df.schema)
     try:
         column = condition_column(df.sparkSession, rule)
@@ -57,9 +53,9 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
         except AnalysisException as error:
             raise _invalid(flow, first_line(error)) from error
         check_expectations(empty, [replace(rule, condition=column)])
-        fixed = _at_this_moment(df, plan)
+        fixed = _with_current_time(df, plan)
         if not fixed.deterministic():
-            raise _invalid(flow, "it depends on chance")
+            raise _invalid(flow, "it is not deterministic")
         where = str(fixed.sql())
         kept = df.where(F.expr(where))
     except AnalysisException as error:
@@ -71,7 +67,7 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
     return Window(kept, where)
 
 
-def _at_this_moment(df: DataFrame, plan: Any) -> Any:
+def _with_current_time(df: DataFrame, plan: Any) -> Any:
     optimizer: Any = df.sparkSession._jvm.org.apache.spark.sql.catalyst.optimizer  # type: ignore[union-attr]
     return getattr(optimizer, "ComputeCurrentTime$").__getattr__("MODULE$").apply(plan).condition()
 

@@ -1,4 +1,4 @@
-"""What the systems of sinks say about declarations, options and queries."""
+"""Checks of declarations, options and queries by the systems of sinks."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from penstock.sinks.registry import sink_of
 
 
 def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
-    """The declarations with what the systems of the sinks say about them."""
+    """The declarations with the facts of their sinks."""
     return replace(
         index,
         sinks={
@@ -26,10 +26,10 @@ def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
 
 
 def note_endpoints(index: DefinitionIndex, context: ReadContext) -> None:
-    """Remember what sinks connect to, where a project is checked that lives elsewhere."""
+    """Record the endpoints of sinks as assumptions, if there are any."""
     for sink in index.sinks.values():
         system = sink_of(sink.format)
-        # A path that cannot be mapped is an error of a run, which says where it is written.
+        # A path that cannot be mapped is reported by a run.
         with contextlib.suppress(PenstockError):
             options = system.map_options(sink.options, context.map_path)
             if context.assumptions is not None:
@@ -44,10 +44,10 @@ def checked_options(
     resolve_secrets: Callable[[str], str],
     map_path: Callable[[str], str],
 ) -> dict[str, str]:
-    """The options of a sink as its writer takes them, once it is sure that they fit a query.
+    """The options of a sink for its writer, checked against a query.
 
     Raises:
-        ConnectorError: They do not; see `Sink.check_options` and `Sink.check_query`.
+        ConnectorError: See `Sink.check_options` and `Sink.check_query`.
     """
     system = sink_of(sink.format)
     options = system.map_options(resolved_options(sink.options, resolve_secrets), map_path)

@@ -1,8 +1,8 @@
-"""Names in SQL text: found with Spark's own parser, replaced in place.
+"""Names in SQL text: located with Spark's parser, replaced in place.
 
-The parser gives each relation and each table function with its position in the text, so everything
-else of the user's SQL stays as written. Common table expressions shadow datasets of the same name,
-subqueries are searched too.
+The parser returns each relation and each table function with its position in the text, so the rest
+of the user's SQL stays as written. Common table expressions shadow datasets of the same name;
+subqueries are included.
 """
 
 import itertools
@@ -33,11 +33,11 @@ class RelationReference:
 
     Attributes:
         start: First character of the identifier.
-        end: Behind its last character.
+        end: After its last character.
         parts: The name, without backticks.
-        is_streaming: Whether it stands below `STREAM`.
+        is_streaming: Whether it is inside `STREAM`.
         is_time_travel: Whether a version or a timestamp of it is read.
-        options: Given in a `WITH` clause.
+        options: Of its `WITH` clause.
     """
 
     start: int
@@ -59,10 +59,10 @@ class FunctionCall:
 
     Attributes:
         start: First character of the function's name.
-        end: Behind the closing parenthesis.
+        end: After the closing parenthesis.
         name: In lower case.
         arguments: Name (`None` if positional) and Spark's expression of each argument.
-        is_streaming: Whether it stands below `STREAM`.
+        is_streaming: Whether it is inside `STREAM`.
     """
 
     start: int
@@ -72,21 +72,21 @@ class FunctionCall:
     is_streaming: bool = False
 
 
-Found = RelationReference | FunctionCall
+NameReference = RelationReference | FunctionCall
 _view_numbers = itertools.count()
 
 
-def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None]) -> str:
+def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str | None]) -> str:
     """Replace table names and calls of table functions in a query.
 
     Args:
         spark: A classic SparkSession; only its parser is used.
         text: One SQL statement.
-        replace: Called for every relation and every table function; `None` leaves it as it is.
+        replace: Called for every relation and every table function; `None` keeps it.
 
     Returns:
-        The text with replacements; unchanged when it is not a query that Spark can parse (Spark
-        will say why when it runs it).
+        The text with replacements; unchanged if Spark cannot parse it (Spark raises when it runs
+        it).
     """
     try:
         plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
@@ -110,7 +110,7 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[Found], str | None])
 
 
 def as_view(df: Any) -> str:
-    """Give a DataFrame a name that can stand in a query."""
+    """Register a DataFrame as a temporary view; return its name for a query."""
     name = f"{VIEW_PREFIX}{next(_view_numbers)}"
     df.createOrReplaceTempView(name)
     return f"`{name}`"
@@ -118,7 +118,7 @@ def as_view(df: Any) -> str:
 
 def _names(
     plan: Any, hidden: frozenset[str], *, streaming: bool, time_travel: bool = False
-) -> Iterator[tuple[Found, str]]:
+) -> Iterator[tuple[NameReference, str]]:
     kind = plan.getClass().getSimpleName()
     if kind == "UnresolvedRelation":
         parts = tuple(iterate(plan.multipartIdentifier()))
@@ -146,15 +146,15 @@ def _names(
         yield from _in_expression(expression, hidden)
 
 
-def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[Found, str]]:
+def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[NameReference, str]]:
     if expression.getClass().getSimpleName() in _SUBQUERIES:
         yield from _names(expression.plan(), hidden, streaming=False)
     for child in iterate(expression.children()):
         yield from _in_expression(child, hidden)
 
 
-def _place(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
-    """The whole text, and where a name begins and its node ends."""
+def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
+    """The whole text, the start of a name and the end of its node."""
     full_text: str = origin.sqlText().get()
     start, end = origin.startIndex().get(), origin.stopIndex().get() + 1
     # Below STREAM the origin covers the keyword, the parentheses and an alias as well.
@@ -162,9 +162,9 @@ def _place(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
     return full_text, prefix.end() if prefix else start, end
 
 
-def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Found, str]:
+def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[NameReference, str]:
     streaming = bool(plan.isStreaming())
-    full_text, start, end = _place(plan.origin(), streaming=streaming)
+    full_text, start, end = _position(plan.origin(), streaming=streaming)
     name = _NAME.match(full_text, start, end)
     reference = RelationReference(
         start=start,
@@ -177,8 +177,8 @@ def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Fo
     return reference, full_text
 
 
-def _call(plan: Any, streaming: bool) -> tuple[Found, str]:
-    full_text, start, end = _place(plan.origin(), streaming=streaming)
+def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
+    full_text, start, end = _position(plan.origin(), streaming=streaming)
     arguments: list[tuple[str | None, Any]] = []
     for expression in iterate(plan.functionArgs()):
         if expression.getClass().getSimpleName() == "NamedArgumentExpression":
@@ -196,7 +196,7 @@ def _call(plan: Any, streaming: bool) -> tuple[Found, str]:
 
 
 def _closing_parenthesis(text: str, start: int, end: int) -> int:
-    """Behind the parenthesis that closes the first one of a part of a text."""
+    """The end of the first pair of parentheses between two positions."""
     depth, position, quote = 0, start, ""
     while position < end:
         letter = text[position]

@@ -1,4 +1,4 @@
-"""Queries whose state grows for ever, told from the plan before they start."""
+"""Queries with unbounded state, detected from the plan before they start."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, shown
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Any watermark does: asked is only whether one bounds the state. It is too large for a Java int,
-# so that it arrives as the long that Spark expects.
+# Any watermark: only whether it bounds the state matters. Too large for a Java int, so that py4j
+# passes the long that Spark expects.
 _SOME_WATERMARK = 1_000_000_000_000
 
 
 def growing_state(df: "DataFrame", mode: OutputMode | None) -> tuple[str, ...]:
-    """One sentence for each stateful operation that never forgets, with the way out."""
+    """One sentence for each stateful operation with unbounded state, with the way out."""
     jvm: Any = df.sparkSession._jvm
     return tuple(text for node in walk(analyzed(df)) for text in _grows(jvm, node, mode))
 
@@ -30,19 +30,19 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
         if keys and not any(is_watermarked(key) for key in keys):
             names = ", ".join(shown_expression(key) for key in keys)
             yield (
-                f"the aggregation keeps every group of ({names}) for ever: group by a window of a "
+                f"the aggregation keeps every group of ({names}) forever: group by a window of a "
                 "column with withWatermark as well, or aggregate in a materialized view"
             )
         elif keys and mode is OutputMode.COMPLETE:
             yield (
-                "complete mode keeps every window for ever, whatever the watermark: use "
+                "complete mode keeps every window forever, whatever the watermark: use "
                 'output_mode="update" or append mode'
             )
     elif kind in ("Deduplicate", "Distinct"):
         keys = list(iterate(node.keys() if kind == "Deduplicate" else node.output()))
         if not any(is_watermarked(key) for key in keys):
             yield (
-                "the de-duplication keeps every key for ever: withWatermark and "
+                "the de-duplication keeps every key forever: withWatermark and "
                 "dropDuplicatesWithinWatermark, or deduplicate_by=[...] on the table"
             )
     elif kind == "Join":
@@ -52,14 +52,14 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
 def _join_grows(jvm: Any, node: Any) -> Iterator[str]:
     if sides := growing_sides(jvm, join_as_run(jvm, node)):
         yield (
-            f"the stream-stream join keeps every row of its {' and '.join(sides)} side for ever: "
+            f"the stream-stream join keeps every row of its {' and '.join(sides)} side forever: "
             "give both sides withWatermark, and the join a condition that bounds the time between "
             "them, such as click_time <= seen_time + INTERVAL 10 MINUTES"
         )
 
 
 def join_as_run(jvm: Any, node: Any) -> Any:
-    """A join as it runs: BETWEEN is two comparisons then, without the casts that it brings."""
+    """A join as optimized: BETWEEN becomes two comparisons without casts."""
     rules = jvm.org.apache.spark.sql.catalyst.optimizer
     for rule in (rules.ReplaceExpressions, rules.RewriteWithExpression, rules.SimplifyCasts):
         node = rule.apply(node)
@@ -67,7 +67,7 @@ def join_as_run(jvm: Any, node: Any) -> Any:
 
 
 def growing_sides(jvm: Any, node: Any) -> list[str]:
-    """Sides of a join, as it runs, of which every row is kept for ever: `left`, `right`."""
+    """Sides of an optimized join of which every row is kept forever: `left`, `right`."""
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
     if helper.isWatermarkInJoinKeys(node):
         return []

@@ -1,4 +1,4 @@
-"""Columns that a table's declaration names, compared with its query before anything starts."""
+"""Checks of the columns in a table's declaration against its query."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -10,7 +10,7 @@ from penstock.errors import DefinitionError
 
 
 def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:
-    """Refuse partitions by a field of a struct, and de-duplication that cannot work.
+    """Refuse partitions by a field of a struct, and unsupported de-duplication.
 
     Raises:
         DefinitionError: `PARTITION_COLUMN_NESTED`, `DEDUPLICATION_NOT_AVAILABLE`.
@@ -45,7 +45,7 @@ def _check_deduplication(
     elif flow.cdc is not None or flow.snapshot is not None:
         reason = "an auto CDC table has one row per key already"
     elif mode is None and not flow.once:
-        reason = "its query is no stream: use dropDuplicates in it"
+        reason = "its query is not a stream: use dropDuplicates in it"
     elif mode in (OutputMode.COMPLETE, OutputMode.UPDATE):
         reason = f"in {mode.value} mode rows are replaced, not added"
     if reason:
@@ -61,13 +61,7 @@ def _check_deduplication(
 def check_identity(
     schema: StructType, flow: Flow, mode: OutputMode | None, declared: Dataset
 ) -> None:
-    """Refuse to number rows that are changed after they were written.
-
-    Args:
-        schema: As declared.
-        flow: That writes to the table.
-        mode: Its output mode; `None` for a batch query.
-        declared: The table.
+    """Refuse an identity column where rows are changed after they were written.
 
     Raises:
         DefinitionError: `SCHEMA_INVALID`.

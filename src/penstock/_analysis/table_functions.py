@@ -1,12 +1,11 @@
 """Table functions of Databricks SQL: `read_files`, `cloud_files`, `read_kafka`, `event_log`, ...
 
-Open-source Spark has none of them. Each call is carried out as the reader that it stands for; the
-caller puts a temporary view on the result in its place.
+Open-source Spark has none of them. Each call becomes a read; the caller replaces it by a temporary
+view on the result.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ _NAMES = {
     *_REFUSED,
 }
 _SECRET = re.compile(r"\b(?:try_)?secret\('([^'\\]+)', *'([^'\\]+)'\)", re.IGNORECASE)
-# Of what Databricks has in `origin`, that is NULL here which only a platform knows.
+# Fields of `origin` in Databricks; those that only a platform has are NULL here.
 _ORIGIN = (
     *("cloud", "region", "org_id", "host", "pipeline_id", "pipeline_name", "pipeline_type"),
     *("cluster_id", "update_id", "request_id", "maintenance_id", "table_id", "table_name"),
@@ -45,27 +44,14 @@ _EVENT_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionReaders:
-    """What the functions are carried out with.
-
-    Attributes:
-        files: Takes path, options, schema and whether to stream; Auto Loader's reader.
-        changes: Takes a table's name and the reader's options; its change data feed.
-        stream: Takes a table's name and the reader's options; its rows as a stream.
-        events: Folder of the event log; `None` where there is none.
-    """
-
-    files: Callable[[str, Mapping[str, str], str | None, bool], DataFrame]
-    changes: Callable[[str, Mapping[str, str]], DataFrame]
-    stream: Callable[[str, Mapping[str, str]], DataFrame]
-    events: Path | None
+ReadFiles = Callable[[str, Mapping[str, str], str | None, bool], DataFrame]
+"""Auto Loader's reader: path, options, schema, and whether to stream."""
 
 
 def call_function(
-    spark: SparkSession, call: FunctionCall, readers: FunctionReaders
+    spark: SparkSession, call: FunctionCall, read_files: ReadFiles, events: Path | None
 ) -> DataFrame | None:
-    """The rows of a table function; `None` for one that is Spark's own.
+    """The rows of a table function; `None` for a function of Spark.
 
     Raises:
         DefinitionError: `SQL_FUNCTION_INVALID` or `FEATURE_NOT_AVAILABLE`.
@@ -79,20 +65,20 @@ def call_function(
             hint=_REFUSED[call.name],
         )
     if call.name == "event_log":
-        return _event_log(spark, readers.events)
+        return _event_log(spark, events)
     positional, named = _arguments(spark, call)
     if call.name == "read_files":
         path = _required(call, positional, named, "path")
         options = {"inferColumnTypes": "true", **_options(named)}
         schema = _take(options, "schema")
-        return readers.files(path, options, schema, call.is_streaming)
+        return read_files(path, options, schema, call.is_streaming)
     if call.name == "cloud_files":
         path = _required(call, positional, named, "path")
         options = _options(positional[2]) if len(positional) > 2 else {}
         if len(positional) > 1:
             options["cloudFiles.format"] = str(positional[1])
         schema = _take(options, "schema")
-        return readers.files(path, options, schema, True)
+        return read_files(path, options, schema, True)
     if call.name == "read_kafka":
         return _kafka(spark, _options(named), call.is_streaming)
     if call.name == "read_kinesis":
@@ -100,12 +86,12 @@ def call_function(
         return spark.readStream.format("kinesis").options(**_options(named)).load()
     name = _required(call, positional, named, "table")
     if call.name == "read_stream":
-        return readers.stream(name, _options(named))
+        return spark.readStream.options(**_options(named)).table(name)
     bounds = [str(value) for value in positional[1:3]]
     options = {"readChangeFeed": "true"}
     for bound, kind in zip(bounds, ("starting", "ending"), strict=False):
         options[f"{kind}{'Version' if bound.isdecimal() else 'Timestamp'}"] = bound
-    return readers.changes(name, options)
+    return spark.read.options(**options).table(name)
 
 
 def _required(call: FunctionCall, positional: list[Any], named: dict[str, Any], what: str) -> str:
@@ -155,12 +141,12 @@ def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
         return spark.createDataFrame([], _EVENT_COLUMNS)
     reader = spark.read.schema(_EVENT_COLUMNS).option("recursiveFileLookup", "true")
-    # Between the plan of a query and its end, what it leaves out goes away, and removed updates.
+    # Files that the query does not need, and removed updates, may be deleted while it runs.
     reader = reader.option("ignoreMissingFiles", "true")
     while True:
         left_out = plan_query(folder)
         events = reader.json(folder.as_uri())
-        # Spark has listed the folder: not while a roll-up was published.
+        # Spark must not list the folder while a roll-up is published.
         if plan_query(folder) == left_out:
             break
     return events.where(~F.col("_metadata.file_name").isin(left_out)) if left_out else events
@@ -180,7 +166,7 @@ def _arguments(spark: SparkSession, call: FunctionCall) -> tuple[list[Any], dict
 
 def _constant(spark: SparkSession, call: FunctionCall, expression: Any) -> Any:
     """The value of an argument: a literal, or any expression without columns."""
-    # Whoever uses the option looks the secret up, so that it stays out of plans.
+    # The reader of the option resolves the secret, so that it stays out of plans.
     text = _SECRET.sub(r"'${secret:\1/\2}'", str(expression.sql()))
     if match := re.fullmatch(r"'([^'\\]*)'", text):
         return match.group(1)

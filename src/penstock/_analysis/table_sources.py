@@ -1,4 +1,4 @@
-"""Where the rows of a pipeline's own datasets come from: empty stand-ins, or the real tables."""
+"""Rows of the pipeline's datasets: empty relations for analysis, or the real tables."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ from penstock._analysis.reader_hooks import reader_options
 from penstock.sources.base import OpenedSource, Position, Read
 from penstock.sources.delta.source import DeltaStream
 
-# Options with which a query says by itself where to begin, or how.
+# Options by which a query sets its own start position or mode.
 _OWN_START = {
     *("startingversion", "startingtimestamp", "readchangefeed", "readchangedata"),
     *("witheventtimeorder", "schematrackinglocation", "schemalocation"),
@@ -31,7 +31,7 @@ _WATERMARK = "spark.watermarkDelayMs"
 
 
 class TableSource(Protocol):
-    """Where the rows of a stored dataset come from."""
+    """Reads stored datasets."""
 
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
         """All rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
@@ -41,7 +41,7 @@ class TableSource(Protocol):
 
 
 class SchemaSource:
-    """Empty stand-ins with the right schema, for analysis: nothing of the storage is touched."""
+    """Empty relations with the right schema, for analysis: storage is not read."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, StructType] = {}
@@ -49,24 +49,24 @@ class SchemaSource:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-analysis-")
 
     def close(self) -> None:
-        """Remove the empty folder that the stand-ins read."""
+        """Remove the empty folder of the relations."""
         self._folder.cleanup()
 
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
         """See `TableSource.batch`."""
-        return reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
+        return reader.format("parquet").schema(self._schema(key, reader)).load(self._folder_of(key))
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
         """See `TableSource.stream`."""
-        rows = reader.format("parquet").schema(self._schema(key, reader)).load(self._place(key))
+        rows = reader.format("parquet").schema(self._schema(key, reader)).load(self._folder_of(key))
         return OpenedSource(rows, name=f"table {key}", unit="versions")
 
-    def dataset_at(self, place: str) -> str | None:
-        """The dataset that an empty folder stands in for."""
-        return self._datasets.get(Path(unquote(place.rstrip("/"))).name)
+    def dataset_at(self, path: str) -> str | None:
+        """The dataset of an empty folder."""
+        return self._datasets.get(Path(unquote(path.rstrip("/"))).name)
 
-    def _place(self, key: str) -> str:
-        # A folder of its own for each, so that the plan tells which dataset it reads.
+    def _folder_of(self, key: str) -> str:
+        # One folder per dataset, so that the plan shows which dataset it reads.
         name = f"{Path(self._folder.name).name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         folder = Path(self._folder.name) / name
         if name not in self._datasets:
@@ -87,10 +87,9 @@ class SchemaSource:
 
 
 def without_watermarks(schema: StructType) -> StructType:
-    """Columns as a stored table gives them back: a watermark is metadata of a query.
+    """Columns as read from a stored table: a watermark is metadata of a query.
 
-    With it, an aggregation would be planned in append mode, which Spark refuses once the table is
-    there.
+    With it, an aggregation would be planned in append mode, which Spark refuses for the real table.
     """
     columns = []
     for column in schema:
@@ -101,11 +100,11 @@ def without_watermarks(schema: StructType) -> StructType:
 
 @dataclass
 class StreamStarts:
-    """From which version of each table a new flow reads appends.
+    """Version of each table from which a new flow reads appends.
 
     A stream that begins with a snapshot of its table computes the state of that table at its first
-    start, and again at every start without news; one that reads the log from its beginning sees the
-    same rows and computes nothing.
+    start, and again at every start without new rows; a stream that reads the log from its beginning
+    returns the same rows and computes nothing.
 
     Attributes:
         chosen: Version by dataset; others begin with a snapshot.
@@ -117,12 +116,7 @@ class StreamStarts:
 
 
 class DeltaSource:
-    """The real tables.
-
-    Args:
-        paths: Path of each table by dataset.
-        append_only_start: Of the table at a path; see `_tables.read.log_scan`.
-    """
+    """The real tables; for `append_only_start` see `_tables.read.log_scan`."""
 
     def __init__(
         self, paths: Mapping[str, str], append_only_start: Callable[[str], int | None]
@@ -133,7 +127,7 @@ class DeltaSource:
 
     @contextlib.contextmanager
     def starting(self, starts: StreamStarts) -> Iterator[None]:
-        """Use these versions for the streams that are read inside."""
+        """Use these start versions inside of the context."""
         token = self._starts.set(starts)
         try:
             yield

@@ -1,1 +1,1 @@
-"""How Python says it: one surface under three names, and the registry behind it."""
+"""The Python API: one surface under three names, and its registry."""

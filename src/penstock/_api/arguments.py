@@ -1,15 +1,16 @@
 """Checks of the arguments that users pass to the declarative API.
 
-Everything wrong is recorded with the name of the parameter, never raised: the file continues.
+Wrong values are recorded with the name of the parameter, never raised: loading continues.
 Values are never quoted unless they come from a closed set: options may hold secrets.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast, get_args
 
 from penstock._api.registry import Registry, active_registry
 from penstock._model.name import resolve_name, split_name
@@ -25,7 +26,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])
 
 ConfValues = Mapping[str, str | bool | int | float]
-"""What users may pass as properties, settings and options; numbers and booleans become text."""
+"""What users may pass as properties, settings and options; numbers and booleans become strings."""
 
 ColumnNames = list[str] | tuple[str, ...]
 
@@ -40,13 +41,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def checked_call(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call with wrong parameters a recorded `DefinitionError` instead of a `TypeError`.
 
-    Unknown keywords are recorded and left out; if the rest does not fit either, the function is
-    not called and an identity decorator comes back, so that the file continues.
+    Unknown keywords are recorded and left out; if the rest does not bind either, the function is
+    not called and an identity decorator is returned, so that loading continues.
 
     Raises:
         DefinitionError: No registry is active.
     """
-    signature = inspect.signature(function)
+    signature = _with_keywords(inspect.signature(function))
     name = function.__name__
 
     @wraps(function)
@@ -68,18 +69,34 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
         try:
             signature.bind(*args, **known_only)
         except TypeError as error:
-            if not unknown:  # else the missing one is most likely the misspelt one
+            if not unknown:  # else the missing parameter is most likely the misspelt one
                 registry.record(
                     DefinitionError("INVALID_CALL", f"`{name}`: {error}", origin=capture_origin())
                 )
             return cast(R, stand_in(registry, args))
         return cast("Callable[..., R]", function)(*args, **known_only)
 
+    guard.__signature__ = signature  # type: ignore[attr-defined]
     return guard
 
 
+def _with_keywords(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with the keys of an `Unpack[TypedDict]` as keyword parameters."""
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+            continue
+        (keywords,) = get_args(parameter.annotation)
+        parameters += [
+            inspect.Parameter(key, parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for key, kind in keywords.__annotations__.items()
+        ]
+    return signature.replace(parameters=parameters)
+
+
 def stand_in(registry: Registry, args: tuple[object, ...]) -> object:
-    """Return what a failed call gives: the function it decorates if bare, else a decorator."""
+    """Return the function that a failed call decorates if it is bare, else a decorator."""
     if len(args) == 1 and inspect.isfunction(args[0]):
         registry.excuse(args[0])
         return args[0]
@@ -100,12 +117,8 @@ def excusing(registry: Registry) -> Callable[[F], F]:
 class Arguments:
     """Checks the arguments of one call and records what is wrong with them.
 
-    Every method returns the value in the form that the model wants; `None` means "not given" and
-    gives the default. A wrong value is recorded and gives the default too.
-
-    Attributes:
-        registry: Where errors go.
-        origin: Where the call stands.
+    Every method returns the value in the form of the model; `None` means "not given" and returns
+    the default. A wrong value is recorded and returns the default too.
     """
 
     def __init__(self, function: str) -> None:
@@ -124,15 +137,32 @@ class Arguments:
             )
         )
 
+    def require(self, **values: object) -> None:
+        """Record which of these parameters are `None`."""
+        for parameter, value in values.items():
+            if value is None:
+                self.reject(parameter, "must be given")
+
+    def conflict(self, first: str, second: str, hint: str = "keep one of the two") -> None:
+        """Record that two parameters cannot be used together."""
+        self.registry.record(
+            DefinitionError(
+                "CONFLICTING_PARAMETERS",
+                f"`{self.function}`: `{first}` and `{second}` exclude each other",
+                origin=self.origin,
+                hint=hint,
+            )
+        )
+
     def _reject_type(self, parameter: str, wanted: str, value: object) -> None:
         self.reject(parameter, f"must be {wanted}, not {type(value).__name__}")
 
     def text(self, parameter: str, value: object) -> str | None:
-        """A text that is not blank."""
+        """A string that is not blank."""
         if value is None:
             return None
         if not isinstance(value, str):
-            self._reject_type(parameter, "a text", value)
+            self._reject_type(parameter, "a string", value)
             return None
         if not value.strip():
             self.reject(parameter, "is blank")
@@ -140,10 +170,10 @@ class Arguments:
         return value
 
     def free_text(self, parameter: str, value: object) -> str | None:
-        """A text that may be blank, such as a comment."""
+        """A string that may be blank, such as a comment."""
         if value is None or isinstance(value, str):
             return value
-        self._reject_type(parameter, "a text", value)
+        self._reject_type(parameter, "a string", value)
         return None
 
     def flag(self, parameter: str, value: object) -> bool | None:
@@ -175,7 +205,7 @@ class Arguments:
             return ()
         if isinstance(value, str):
             self.reject(
-                parameter, "must be a list of column names, not one text", f"write [{value!r}]"
+                parameter, "must be a list of column names, not a string", f"write [{value!r}]"
             )
             return ()
         if not isinstance(value, list | tuple):
@@ -183,16 +213,21 @@ class Arguments:
             return ()
         for entry in value:
             if not isinstance(entry, str) or not entry.strip():
-                self.reject(parameter, "must hold column names as text only")
+                self.reject(parameter, "must contain only strings")
                 return ()
-        folded = [entry.strip().lower() for entry in value]
-        if twice := sorted({name for name in folded if folded.count(name) > 1}):
-            self.reject(parameter, f"names column `{twice[0]}` twice")
-            return ()
-        return tuple(entry.strip() for entry in value)
+        names = tuple(entry.strip() for entry in value)
+        return () if self.has_duplicates(parameter, names) else names
+
+    def has_duplicates(self, parameter: str, names: Iterable[str]) -> bool:
+        """Whether a column is listed more than once, in any case; if so, that is recorded."""
+        counts = Counter(name.lower() for name in names)
+        duplicates = sorted(name for name, count in counts.items() if count > 1)
+        if duplicates:
+            self.reject(parameter, f"lists column `{duplicates[0]}` more than once")
+        return bool(duplicates)
 
     def mapping(self, parameter: str, value: object) -> Mapping[str, str]:
-        """Text keys with text values; numbers and booleans are written out."""
+        """String keys with string values; numbers and booleans are converted."""
         if value is None:
             return MappingProxyType({})
         if not isinstance(value, Mapping):
@@ -201,7 +236,9 @@ class Arguments:
         result: dict[str, str] = {}
         for key, entry in value.items():
             if not isinstance(key, str):
-                self.reject(parameter, f"has a key that is no text but {type(key).__name__}")
+                self.reject(
+                    parameter, f"has a key of type {type(key).__name__}; it must be a string"
+                )
             elif isinstance(entry, bool):
                 result[key] = "true" if entry else "false"
             elif isinstance(entry, str | int | float):
@@ -210,17 +247,17 @@ class Arguments:
                 self.reject(
                     parameter,
                     f"has a value of type {type(entry).__name__} at {key!r}; "
-                    "it must be a text, a number or a boolean",
+                    "it must be a string, a number or a boolean",
                 )
         return MappingProxyType(result)
 
     def schema(self, value: object) -> "str | StructType | None":
-        """DDL text or StructType."""
+        """DDL string or StructType."""
         if value is None or isinstance(value, str):
             return self.text("schema", value)
         if is_a(value, "StructType"):
             return cast("StructType", value)
-        self._reject_type("schema", "a DDL text or a StructType", value)
+        self._reject_type("schema", "a DDL string or a StructType", value)
         return None
 
     def dataset_name(self, parameter: str, value: object) -> str | None:
@@ -259,7 +296,7 @@ class Arguments:
         )
 
     def condition(self, rule: str, value: object) -> "str | Column | None":
-        """The condition of an expectation: SQL text that is not blank, or a Column."""
+        """The condition of an expectation: SQL string that is not blank, or a Column."""
         if isinstance(value, str) and value.strip():
             return value
         if is_a(value, "Column"):
@@ -267,7 +304,7 @@ class Arguments:
         problem = (
             "is blank"
             if isinstance(value, str)
-            else f"must be a SQL text or a Column, not {type(value).__name__}"
+            else f"must be a SQL string or a Column, not {type(value).__name__}"
         )
         self.registry.record(
             DefinitionError(
@@ -279,16 +316,16 @@ class Arguments:
         return None
 
     def row_condition(self, parameter: str, value: object) -> "str | Column | None":
-        """A condition of rows: SQL text that is not blank, or a Column."""
+        """A condition of rows: SQL string that is not blank, or a Column."""
         if value is None or isinstance(value, str):
             return self.text(parameter, value)
         if is_a(value, "Column"):
             return cast("Column", value)
-        self._reject_type(parameter, "a SQL text or a Column", value)
+        self._reject_type(parameter, "a SQL string or a Column", value)
         return None
 
     def unavailable(self, parameter: str, value: object) -> None:
-        """Record that a parameter of the compatible surface has no effect here yet, if given."""
+        """Record that a parameter is not available yet, if it is given."""
         if value is not None:
             self.registry.record(
                 DefinitionError(

@@ -1,4 +1,4 @@
-"""What a `foreach_batch_sink` function can ask about the micro-batch that it writes."""
+"""For `foreach_batch_sink` functions: the current micro-batch and idempotent writes."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class MicroBatch:
     """The micro-batch that a function writes.
 
-    Flow, epoch and batch id together name it once and for all. The batch id alone does not: it
-    starts at 0 again with every checkpoint, and every flow has one.
+    Flow, epoch and batch id together identify it. The batch id alone does not: it starts at 0 again
+    with every checkpoint, and every flow has one.
 
     Attributes:
         pipeline: Name of the pipeline.
@@ -33,16 +33,15 @@ class MicroBatch:
 
     @property
     def app_id(self) -> str:
-        """Names the flow and its checkpoint: a `txnAppId` of Delta, or the key of a fence."""
+        """Identifies the flow and its checkpoint: a `txnAppId` of Delta, or the key of a fence."""
         return f"{self.pipeline}/{self.flow}/batch/{self.epoch}"
 
 
 class BatchTools(Protocol):
-    """What the engine offers while a function runs."""
+    """Implemented by the engine while a function runs."""
 
     @property
-    def batch(self) -> MicroBatch:
-        """The micro-batch."""
+    def batch(self) -> MicroBatch: ...
 
     def write_delta(
         self,
@@ -102,8 +101,8 @@ def idempotent_delta_write(
 
     Args:
         df: The batch, or rows made of it.
-        path: Of the table; it is created if it is not there.
-        name: Tells several writes to one table in one batch apart. A name keeps its meaning from
+        path: Of the table; it is created if it does not exist.
+        name: Distinguishes several writes to one table in one batch. A name keeps its meaning from
             batch to batch.
         mode: `append` or `overwrite`.
         partition_by: Columns of a new table.
@@ -122,18 +121,18 @@ def idempotent_delta_write(
 
 
 def once_per_batch(action: Callable[[], object], *, name: str) -> bool:
-    """Do something unless this batch has done it before.
+    """Call a function unless this batch has called it before.
 
-    That it was done is noted afterwards, in the pipeline's storage. If the process dies between
-    the end of the action and the note, it is done again: at least once, mostly once. For what
-    must be exactly once, let the system that is written to keep `current_batch()` beside the rows.
+    The call is recorded afterwards, in the pipeline's storage. If the process dies between the end
+    of the action and the record, it is called again: at least once. For exactly once, let the
+    system that is written to store `current_batch()` beside the rows.
 
     Args:
         action: Takes nothing.
-        name: Tells the actions of a function apart.
+        name: Distinguishes the actions of a function.
 
     Returns:
-        Whether it was done now.
+        Whether it was called now.
 
     Raises:
         DefinitionError: `OUTSIDE_MICRO_BATCH`.
@@ -142,14 +141,14 @@ def once_per_batch(action: Callable[[], object], *, name: str) -> bool:
 
 
 def foreach_row(df: "DataFrame", writer: object) -> None:
-    """Hand each row to an object or a function of yours: what `writeStream.foreach` does.
+    """Call an object or a function with each row, as `writeStream.foreach` does.
 
     It runs in Spark's Python processes, a copy of `writer` for each partition. Its methods:
-    `process(row)`; optionally `open(partition_id, batch_id)`, which may return `False` to pass over
-    the partition, and `close(error)`, which is called in any case.
+    `process(row)`; optionally `open(partition_id, batch_id)`, which may return `False` to skip the
+    partition, and `close(error)`, which is always called.
 
-    After a crash the rows come again under the same batch id, but perhaps in other partitions. So
-    write by a key, or keep `batch_id` beside the rows; a partition's number is no identity.
+    After a crash the rows are passed again with the same batch id, but perhaps in other partitions.
+    So write by a key, or store `batch_id` beside the rows; a partition's number is no identity.
 
     Args:
         df: The batch, or rows made of it.
@@ -166,7 +165,7 @@ def _tools(function: str) -> BatchTools:
     if tools is None:
         raise DefinitionError(
             "OUTSIDE_MICRO_BATCH",
-            f"{function} was called where no micro-batch is written",
+            f"{function} was called outside of a micro-batch",
             hint="call it in a function with @dp.foreach_batch_sink, on the thread that it runs on",
         )
     return tools

@@ -50,8 +50,8 @@ def create_auto_cdc_flow(
 ) -> None:
     """Define a flow that applies change events to a streaming table.
 
-    Every event that is neither a delete nor a truncate is an upsert. The table is what the set of
-    events says, whatever the order in which they arrive. `None` always means "not given".
+    Every event that is neither a delete nor a truncate is an upsert. The table depends on the set
+    of events alone, not on the order in which they arrive. `None` always means "not given".
 
     Args:
         target: Streaming table, declared with `create_streaming_table`.
@@ -75,19 +75,16 @@ def create_auto_cdc_flow(
         system_sequence_by: Not available: bitemporal tables are not supported.
         name: Name of the flow, the key of its checkpoint; that of the target if not given.
         flow_name: Older spelling of `name`.
-        once: Apply what the source holds one time, and again only after a full refresh.
+        once: Apply the current rows of the source one time, and again only after a full refresh.
         spark_conf: Settings of the flow; they win over those of its target and the pipeline.
     """
     arguments = Arguments("create_auto_cdc_flow")
-    required = {"target": target, "source": source, "keys": keys, "sequence_by": sequence_by}
-    for parameter, value in required.items():
-        if value is None:
-            arguments.reject(parameter, "must be given")
+    arguments.require(target=target, source=source, keys=keys, sequence_by=sequence_by)
     arguments.unavailable("system_sequence_by", system_sequence_by)
     checked_target = arguments.dataset_name("target", target)
     checked_source = arguments.dataset_name("source", source)
     checked_keys = _columns(arguments, "keys", keys)
-    sequence = _expression(arguments, "sequence_by", sequence_by)
+    sequence = arguments.row_condition("sequence_by", sequence_by)
     condition = arguments.text("where", where)
     scd_type = _scd_type(arguments, stored_as_scd_type)
     track = _track_history(
@@ -95,25 +92,23 @@ def create_auto_cdc_flow(
     )
     columns, except_columns = _exclusive(
         arguments,
-        ("column_list", _columns(arguments, "column_list", column_list)),
-        ("except_column_list", _columns(arguments, "except_column_list", except_column_list)),
+        ("column_list", column_list),
+        ("except_column_list", except_column_list),
     )
-    only = "ignore_null_updates_column_list"
-    but = "ignore_null_updates_except_column_list"
     null_columns, null_except = _exclusive(
         arguments,
-        (only, _columns(arguments, only, ignore_null_updates_column_list)),
-        (but, _columns(arguments, but, ignore_null_updates_except_column_list)),
+        ("ignore_null_updates_column_list", ignore_null_updates_column_list),
+        ("ignore_null_updates_except_column_list", ignore_null_updates_except_column_list),
     )
     ignores = bool(arguments.flag("ignore_null_updates", ignore_null_updates))
     ignores = ignores or null_columns is not None or null_except is not None
     update_list = _column(arguments, "columns_to_update", columns_to_update)
     if ignores and update_list is not None:
-        _conflict(arguments, "ignore_null_updates", "columns_to_update")
-    truncates = _expression(arguments, "apply_as_truncates", apply_as_truncates)
+        arguments.conflict("ignore_null_updates", "columns_to_update")
+    truncates = arguments.row_condition("apply_as_truncates", apply_as_truncates)
     if truncates is not None and scd_type is ScdType.TWO:
         arguments.reject("apply_as_truncates", "is for SCD type 1 only")
-    deletes = _expression(arguments, "apply_as_deletes", apply_as_deletes)
+    deletes = arguments.row_condition("apply_as_deletes", apply_as_deletes)
     runs_once = bool(arguments.flag("once", once))
     checked_name = _flow_name(arguments, name, flow_name)
     conf = arguments.mapping("spark_conf", spark_conf)
@@ -165,7 +160,7 @@ def create_auto_cdc_from_snapshot_flow(
 ) -> None:
     """Define a flow that makes a streaming table follow the snapshots of a source.
 
-    Rows that are new are inserted, rows that differ updated, rows that vanished deleted.
+    New rows are inserted, rows that differ are updated, rows that are gone are deleted.
 
     Args:
         target: Streaming table, declared with `create_streaming_table`.
@@ -185,11 +180,9 @@ def create_auto_cdc_from_snapshot_flow(
     """
     arguments = Arguments("create_auto_cdc_from_snapshot_flow")
     if source is not None and snapshot_and_version is not None:
-        _conflict(arguments, "source", "snapshot_and_version")
+        arguments.conflict("source", "snapshot_and_version")
     snapshots = source if source is not None else snapshot_and_version
-    for parameter, value in {"target": target, "source": snapshots, "keys": keys}.items():
-        if value is None:
-            arguments.reject(parameter, "must be given")
+    arguments.require(target=target, source=snapshots, keys=keys)
     checked_target = arguments.dataset_name("target", target)
     checked_keys = _columns(arguments, "keys", keys)
     if checked_keys == ():
@@ -201,14 +194,14 @@ def create_auto_cdc_from_snapshot_flow(
     checked_name = _flow_name(arguments, name, flow_name)
     runs_once = bool(arguments.flag("once", once))
     conf = arguments.mapping("spark_conf", spark_conf)
-    table = next_one = None
+    table = next_snapshot = None
     if callable(snapshots):
-        next_one = snapshots
+        next_snapshot = snapshots
     elif isinstance(snapshots, tuple):
-        next_one = _only(arguments, snapshots)
+        next_snapshot = _single_snapshot(arguments, snapshots)
     elif snapshots is not None:
         table = arguments.dataset_name("source", snapshots)
-    if checked_target is None or not checked_keys or (table is None and next_one is None):
+    if checked_target is None or not checked_keys or (table is None and next_snapshot is None):
         return
     arguments.registry.add_flow(
         Flow(
@@ -220,7 +213,7 @@ def create_auto_cdc_from_snapshot_flow(
             spark_conf=conf,
             snapshot=SnapshotSpec(
                 source=table,
-                next_one=next_one,
+                next_snapshot=next_snapshot,
                 keys=checked_keys,
                 scd_type=scd_type,
                 track_history=track,
@@ -245,7 +238,7 @@ def _events(source: str, *, once: bool, where: str | None) -> Callable[[], "Data
 
 
 def _read_once(source: str) -> "DataFrame":
-    """What a source holds now; a streaming view can only be read as a stream."""
+    """The current rows of a source; a streaming view can only be read as a stream."""
     try:
         return read(source)
     except DefinitionError as error:
@@ -258,8 +251,8 @@ def _snapshot(source: str) -> Callable[[], "DataFrame"]:
     return lambda: read(source)
 
 
-def _only(arguments: Arguments, snapshot: "Snapshot") -> "Snapshots | None":
-    """A function that gives one snapshot, unless it or a newer one was the last."""
+def _single_snapshot(arguments: Arguments, snapshot: "Snapshot") -> "Snapshots | None":
+    """A function that returns this snapshot if its version is newer than the last one."""
     if len(snapshot) != 2:
         arguments.reject("source", "as a tuple it must be (DataFrame, version)")
         return None
@@ -268,23 +261,14 @@ def _only(arguments: Arguments, snapshot: "Snapshot") -> "Snapshots | None":
 
 
 def _no_query() -> None:
-    """Stands for the query of a flow whose snapshots come from a function."""
+    """The query of a flow whose snapshots come from a function."""
 
 
 # -- arguments ----------------------------------------------------------------------------------
 
 
-def _expression(arguments: Arguments, parameter: str, value: object) -> "str | Column | None":
-    if value is None or is_a(value, "Column"):
-        return value  # type: ignore[return-value]
-    if isinstance(value, str):
-        return arguments.text(parameter, value)
-    arguments.reject(parameter, f"must be a SQL text or a Column, not {type(value).__name__}")
-    return None
-
-
 def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, ...] | None:
-    """Names of columns, given as texts or Columns; `None` if not given or if wrong."""
+    """Names of columns, from strings or Columns; `None` if not given or wrong."""
     if value is None:
         return None
     if not isinstance(value, list | tuple):
@@ -295,16 +279,14 @@ def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, 
     known = [name for name in names if name is not None]
     if len(known) < len(names):
         return None
-    folded = [name.lower() for name in known]
-    if twice := sorted({name for name in folded if folded.count(name) > 1}):
-        arguments.reject(parameter, f"names column `{twice[0]}` twice")
+    if arguments.has_duplicates(parameter, known):
         return None
     # An empty list is what generated code passes for "not given".
     return tuple(known) if known or parameter == "keys" else None
 
 
 def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
-    """The name of one column: a text or a plain `col(...)`."""
+    """The name of one column: a string or a plain `col(...)`."""
     if value is None and parameter == "columns_to_update":
         return None
     if is_a(value, "Column"):
@@ -340,25 +322,15 @@ def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
 
 
 def _exclusive(
-    arguments: Arguments,
-    first: tuple[str, tuple[str, ...] | None],
-    other: tuple[str, tuple[str, ...] | None],
+    arguments: Arguments, only: tuple[str, object], but: tuple[str, object]
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    if first[1] is not None and other[1] is not None:
-        _conflict(arguments, first[0], other[0])
+    """Two lists of columns, each a parameter and its value, of which one may be given."""
+    only_columns = _columns(arguments, *only)
+    but_columns = _columns(arguments, *but)
+    if only_columns is not None and but_columns is not None:
+        arguments.conflict(only[0], but[0])
         return None, None
-    return first[1], other[1]
-
-
-def _conflict(arguments: Arguments, first: str, other: str) -> None:
-    arguments.registry.record(
-        DefinitionError(
-            "CONFLICTING_PARAMETERS",
-            f"`{arguments.function}`: `{first}` and `{other}` exclude each other",
-            origin=arguments.origin,
-            hint="keep one of the two",
-        )
-    )
+    return only_columns, but_columns
 
 
 def _scd_type(arguments: Arguments, value: object) -> ScdType:
@@ -380,14 +352,8 @@ def _track_history(
 ) -> TrackHistory:
     only, but = _exclusive(
         arguments,
-        (
-            "track_history_column_list",
-            _columns(arguments, "track_history_column_list", columns),
-        ),
-        (
-            "track_history_except_column_list",
-            _columns(arguments, "track_history_except_column_list", except_columns),
-        ),
+        ("track_history_column_list", columns),
+        ("track_history_except_column_list", except_columns),
     )
     if scd_type is ScdType.ONE and (only is not None or but is not None):
         named = "track_history_column_list" if only else "track_history_except_column_list"
@@ -398,5 +364,5 @@ def _track_history(
 
 def _flow_name(arguments: Arguments, name: object, flow_name: object) -> str | None:
     if name is not None and flow_name is not None and name != flow_name:
-        _conflict(arguments, "name", "flow_name")
+        arguments.conflict("name", "flow_name")
     return arguments.single_name("name", name if name is not None else flow_name)

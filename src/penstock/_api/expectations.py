@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 Rules = Mapping[str, "str | Column"]
 
+_PARAMETERS = {
+    "expect_all": OnViolation.WARN,
+    "expect_all_or_drop": OnViolation.DROP,
+    "expect_all_or_fail": OnViolation.FAIL,
+    "expect_all_or_quarantine": OnViolation.QUARANTINE,
+}
+
 
 @checked_call
 def expect(name: str, inv: "str | Column") -> Callable[[F], F]:
@@ -31,7 +38,7 @@ def expect(name: str, inv: "str | Column") -> Callable[[F], F]:
         name: Name of the rule, unique within its dataset.
         inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
     """
-    return _one("expect", name, inv, OnViolation.WARN)
+    return _single_rule("expect", name, inv, OnViolation.WARN)
 
 
 @checked_call
@@ -42,7 +49,7 @@ def expect_or_drop(name: str, inv: "str | Column") -> Callable[[F], F]:
         name: Name of the rule, unique within its dataset.
         inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
     """
-    return _one("expect_or_drop", name, inv, OnViolation.DROP)
+    return _single_rule("expect_or_drop", name, inv, OnViolation.DROP)
 
 
 @checked_call
@@ -53,7 +60,7 @@ def expect_or_quarantine(name: str, inv: "str | Column") -> Callable[[F], F]:
         name: Name of the rule, unique within its dataset.
         inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
     """
-    return _one("expect_or_quarantine", name, inv, OnViolation.QUARANTINE)
+    return _single_rule("expect_or_quarantine", name, inv, OnViolation.QUARANTINE)
 
 
 @checked_call
@@ -64,31 +71,31 @@ def expect_or_fail(name: str, inv: "str | Column") -> Callable[[F], F]:
         name: Name of the rule, unique within its dataset.
         inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
     """
-    return _one("expect_or_fail", name, inv, OnViolation.FAIL)
+    return _single_rule("expect_or_fail", name, inv, OnViolation.FAIL)
 
 
 @checked_call
 def expect_all(expectations: Rules) -> Callable[[F], F]:
     """Like `expect`, for several rules: name to condition."""
-    return _several("expect_all", expectations, OnViolation.WARN)
+    return _all_rules("expect_all", expectations, OnViolation.WARN)
 
 
 @checked_call
 def expect_all_or_drop(expectations: Rules) -> Callable[[F], F]:
     """Like `expect_or_drop`, for several rules: name to condition."""
-    return _several("expect_all_or_drop", expectations, OnViolation.DROP)
+    return _all_rules("expect_all_or_drop", expectations, OnViolation.DROP)
 
 
 @checked_call
 def expect_all_or_quarantine(expectations: Rules) -> Callable[[F], F]:
     """Like `expect_or_quarantine`, for several rules: name to condition."""
-    return _several("expect_all_or_quarantine", expectations, OnViolation.QUARANTINE)
+    return _all_rules("expect_all_or_quarantine", expectations, OnViolation.QUARANTINE)
 
 
 @checked_call
 def expect_all_or_fail(expectations: Rules) -> Callable[[F], F]:
     """Like `expect_or_fail`, for several rules: name to condition."""
-    return _several("expect_all_or_fail", expectations, OnViolation.FAIL)
+    return _all_rules("expect_all_or_fail", expectations, OnViolation.FAIL)
 
 
 @checked_call
@@ -155,17 +162,10 @@ def _named(
     return tuple(replace(rule, **about) for rule in parsed)
 
 
-def parse_rules(
+def _parse_rules(
     arguments: Arguments, parameter: str, rules: object, on_violation: OnViolation
 ) -> tuple[Expectation, ...]:
-    """Return the rules of a dictionary; wrong ones are recorded and left out.
-
-    Args:
-        arguments: The call that they belong to.
-        parameter: Its parameter, for messages.
-        rules: Name to condition; `None` gives no rules.
-        on_violation: What happens to rows that break one of them.
-    """
+    """Return the rules of a dictionary; wrong ones are recorded and left out."""
     if rules is None:
         return ()
     if not isinstance(rules, Mapping):
@@ -177,6 +177,15 @@ def parse_rules(
     return _parse_pairs(arguments, parameter, rules.items(), on_violation)
 
 
+def parse_parameters(arguments: Arguments, values: Mapping[str, object]) -> tuple[Expectation, ...]:
+    """Return the rules of the `expect_all*` parameters of a call, by parameter."""
+    return tuple(
+        rule
+        for parameter, on_violation in _PARAMETERS.items()
+        for rule in _parse_rules(arguments, parameter, values.get(parameter), on_violation)
+    )
+
+
 def _parse_pairs(
     arguments: Arguments,
     parameter: str,
@@ -186,7 +195,9 @@ def _parse_pairs(
     parsed = []
     for name, inv in pairs:
         if not isinstance(name, str) or not name.strip():
-            arguments.reject(parameter, "needs a text that is not blank as the name of each rule")
+            arguments.reject(
+                parameter, "must have a string that is not blank as the name of each rule"
+            )
             continue
         condition = arguments.condition(name, inv)
         if condition is not None:
@@ -201,7 +212,7 @@ def _parse_pairs(
     return tuple(parsed)
 
 
-def _one(
+def _single_rule(
     function_name: str, name: object, inv: object, on_violation: OnViolation
 ) -> Callable[[F], F]:
     arguments = Arguments(function_name)
@@ -209,11 +220,11 @@ def _one(
     return _decorator(function_name, rules) if rules else excusing(arguments.registry)
 
 
-def _several(function_name: str, rules: object, on_violation: OnViolation) -> Callable[[F], F]:
+def _all_rules(function_name: str, rules: object, on_violation: OnViolation) -> Callable[[F], F]:
     arguments = Arguments(function_name)
     if rules is None:
         arguments.reject("expectations", "must be a dictionary of rule name to condition, not None")
-    parsed = parse_rules(arguments, "expectations", rules, on_violation)
+    parsed = _parse_rules(arguments, "expectations", rules, on_violation)
     if parsed:
         return _decorator(function_name, parsed)
     # An empty dictionary is no error: rules that are read from a table may be none.

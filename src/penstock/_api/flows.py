@@ -66,8 +66,8 @@ def update_flow(
 ) -> Callable[[F], F]:
     """Define a flow that writes the rows that changed to a sink, in update mode.
 
-    It runs in micro-batches, unless `pipelines.trigger` in `spark_conf` says otherwise, such as
-    `realTime=5 minutes`.
+    It runs in micro-batches, unless `pipelines.trigger` in `spark_conf` sets another trigger, such
+    as `realTime=5 minutes`.
 
     Args:
         target: Name of the sink.
@@ -94,8 +94,7 @@ def update_flow(
 def _flow(
     arguments: Arguments, target: object, name: object, properties: dict[str, Any]
 ) -> Callable[[F], F]:
-    if target is None:
-        arguments.reject("target", "must be given")
+    arguments.require(target=target)
     checked_target = arguments.dataset_name("target", target)
     checked_name = arguments.single_name("name", name)
     if checked_target is None:
@@ -125,13 +124,13 @@ def _flow(
 
 
 def _names(arguments: Arguments, value: object) -> tuple[str, ...]:
-    values = [value] if isinstance(value, str) else value
-    return arguments.columns("depends_on", values)
+    names = [value] if isinstance(value, str) else value
+    return arguments.columns("depends_on", names)
 
 
 @checked_call
 def create_sink(name: str, format: str, options: ConfValues | None = None) -> None:
-    """Define a sink: a place outside of the pipeline's tables that append flows write to.
+    """Define a sink: a system other than the pipeline's tables that flows write to.
 
     Args:
         name: One part.
@@ -139,9 +138,7 @@ def create_sink(name: str, format: str, options: ConfValues | None = None) -> No
         options: Passed to the writer; never shown.
     """
     arguments = Arguments("create_sink")
-    for parameter, value in (("name", name), ("format", format)):
-        if value is None:
-            arguments.reject(parameter, "must be given")
+    arguments.require(name=name, format=format)
     checked_name = arguments.single_name("name", name)
     checked_format = arguments.text("format", format)
     checked_options = arguments.mapping("options", options)
@@ -166,9 +163,9 @@ def foreach_batch_sink(
 ) -> Any:
     """Define a sink by a function that writes each micro-batch.
 
-    The function takes a batch DataFrame and the id of the micro-batch. After a crash it may get
-    the same rows under the same id once more, so its writes must be idempotent. It is called on a
-    thread of the flow. Tables and paths are found in it as in a query function.
+    The function takes a batch DataFrame and the id of the micro-batch. After a crash it may be
+    called with the same rows and the same id again, so its writes must be idempotent. It is called
+    on a thread of the flow. Tables and paths are resolved in it as in a query function.
 
     Args:
         function: Takes rows and batch id; what it returns is ignored.
@@ -184,7 +181,7 @@ def foreach_batch_sink(
         except TypeError:
             arguments.reject("function", "must take two arguments, the rows and the batch id")
             return
-        except ValueError:  # a callable of C code that does not tell
+        except ValueError:  # a callable of C code without a signature
             pass
         if sink_name is not None:
             arguments.registry.add_sink(

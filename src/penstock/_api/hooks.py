@@ -1,4 +1,4 @@
-"""`on_event_hook`: functions of the user that get every event of an update."""
+"""`on_event_hook`: functions of the user that are called with every event of an update."""
 
 import inspect
 from collections.abc import Callable
@@ -23,10 +23,10 @@ def on_event_hook(
 ) -> Any:
     """Call a function with every event of an update.
 
-    It takes one argument, the event as a dictionary in the shape of the event log. Events come one
-    by one, in order, on a thread of the hook's own: a slow hook delays nothing. Those of the end of
-    an update are delivered before the command returns, for at most 30 seconds. A hook that raises
-    is reported in the event log (`hook_progress`) and never harms the update.
+    It takes one argument, the event as a dictionary in the shape of the event log. Events are
+    delivered one by one, in order, on a thread of the hook: a slow hook delays nothing. The last
+    events of an update are delivered before the command returns, for at most 30 seconds. A hook
+    that raises is reported in the event log (`hook_progress`) and never fails the update.
 
     Args:
         function: Takes an event.
@@ -40,9 +40,13 @@ def on_event_hook(
         limit = None
 
     def declare(arguments: Arguments, hook: Callable[..., Any]) -> None:
-        if not _takes_one(hook):
+        try:
+            inspect.signature(hook).bind(None)
+        except TypeError:
             arguments.reject("function", "must take one argument, the event")
             return
+        except ValueError:  # a callable of C code without a signature
+            pass
         arguments.registry.add_hook(
             EventHook(
                 name=str(getattr(hook, "__name__", type(hook).__name__)),
@@ -53,13 +57,3 @@ def on_event_hook(
         )
 
     return decorator(call, function, declare)
-
-
-def _takes_one(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # a callable of C code that does not tell
-        return True
-    return True

@@ -1,7 +1,7 @@
 """One surface under three names: `dlt`, `pyspark.pipelines` and `penstock`.
 
-The module is put into `sys.modules` rather than on disk: an installed `dlt` may be the product of
-somebody else, and the `pyspark.pipelines` of Spark refuses most of what real files declare.
+The module is put into `sys.modules` rather than on disk: an installed `dlt` may be another product,
+and the `pyspark.pipelines` of Spark refuses most declarations of existing files.
 """
 
 import sys
@@ -17,13 +17,10 @@ _ABSENT = object()
 
 @contextmanager
 def installed_modules() -> Iterator[ModuleType]:
-    """Let `import dlt` and `from pyspark import pipelines` give the API while this is open.
+    """Let `import dlt` and `from pyspark import pipelines` import the API inside this context.
 
-    May be nested. pyspark is not imported; what was there before is back afterwards, a real `dlt`
-    with its submodules included. It changes the whole process, not only this thread.
-
-    Yields:
-        The one module that all names stand for.
+    May be nested. pyspark is not imported. The previous modules, among them a real `dlt` with its
+    submodules, are restored afterwards. It changes the whole process, not only this thread.
     """
     saved = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_hidden(name)}
     parent = sys.modules.get("pyspark")

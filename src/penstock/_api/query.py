@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from penstock._api.arguments import Arguments
+from penstock._api.arguments import Arguments, excusing
 from penstock.errors import DefinitionError
 
 Declare = Callable[[Arguments, Callable[..., Any]], None]
@@ -12,7 +12,7 @@ Declare = Callable[[Arguments, Callable[..., Any]], None]
 
 
 def decorator(call: Arguments, query_function: object, declare: Declare) -> Callable[..., Any]:
-    """Return what a decorator gives: the function if it is used bare, else itself.
+    """Return the function if the decorator is used bare, else the decorator.
 
     Args:
         call: The call of the decorator; its origin is used where it is bare.
@@ -21,7 +21,7 @@ def decorator(call: Arguments, query_function: object, declare: Declare) -> Call
     """
 
     def decorate(function: Any) -> Any:
-        arguments = Arguments(call.function)  # where it is applied, maybe elsewhere than made
+        arguments = Arguments(call.function)  # of its application, which may be on another line
         if callable(function):
             declare(arguments, function)
         else:
@@ -32,7 +32,7 @@ def decorator(call: Arguments, query_function: object, declare: Declare) -> Call
         return decorate
     if not callable(query_function):
         _not_callable(call, query_function)
-        return _ignore(call)
+        return excusing(call.registry)
     declare(call, query_function)
     return query_function
 
@@ -41,7 +41,7 @@ def is_query_function(arguments: Arguments, function: Callable[..., Any]) -> boo
     """Whether a function can be called without arguments; if not, that is recorded."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a callable of C code that does not tell
+    except (TypeError, ValueError):  # a callable of C code without a signature
         return True
     required = [
         parameter.name
@@ -55,7 +55,7 @@ def is_query_function(arguments: Arguments, function: Callable[..., Any]) -> boo
         DefinitionError(
             "QUERY_FUNCTION_HAS_PARAMETERS",
             f"the query function `{getattr(function, '__name__', function)}` requires "
-            f"{', '.join(f'`{name}`' for name in required)}, but is called with nothing",
+            f"{', '.join(f'`{name}`' for name in required)}, but is called without arguments",
             origin=arguments.origin,
             hint="give the parameters defaults, or define the function inside of another one "
             "that takes them",
@@ -74,12 +74,3 @@ def _not_callable(arguments: Arguments, value: object) -> None:
             hint=hint,
         )
     )
-
-
-def _ignore(call: Arguments) -> Callable[..., Any]:
-    def decorate(function: Any) -> Any:
-        if callable(function):
-            call.registry.excuse(function)
-        return function
-
-    return decorate

@@ -1,6 +1,6 @@
 """`read` and `read_stream`: readers of datasets, for use inside of query functions.
 
-Reading needs Spark, which this room does not know: `_analysis` provides a `DatasetReader` while
+Reading needs Spark, which `_api` does not import: `_analysis` provides a `DatasetReader` while
 query functions run.
 """
 

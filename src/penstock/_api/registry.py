@@ -1,9 +1,9 @@
 """The registry: collects what source files declare, errors included.
 
 One registry is active while source files are loaded (`registration`). Declarations go into it in
-the order in which they stand; a wrong declaration is recorded and the file continues, so that one
-pass finds every error. Names are not compared here: only `_graph` knows the defaults that decide
-whether two names are the same dataset.
+source order; a wrong declaration is recorded and loading continues, so that one pass reports every
+error. Names are not compared here: only `_graph` knows the defaults that decide whether two names
+are the same dataset.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,25 +58,22 @@ class Registry:
             self._flows.append(flow)
 
     def add_unless(self, dataset: Dataset) -> Callable[[], None]:
-        """Add a dataset behind all others, unless the function that comes back is called."""
+        """Add a dataset behind all others, unless the returned function is called."""
         self._provisional.append(dataset)
 
         def withdraw() -> None:
-            self._provisional[:] = [known for known in self._provisional if known is not dataset]
+            self._provisional[:] = [other for other in self._provisional if other is not dataset]
 
         return withdraw
 
     def add_flow(self, flow: Flow) -> None:
-        """Add a flow that was declared by itself."""
         self._history(flow.function).feeds = flow.target
         self._flows.append(flow)
 
     def add_sink(self, sink: Sink) -> None:
-        """Add a sink."""
         self._sinks.append(sink)
 
     def add_hook(self, hook: EventHook) -> None:
-        """Add a function that gets every event."""
         self._hooks.append(hook)
 
     def add_expectations(
@@ -89,7 +86,7 @@ class Registry:
         self._history(function).add_rules(tuple(expectations), origin)
 
     def excuse(self, function: Callable[..., Any]) -> None:
-        """Do not miss a dataset for the rules of this function: its declaration had an error."""
+        """Accept rules without a dataset on this function: its declaration had an error."""
         self._history(function).excused = True
 
     def record(self, error: PenstockError) -> None:
@@ -98,12 +95,11 @@ class Registry:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all was declared."""
         return not (self._datasets or self._provisional or self._sinks or self._flows)
 
     @property
     def errors(self) -> tuple[PenstockError, ...]:
-        """Errors recorded so far, then those that only the whole of the declarations shows."""
+        """Errors recorded so far, then those that need all declarations."""
         datasets, orphans = self._attach()
         duplicates = [error for dataset in datasets for error in _duplicate_rules(dataset)]
         return (*self._errors, *orphans, *duplicates)
@@ -119,7 +115,7 @@ class Registry:
         return self.declared()
 
     def declared(self) -> PipelineDefinition:
-        """Return what was declared, whatever was wrong with the rest."""
+        """Return the declarations without errors."""
         datasets, _ = self._attach()
         return PipelineDefinition(
             datasets=tuple(datasets),
@@ -132,7 +128,7 @@ class Registry:
         return self._histories.setdefault(id(function), FunctionHistory(function))
 
     def _attach(self) -> tuple[list[Dataset], list[DefinitionError]]:
-        """Give every dataset the rules of its function; return what no dataset takes as errors."""
+        """Give every dataset the rules of its function; rules without a dataset become errors."""
         datasets = list(self._datasets)
         orphans: list[DefinitionError] = []
         for history in self._histories.values():
@@ -156,7 +152,7 @@ def _orphan(history: FunctionHistory, rules: Sequence[Expectation]) -> Definitio
         hint = "put `@table`, `@materialized_view` or `@temporary_view` on the same function"
     return DefinitionError(
         "EXPECTATION_WITHOUT_DATASET",
-        f"the expectation {names} stands on function `{history.name}`, which defines no dataset",
+        f"the expectation {names} is on function `{history.name}`, which defines no dataset",
         origin=rules[0].origin,
         hint=hint,
     )
@@ -172,13 +168,13 @@ def _duplicate_rules(dataset: Dataset) -> Iterator[DefinitionError]:
                 f"dataset `{dataset.name}` has two expectations named `{rule.name}`: "
                 f"at {earlier.origin} and at {rule.origin}",
                 origin=rule.origin,
-                hint="give each rule its own name: counts and quarantine reasons go by name",
+                hint="give each rule its own name: counts and quarantine reasons use the name",
             )
 
 
 @contextmanager
 def registration(registry: Registry) -> Iterator[Registry]:
-    """Make `registry` the one that declarations of this context go to."""
+    """Make `registry` the active one of this context."""
     token = _active.set(registry)
     try:
         yield registry
@@ -187,13 +183,10 @@ def registration(registry: Registry) -> Iterator[Registry]:
 
 
 def active_registry(caller: str) -> Registry:
-    """Return the active registry.
-
-    Args:
-        caller: Name of the API function that wants it, for the message.
+    """Return the active registry; `caller` is the name of the API function, for the message.
 
     Raises:
-        DefinitionError: There is none: the file does not run inside of a pipeline.
+        DefinitionError: `OUTSIDE_PIPELINE`: there is none.
     """
     registry = _active.get()
     if registry is None:

@@ -28,16 +28,16 @@ class _Stack:
         return origin.line < self.last.line or not self.datasets
 
     def rules(self) -> Rules:
-        """In the order of the source: the decorator applied last stands first."""
+        """In source order: the decorator that is applied last comes first."""
         return tuple(rule for group in reversed(self.groups) for rule in group)
 
 
 class FunctionHistory:
-    """What was applied to one query function, in order.
+    """The decorators of one query function, in order.
 
     Attributes:
-        function: The function; held, so that its id stays its own.
-        feeds: Target of the append flow that the function is, if it is one.
+        function: Referenced, so that its id is not reused.
+        feeds: Target of its append flow, if any.
         excused: Whether rules without a dataset are no error, because a declaration already is.
     """
 
@@ -49,7 +49,6 @@ class FunctionHistory:
 
     @property
     def name(self) -> str:
-        """Name of the function, for messages."""
         return str(getattr(self.function, "__name__", None) or type(self.function).__name__)
 
     def add_dataset(self, index: int, origin: SourceLocation) -> None:
@@ -57,14 +56,13 @@ class FunctionHistory:
         self._stack_at(origin).datasets.append(index)
 
     def add_rules(self, rules: Rules, origin: SourceLocation) -> None:
-        """An `expect*` decorator was applied."""
         self._stack_at(origin).groups.append(rules)
 
     def resolve(self) -> tuple[dict[int, Rules], Rules]:
-        """Return the rules of each dataset, and the rules that no dataset takes.
+        """Return the rules of each dataset, and the rules without a dataset.
 
-        Rules of a stack without dataset belong to every dataset that the function is given later;
-        if there is none, to those of the stack before (`expect(...)(table(f))` on one line).
+        Rules of a stack without dataset belong to every later dataset of the function; if there is
+        none, to those of the stack before (`expect(...)(table(f))` on one line).
         """
         rules_of: dict[int, Rules] = {}
         inherited: Rules = ()

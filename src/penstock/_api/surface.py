@@ -12,10 +12,10 @@ from penstock._api.cdc import (
     create_auto_cdc_flow,
     create_auto_cdc_from_snapshot_flow,
 )
-from penstock._api.create_table import create_table
 from penstock._api.datasets import (
     create_streaming_live_table,
     create_streaming_table,
+    create_table,
     create_target_table,
     create_view,
     materialized_view,

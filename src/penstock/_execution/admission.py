@@ -1,4 +1,4 @@
-"""Streaming flows take turns: no more batches in work than the machine can carry.
+"""Streaming flows take turns, to limit the number of concurrent batches.
 
 The turns are taken in the JVM (`penstock.spark.BatchAdmission`), by the threads of the queries.
 """
@@ -10,19 +10,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 TURN_SECONDS = 5.0
-"""How long a batch keeps others waiting; a longer one continues beside them."""
+"""How long a batch blocks others; a longer one continues beside them."""
 PATIENCE_SECONDS = 5.0
-"""How long a flow that no other reads lets those go ahead that others wait for."""
+"""How long a flow without readers yields to flows with readers."""
 
 
 class BatchAdmission:
     """Lets the streaming queries of a session take turns, first come, first served.
 
-    One more turn than there are cores is taken at the same time, as a batch does not compute all
-    the time.
+    The number of concurrent batches is one more than the number of cores, as a batch does not
+    compute all the time.
 
     Args:
-        spark: The session. One of others, without Penstock's Java classes, has no turns.
+        spark: The session. A borrowed one without Penstock's Java classes has no limit.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -34,12 +34,7 @@ class BatchAdmission:
             self._java = java_class(permits, int(TURN_SECONDS * 1000))
 
     def attach(self, query: StreamingQuery, *, is_read: bool) -> None:
-        """Let a query with a processing time trigger take turns; others are left as they are.
-
-        Args:
-            query: Has just been started.
-            is_read: Whether other flows read what it writes.
-        """
+        """Let a query with a processing time trigger take turns; ignore others."""
         if self._java is not None:
             java_query: Any = query
             patience = 0 if is_read else int(PATIENCE_SECONDS * 1000)

@@ -1,4 +1,4 @@
-"""Compares checkpoints, states and tables before anything of a flow runs."""
+"""Compares checkpoints, states and tables before a flow runs."""
 
 from collections.abc import Callable, Mapping
 from itertools import count, islice
@@ -32,17 +32,11 @@ from penstock._tables.write.fenced import last_number
 from penstock.errors import CheckpointError
 
 _COMMITS_BEHIND = 20
-"""So many commits of others are looked at for a RESTORE."""
+"""Number of later commits that are checked for a RESTORE."""
 
 
 class DamageCheck:
-    """Looks for what storage has lost since the last update.
-
-    Args:
-        spark: The session.
-        tables: Of the pipeline.
-        warn: Takes a flow and a text about it.
-    """
+    """Checks for loss of data in storage since the last update."""
 
     def __init__(
         self, spark: SparkSession, tables: PipelineTables, warn: Callable[[FlowNode, str], None]
@@ -57,12 +51,7 @@ class DamageCheck:
         nodes: Mapping[str, FlowNode],
         states: Mapping[str, FlowState | None],
     ) -> None:
-        """Compare the tables of a dataset with what its flows have committed.
-
-        Args:
-            dataset: The target.
-            nodes: Its flows.
-            states: What is known of them.
+        """Compare the tables of a dataset with the recorded commits of its flows.
 
         Raises:
             CheckpointError: `TABLE_BEHIND_CHECKPOINT` or `FLOW_STATE_MISSING`.
@@ -129,11 +118,7 @@ class DamageCheck:
                 return
 
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
-        """Refuse a flow of which nothing is known, though it has a checkpoint.
-
-        Args:
-            node: The flow.
-            target: Its table; `None` for a sink.
+        """Refuse a flow with a checkpoint, but without state.
 
         Raises:
             CheckpointError: `FLOW_STATE_MISSING`.
@@ -142,11 +127,11 @@ class DamageCheck:
         folder = local_path(f"{layout.root}/checkpoints/{path_segment(name)}")
         if folder is None or not folder.is_dir():
             return
-        for place in folder.iterdir():
+        for checkpoint in folder.iterdir():
             if target is None:
-                is_used = any((place / "commits").glob("*"))
+                is_used = any((checkpoint / "commits").glob("*"))
             else:
-                app_id = self._tables.app_id(name, segment_name(place.name))
+                app_id = self._tables.app_id(name, segment_name(checkpoint.name))
                 is_used = (
                     self._version(target.path) >= 0
                     and last_number(self._delta, target.path, app_id) >= 0
@@ -155,27 +140,29 @@ class DamageCheck:
                 state = local_path(layout.state_dir)
                 file = f"{state}/flows/{quote(name, safe=' ')}.json"
                 raise _error(
-                    "FLOW_STATE_MISSING", node, state_lost(name, node.flow.target, str(place), file)
+                    "FLOW_STATE_MISSING",
+                    node,
+                    state_lost(name, node.flow.target, str(checkpoint), file),
                 )
 
     def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint with files that Spark could not continue with.
+        """Refuse a checkpoint with files that Spark cannot read.
 
         Raises:
             CheckpointError: `CHECKPOINT_DAMAGED`.
         """
         name = node.flow.name
-        place = local_path(self._tables.layout.checkpoint_path(name, epoch))
-        if place is None or not place.is_dir():
+        folder = local_path(self._tables.layout.checkpoint_path(name, epoch))
+        if folder is None or not folder.is_dir():
             return
-        checkpoint = newest_of_checkpoint(name, epoch, place)
+        checkpoint = newest_of_checkpoint(name, epoch, folder)
         files = unreadable_files(checkpoint)
         if files:
             path = self._tables.paths.get(node.target)
             last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
             app_id = self._tables.app_id(name, epoch)
             noted = self._tables.note(node, epoch).load()
-            decisions = DecisionFile(StorageFiles(self._delta.spark), str(place / DECISION_FILE))
+            decisions = DecisionFile(StorageFiles(self._delta.spark), str(folder / DECISION_FILE))
             is_new = (
                 path is not None
                 and last_number(self._delta, path, app_id) <= last
@@ -188,9 +175,9 @@ class DamageCheck:
     def _has_finished(self, checkpoint: Checkpoint, batch_id: int) -> bool:
         if checkpoint.exists:
             return checkpoint.has_finished(batch_id)
-        # Of storage that is not local nothing more is read than this.
-        place = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
-        return StorageFiles(self._delta.spark).exists(f"{place}/commits/{batch_id}")
+        # Of remote storage only this file is read.
+        folder = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
+        return StorageFiles(self._delta.spark).exists(f"{folder}/commits/{batch_id}")
 
     def _version(self, path: str) -> int:
         return int(self._delta.snapshot(path).version())

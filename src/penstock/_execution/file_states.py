@@ -1,4 +1,4 @@
-"""Where each source of files keeps what it remembers, in an analysis and in a run."""
+"""State of the sources of files, in an analysis and in a run."""
 
 import threading
 
@@ -11,13 +11,7 @@ _NO_EPOCH = "batch"
 
 
 class FileStates:
-    """Stores of the sources of a pipeline's flows; any thread.
-
-    Args:
-        files: Reads and writes below the storage root.
-        layout: Where everything lies.
-        flows: Epochs: what a source remembers dies with its flow's epoch.
-    """
+    """Stores of the sources of a pipeline's flows; any thread."""
 
     def __init__(self, files: StorageFiles, layout: StorageLayout, flows: StateStore) -> None:
         self._files = files
@@ -27,13 +21,7 @@ class FileStates:
         self._lock = threading.Lock()
 
     def store(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
-        """The store of one source.
-
-        Args:
-            flow: Name of the flow whose checkpoint the source belongs to.
-            key: Of the source within the flow.
-            analysis: Whether nothing may be written.
-        """
+        """The store of one source; see `Memories`."""
         state = self._flows.flow(flow)
         epoch = state.epoch if state is not None else _NO_EPOCH
         folder = f"{self._root}/{path_segment(flow)}/{path_segment(epoch)}/{key}"

@@ -1,4 +1,4 @@
-"""Session confs of a flow (`spark_conf`): while its query is built, and while it runs."""
+"""Session confs of a flow (`spark_conf`), while its query is built and while it runs."""
 
 import contextlib
 import threading
@@ -11,11 +11,11 @@ from penstock._graph.dataflow import DataflowGraph, FlowNode
 
 
 class FlowConfs:
-    """Confs that flows and their tables declare, on a session that all flows share.
+    """Confs of flows and their tables on the session that all flows share.
 
     Args:
         spark: The pipeline's session.
-        graph: The declarations. Those of a flow win over those of its table.
+        graph: The confs of a flow win over those of its table.
 
     Attributes:
         lock: Held while queries are built and started, because their functions may set confs and
@@ -28,7 +28,7 @@ class FlowConfs:
         self._graph = graph
 
     def of(self, node: FlowNode) -> dict[str, str]:
-        """What a flow sets, without the settings that are Penstock's."""
+        """The confs of a flow, without `pipelines.*`."""
         dataset = self._graph.datasets.get(node.target)
         conf = {} if dataset is None else _spark_keys(dataset.declared.spark_conf)
         return conf | _spark_keys(node.flow.spark_conf)
@@ -51,7 +51,7 @@ class FlowConfs:
                         self._spark.conf.set(key, old)
 
     def bound(self, df: DataFrame, node: FlowNode) -> DataFrame:
-        """The same rows, computed with the confs of a flow whenever and wherever they are asked.
+        """The rows, always computed with the confs of a flow.
 
         A streaming query does not need it: it copies the session when it starts.
         """

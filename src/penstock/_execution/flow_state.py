@@ -1,7 +1,7 @@
-"""What a flow remembers between updates: its epoch, the state its checkpoint holds, `once`.
+"""The stored state of flows: epoch, description of the checkpoint, `once`.
 
-An *epoch* is born with a checkpoint and dies with it. It is part of the writer's app id, so that a
-new checkpoint, whose batch ids start at 0 again, is never mistaken for a replay of the old one.
+An *epoch* identifies a checkpoint. It is part of the writer's app id, so that a new checkpoint,
+whose batch ids start at 0 again, is never taken for a replay of the old one.
 """
 
 import contextlib
@@ -25,19 +25,18 @@ class FlowState:
     Attributes:
         epoch: Identity of the checkpoint; part of its path and of the app id.
         target_id: Identity (Delta table id) of the table that the checkpoint belongs to.
-        stateful_operators: Of the query that the checkpoint was made by; `None` before the first
-            start.
+        stateful_operators: Of the query of the checkpoint; `None` before the first start.
         output_mode: Spark's output mode at the first start.
         once_done: Whether a `once` flow has run.
-        reset_pending: A full refresh began and has not been seen to end.
-        starts: Version of each upstream table from which the checkpoint's first batch reads
-            appends. It must be the same when that batch is planned again.
-        snapshots: Of a snapshot flow: the versions of the last one that is known to be in and of
-            the one that was begun after it, by number; the table knows which number it has.
-        position: Where the streams of the checkpoint begin, whatever their own options say.
-        next_position: The same for the checkpoint that a pending reset will make.
-        topics: Kafka's ids of the topics that the checkpoint has read, by name.
-        migration: A migration that replaces the table and this state, and has not been seen to end.
+        reset_pending: A full refresh has begun and not ended.
+        starts: Version of each upstream table from which the first batch of the checkpoint reads
+            appends; the same when that batch is planned again.
+        snapshots: Of a snapshot flow: the versions of the last applied snapshot and of the next
+            one, by number; the table has the number of the last commit.
+        position: Start of the streams of the checkpoint; overrides their options.
+        next_position: The same for the checkpoint after a pending reset.
+        topics: Kafka's topic ids of the checkpoint, by name.
+        migration: A migration that has begun to replace the table and this state.
     """
 
     epoch: str
@@ -56,12 +55,12 @@ class FlowState:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewState:
-    """What the last refresh of a materialized view was made of.
+    """Inputs of the last refresh of a materialized view.
 
     Attributes:
         fingerprint: Of the query, the rules and the sources' code.
         sources: Version of each source.
-        table_version: Delta version that the refresh left.
+        table_version: Delta version after the refresh.
     """
 
     fingerprint: str
@@ -72,7 +71,7 @@ class ViewState:
 def state_of(body: Mapping[str, Any]) -> FlowState:
     """The state of a flow from its JSON form."""
     operators = body.get("stateful_operators")
-    # Earlier versions stored generated names as well.
+    # Earlier versions also stored generated names.
     known = None if operators is None else stable_operators(operators)
     return FlowState(**{**body, "stateful_operators": known})
 
@@ -89,14 +88,9 @@ class StateStore:
         self._apart: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def apart(self, flow: str, place: str) -> Iterator[None]:
-        """Let the state of a flow be another one inside: that of a checkpoint in the making.
-
-        Args:
-            flow: Name of the flow.
-            place: The file that has it.
-        """
-        self._apart[self._path("flows", flow)] = place
+    def apart(self, flow: str, path: str) -> Iterator[None]:
+        """Use another file for the state of a flow inside of the context, for a new checkpoint."""
+        self._apart[self._path("flows", flow)] = path
         try:
             yield
         finally:
@@ -109,14 +103,14 @@ class StateStore:
 
     def save_flow(self, name: str, state: FlowState) -> None:
         """Replace the state of a flow."""
-        self._files.write(self._place("flows", name), json.dumps(asdict(state), indent=1))
+        self._files.write(self._current_path("flows", name), json.dumps(asdict(state), indent=1))
 
     def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
-        """Give a flow a new epoch; called for its first start and by a full refresh.
+        """Create the state of a flow with a new epoch, for its first start or a full refresh.
 
         Args:
             name: Of the flow.
-            position: Where its streams shall begin; that of a reset that was begun by default.
+            position: Start of its streams; by default that of a pending reset.
         """
         if position is None:
             before = self.flow(name)
@@ -127,28 +121,23 @@ class StateStore:
         return state
 
     def mark_reset(self, name: str, position: Mapping[str, Any] | None = None) -> None:
-        """Note that the flow's table is being emptied.
-
-        Args:
-            name: Of the flow.
-            position: Where its streams shall begin after that.
-        """
+        """Record a pending reset of a flow, and the position of its streams after it."""
         state = self.flow(name) or FlowState(epoch=uuid.uuid4().hex)
         position = position or {}
         marked = replace(state, reset_pending=True, next_position=position, migration=None)
         self.save_flow(name, marked)
 
     def view(self, key: str) -> ViewState | None:
-        """What a view's last refresh was made of; `None` if that is not known."""
+        """The state of a view's last refresh; `None` if unknown."""
         body = self._load("views", key)
         return None if body is None else ViewState(**body)
 
     def save_view(self, key: str, state: ViewState) -> None:
-        """Replace what is known of a view's last refresh."""
+        """Replace the state of a view's last refresh."""
         body = {**asdict(state), "sources": dict(state.sources)}
         self._files.write(self._path("views", key), json.dumps(body, indent=1))
 
-    def _place(self, folder: str, name: str) -> str:
+    def _current_path(self, folder: str, name: str) -> str:
         path = self._path(folder, name)
         return self._apart.get(path, path)
 
@@ -156,12 +145,12 @@ class StateStore:
         return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
 
     def _load(self, folder: str, name: str) -> dict[str, Any] | None:
-        text = self._files.read(self._place(folder, name))
+        text = self._files.read(self._current_path(folder, name))
         try:
             body: dict[str, Any] | None = json.loads(text) if text else None
         except ValueError:
-            # Cut by a crash, where files are not replaced as a whole. `DamageCheck` looks whether
-            # something depends on it.
+            # Truncated by a crash, where files are not replaced atomically. `DamageCheck` checks
+            # whether a checkpoint depends on it.
             return None
         return body
 
@@ -169,11 +158,11 @@ class StateStore:
 def check_state(
     flow: Flow, state: FlowState, *, operators: tuple[str, ...], output_mode: str, display: str
 ) -> None:
-    """Compare a query with the one that its checkpoint was made by.
+    """Compare a query with the query of its checkpoint.
 
     Raises:
-        CheckpointError: A stateful operator or a source changed; Spark would crash at the start
-            or, worse, continue with state that means something else.
+        CheckpointError: A stateful operator or a source changed; Spark would fail at the start,
+            or continue with state of another meaning.
     """
     if state.stateful_operators is None:
         return
@@ -200,7 +189,7 @@ def check_state(
 
 
 def check_migration(flow: Flow, state: FlowState | None) -> None:
-    """Refuse a flow between whose table and checkpoint a migration stands half-way.
+    """Refuse a flow with an unfinished migration.
 
     Raises:
         PlanError: `MIGRATION_UNFINISHED`.

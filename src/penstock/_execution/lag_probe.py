@@ -1,4 +1,4 @@
-"""Measures the lag of running flows on a thread of its own: no batch waits for it."""
+"""Lag of running flows, measured on a separate thread: no batch waits for it."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ from penstock.sources.base import OpenedSource
 
 _logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 10.0
-# At most one twentieth of the time is spent with measuring, and the event log does not fill up.
+# Measuring takes at most one twentieth of the time, and adds few events to the log.
 _PAUSE_FACTOR = 20.0
 _PAUSE_PER_PARTITION = 0.1
 _CLOSE_SECONDS = 8.0
@@ -24,13 +24,8 @@ _CLOSE_SECONDS = 8.0
 class FlowLag:
     """The sources of one running flow.
 
-    `progressed` and `ended` are called on the listener's thread and return at once; `measure` on
-    the probe's.
-
-    Args:
-        origin: Of the flow.
-        sources: Its streams.
-        wake: Called when there is something to measure.
+    `progressed` and `ended` are called on the listener's thread and do not block; `measure` is
+    called on the probe's.
     """
 
     def __init__(
@@ -45,38 +40,38 @@ class FlowLag:
         self._sources = sources
         self._java_sources: Callable[[], Sequence[Any]] = tuple
         self._progress: Mapping[str, Any] | None = None
-        self._told: Any = None
+        self._last: Any = None
         self._due = float("-inf")
         self._has_ended = False
         self._is_done = False
 
     def attach(self, java_sources: Callable[[], Sequence[Any]]) -> None:
-        """Set what gives Spark's own objects of the sources."""
+        """Set the function that returns Spark's objects of the sources."""
         self._java_sources = java_sources
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """A report of Spark came."""
+        """Take a progress report of Spark."""
         self._progress = progress
         self._wake()
 
     def ended(self) -> None:
-        """The flow has ended: it is measured once more."""
+        """End the flow: it is measured once more."""
         self._has_ended = True
         self._wake()
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended and was measured after that."""
+        """Whether it was measured after its end."""
         return self._is_done
 
     def due(self, now: float) -> float | None:
-        """Seconds until it is to be measured; `None` while nothing is known to measure."""
+        """Seconds until the next measurement; `None` before the first progress."""
         if self._is_done or (self._progress is None and not self._has_ended):
             return None
         return 0.0 if self._has_ended else max(0.0, self._due - now)
 
     def measure(self) -> list[Event]:
-        """What is new: a measurement, and sources that stopped or began to answer."""
+        """Events of a changed measurement, and of sources that stopped or started to respond."""
         ending, started = self._has_ended, time.monotonic()
         progress: Mapping[str, Any] = self._progress or {}
         sources: list[dict[str, Any]] = []
@@ -87,28 +82,30 @@ class FlowLag:
             spent = time.monotonic() - started
             parts = sum(len(lag.get("partitions", ())) for lag in sources)
             if any(lag.get("problem") for lag in sources):
-                spent = 0.0  # with waiting
+                spent = 0.0  # spent waiting
             pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
             self._due = time.monotonic() + pause
             self._is_done = ending
-        moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        changes = [] if ending else self._changes(sources, moment)
-        if not sources or sources == self._told:
+        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        changes = [] if ending else self._changes(sources, timestamp)
+        if not sources or sources == self._last:
             return changes
-        self._told = sources
+        self._last = sources
         origin = replace(self._origin, batch_id=progress.get("batchId"))
-        measured = LagProgress(measured_at=moment, sources=tuple(sources), **lag_summary(sources))
+        measured = LagProgress(
+            measured_at=timestamp, sources=tuple(sources), **lag_summary(sources)
+        )
         return [*changes, Event(origin, measured)]
 
-    def _changes(self, sources: Sequence[dict[str, Any]], moment: str) -> list[Event]:
-        """Notes since when each source has its problem; an event where that is new."""
+    def _changes(self, sources: Sequence[dict[str, Any]], timestamp: str) -> list[Event]:
+        """Record since when each source has its problem; return an event for each change."""
         events = []
         flow = self._origin.flow_name
         for source in sources:
             name, problem = source["source"], source.get("problem")
             known = self._problems.get(name)
             if problem:
-                since = known[1] if known is not None else moment
+                since = known[1] if known is not None else timestamp
                 self._problems[name] = problem, since
                 source["problem_since"] = since
                 if known is None:
@@ -120,7 +117,7 @@ class FlowLag:
             elif known is not None:
                 del self._problems[name]
                 text = f"source {name} of flow {flow} answers again"
-                body = SourceProgress(state="ANSWERS", source=name, since=moment)
+                body = SourceProgress(state="ANSWERS", source=name, since=timestamp)
                 events.append(Event(self._origin, body, text))
         return events
 
@@ -136,11 +133,7 @@ class FlowLag:
 
 
 class LagProbe:
-    """Measures all flows of an update, one after the other.
-
-    Args:
-        emit: Takes the events.
-    """
+    """Measures all flows of an update, one after the other."""
 
     def __init__(self, emit: Callable[[Any], None]) -> None:
         self._emit = emit
@@ -150,7 +143,7 @@ class LagProbe:
         self._thread: threading.Thread | None = None
 
     def watch(self, origin: EventOrigin, sources: Sequence[OpenedSource]) -> FlowLag:
-        """Begin with a flow that starts."""
+        """Add a flow that starts."""
         flow = FlowLag(origin, sources, self._wake)
         with self._changed:
             self._flows.append(flow)
@@ -160,7 +153,7 @@ class LagProbe:
         return flow
 
     def close(self) -> None:
-        """Measure what has ended a last time, and end."""
+        """Measure ended flows a last time, and stop the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -175,7 +168,7 @@ class LagProbe:
         while (flow := self._next()) is not None:
             try:
                 events = flow.measure()
-            except Exception as error:  # whatever it is, it must not end the lag of other flows
+            except Exception as error:  # must not end the lag of other flows
                 _logger.debug("the lag of a flow is unknown: %s", first_line(error))
                 continue
             for event in events:

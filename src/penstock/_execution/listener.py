@@ -1,4 +1,4 @@
-"""Spark's progress -> events. One listener for all queries of a session."""
+"""The streaming listener of a session: routes progress to the watchers of its queries."""
 
 import json
 import threading
@@ -17,20 +17,20 @@ from pyspark.sql.streaming.listener import (
 
 
 class QueryWatcher:
-    """What one running query wants to hear. Called on py4j's callback threads, in order."""
+    """Callbacks of one running query, on py4j's callback threads, in order."""
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """A micro-batch ended and is in the commit log, or the query reported that it idles."""
+        """A micro-batch is in the commit log, or the query is idle."""
 
     def terminated(self, error: str | None) -> None:
-        """The query ended; nothing comes after this."""
+        """The query ended; the last callback."""
 
 
 class ProgressListener(StreamingQueryListener):
     """Routes Spark's streaming events to the watcher of the query's run.
 
-    Events that arrive before the watcher is known (Spark calls `onQueryStarted` while `start()`
-    is still running) are kept and handed over when it registers.
+    Events before the watcher is registered (Spark calls `onQueryStarted` while `start()` is still
+    running) are kept and delivered when it registers.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class ProgressListener(StreamingQueryListener):
         self._java: Any = None
 
     def watch(self, run_id: str, watcher: QueryWatcher) -> None:
-        """Register the watcher of a run and give it what happened so far."""
+        """Register the watcher of a run and deliver its earlier events."""
         with self._lock:
             early = self._early.pop(run_id, [])
             for deliver in early:
@@ -63,19 +63,19 @@ class ProgressListener(StreamingQueryListener):
         return self._java
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to do: whoever started the query knows."""
+        """Ignored."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch ended, or the idle report of every ten seconds."""
+        """Deliver the progress of a micro-batch, or the idle report of every ten seconds."""
         self.progressed(event.progress.json)
 
     def progressed(self, text: str) -> None:
-        """Take a report as Spark writes it."""
+        """Deliver a progress report in Spark's JSON form."""
         progress = json.loads(text)
         self._deliver(progress["runId"], lambda watcher: watcher.progressed(progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new; the terminal shows the state that it has."""
+        """Ignored."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The query ended, by itself or with an exception."""
@@ -97,9 +97,9 @@ def written_records(progress: Mapping[str, Any]) -> int | None:
 
 
 def backlog_records(progress: Mapping[str, Any]) -> int | None:
-    """Records that wait at the sources that say so (Kafka: latest minus processed offsets).
+    """Records that wait at sources that report them (Kafka: latest minus processed offsets).
 
-    Kinesis tells only by how much time it is ahead.
+    Kinesis reports only the time behind.
     """
     waiting: int | None = None
     for source in progress.get("sources", ()):
@@ -111,14 +111,14 @@ def backlog_records(progress: Mapping[str, Any]) -> int | None:
                 continue
             done = end.get(topic) or {}
             if not all(isinstance(n, int) for n in (*partitions.values(), *done.values())):
-                continue  # a source whose offsets are something else
+                continue  # a source without numeric offsets
             behind = sum(max(0, offset - done.get(p, 0)) for p, offset in partitions.items())
             waiting = (waiting or 0) + behind
     return waiting
 
 
 class _JavaListener(JStreamingQueryListener):
-    """Takes a report as one string; PySpark gets every field of it by calls of their own."""
+    """Receives a report as one string; PySpark fetches every field by a call of its own."""
 
     def onQueryProgress(self, jevent: Any) -> None:
         listener: Any = self.pylistener

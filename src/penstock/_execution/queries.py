@@ -1,4 +1,4 @@
-"""Implements the runtime's `Engine` port: the only place that starts and stops Spark queries."""
+"""The runtime's `Engine` port: the only module that starts and stops Spark queries."""
 
 import contextlib
 import json
@@ -50,14 +50,14 @@ from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
 
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
-    """What the engine needs to know of the pipeline.
+    """Context of the engine.
 
     Attributes:
         pipeline: Name of the pipeline; part of the writers' app ids.
         source_digest: Digest of the project's source files, for views that use Python functions.
         emit: Takes events; any thread.
-        origin: Event origin with pipeline and update filled in.
-        last_batch: Newest micro-batch of a flow that the event log knows.
+        origin: Event origin of pipeline and update.
+        last_batch: Newest micro-batch of a flow in the event log.
         resolve_secrets: Fills `${secret:...}` in sink options.
     """
 
@@ -70,17 +70,7 @@ class EngineContext:
 
 
 class SparkEngine:
-    """See `penstock._runtime.ports.Engine`.
-
-    Args:
-        spark: The pipeline's session.
-        graph: What to run.
-        evaluator: Over `source`.
-        source: The real tables.
-        tables: Delta side of the pipeline.
-        state: Epochs and fingerprints.
-        context: Names and ways out.
-    """
+    """See `penstock._runtime.ports.Engine`; `evaluator` reads from `source`."""
 
     def __init__(
         self,
@@ -107,7 +97,7 @@ class SparkEngine:
         self._lag = LagProbe(context.emit)
         self._admission = BatchAdmission(spark)
         self._running: list[RunningQuery] = []
-        # Flows whose query has other columns than the analysis saw.
+        # Flows whose query has other columns than in the analysis.
         self._grown: dict[str, FlowNode] = {}
         spark.streams.addListener(self._listener)
         self._confs = FlowConfs(spark, graph)
@@ -123,14 +113,14 @@ class SparkEngine:
             self._spark.streams.removeListener(self._listener)
 
     def jvm_died(self, exit_code: int) -> None:
-        """End every running flow: Spark's JVM is gone and will not report their end."""
+        """End every running flow after the end of Spark's JVM."""
         for running in list(self._running):
             running.abandoned(jvm_died(exit_code, flow=running.flow))
 
     # -- tables --------------------------------------------------------------------------------
 
     def reset(self, step: ResetTable) -> None:
-        """See `Engine.reset`. A kill half-way leaves a mark, and the next update resets again."""
+        """See `Engine.reset`. After a kill the next update resets again: the reset is recorded."""
         node = self._graph.datasets[step.dataset]
         with self._translated(self._graph.flows[step.flows[0]]):
             for flow in step.flows:
@@ -206,17 +196,12 @@ class SparkEngine:
             return running
 
     def _start(self, writer: Any, node: FlowNode) -> StreamingQuery:
-        context = self._spark.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", node.flow.name)
-        # Data sources in Python are looked up in the session of the thread, and ours has none.
+        # Data sources in Python are looked up in the active session of the thread.
         jvm: Any = self._spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
-        try:
-            # The query copies the session, with its confs, when it starts.
-            with self._confs.applied(node):
-                query: StreamingQuery = writer.start()
-        finally:
-            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+        # The query copies the session, with its confs, when it starts.
+        with self._pool(node.flow.name), self._confs.applied(node):
+            query: StreamingQuery = writer.start()
         return query
 
     def _table_writer(
@@ -237,7 +222,7 @@ class SparkEngine:
             dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
         )
         running.writes_batches(writer.write)
-        # Update-mode queries hand changed rows to foreachBatch; the merge is ours.
+        # In update mode, `foreachBatch` gets the changed rows, and the writer merges them.
         return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
             running.on_batch
         )
@@ -256,10 +241,10 @@ class SparkEngine:
         return wanted
 
     def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:
-        """Report micro-batches that were committed right before a crash, but never reported."""
+        """Report micro-batches that were committed, but not reported before a crash."""
         known = self._context.last_batch(node.flow.name)
         for commit in self._tables.unreported(dataset, node, state.epoch, known):
-            # With its number, or the next start takes it for unreported once more.
+            # Without its number the next start would report it again.
             origin = replace(self._origin(node), batch_id=commit.result.batch_id)
             text = "recorded by the table, reported after a restart"
             self._context.emit(commit.event(origin, text))
@@ -294,7 +279,7 @@ class SparkEngine:
     def _stream_once(
         self, step: RunOnceFlow, node: FlowNode, state: FlowState, writer: BatchWriter
     ) -> RunOutcome:
-        """Apply what a streaming view gives now, to its end; a kill half-way takes up there."""
+        """Apply the available rows of a streaming view; resumes after a kill."""
         table_id = self._tables.check_ownership(node, state)
         self._state.save_flow(step.flow, replace(state, target_id=table_id))
         rows = 0
@@ -349,14 +334,14 @@ class SparkEngine:
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
             result = self._tables.replace(dataset, node, df, fingerprint, where=where)
-            made = ViewState(
+            view_state = ViewState(
                 fingerprint=fingerprint,
                 sources=versions.versions,
                 table_version=self._tables.version(dataset)
                 if result.version is None
                 else result.version,
             )
-            self._state.save_view(step.dataset, made)
+            self._state.save_view(step.dataset, view_state)
             spent = round((time.monotonic() - started) * 1000)
             self._context.emit(result.event(origin, reason, duration_ms=spent))
             return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
@@ -364,8 +349,8 @@ class SparkEngine:
     def _follow_snapshots(self, step: RefreshView, node: FlowNode) -> RunOutcome:
         """Apply the snapshots that are newer than the last one.
 
-        The version of a snapshot is noted before it is applied; the number in its commit tells,
-        after a kill, whether it was.
+        The version of a snapshot is recorded before it is applied; after a kill the number of the
+        last commit shows whether it was applied.
         """
         dataset = self._graph.datasets[step.dataset]
         state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
@@ -399,7 +384,7 @@ class SparkEngine:
         return RunOutcome(changed=True, reason=f"{applied} snapshot(s)", rows=rows)
 
     def _is_known(self, df: DataFrame, before: ViewState | None, epoch: str) -> bool:
-        """Whether a source still has the versions that were compared last."""
+        """Whether a source still has the versions of the last comparison."""
         sources = plans.batch_sources(df)
         return (
             before is not None
@@ -410,8 +395,8 @@ class SparkEngine:
 
     def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
         versions = plans.batch_sources(df).versions
-        made = ViewState(fingerprint=epoch, sources=versions, table_version=None)
-        self._state.save_view(dataset, made)
+        view_state = ViewState(fingerprint=epoch, sources=versions, table_version=None)
+        self._state.save_view(dataset, view_state)
 
     def cancel(self) -> None:
         """See `Engine.cancel`."""
@@ -425,7 +410,7 @@ class SparkEngine:
             f"{rule.name}:{rule.condition}:{rule.on_violation}"
             for rule in dataset.declared.expectations
         ]
-        # The code of a Python function does not show in a plan.
+        # A plan does not contain the code of Python functions.
         code = self._context.source_digest if "Python" in text or "UDF" in text else ""
         return plans.fingerprint(text, *rules, code)
 
@@ -443,13 +428,13 @@ class SparkEngine:
         return with_types(df)
 
     def _adopt(self, node: FlowNode, df: DataFrame) -> FlowNode:
-        """The flow with the schema that its query has now; its table gets the new columns.
+        """The flow with the current schema of its query; new columns are added to its table.
 
-        A source may have grown since the analysis: files with new fields, or an upstream table that
-        took them up.
+        The schema of a source may have changed since the analysis: files with new fields, or an
+        upstream table with new columns.
         """
         if is_cdc(node.flow):
-            return node  # its writer takes new columns up by itself
+            return node  # its writer adds new columns
         known = self._grown.get(node.flow.name, node)
         analysed = StructType.fromJson(json.loads(known.analysis.schema_json))
         if analysed.simpleString() == df.schema.simpleString():
@@ -464,7 +449,7 @@ class SparkEngine:
         return grown
 
     def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:
-        """Whether the query must be made again, after its sources have looked at its checkpoint."""
+        """Whether the query must be evaluated again after its sources have read its checkpoint."""
         reasons = [
             reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None
         ]
@@ -549,7 +534,7 @@ def _why_recompute(
     if before.fingerprint != fingerprint:
         return _QUERY_CHANGED
     if version != before.table_version:
-        return "the table was changed by someone else"
+        return "the table was changed by another writer"
     if sources.unversioned is not None:
         return sources.unversioned
     if dict(before.sources) != dict(sources.versions):

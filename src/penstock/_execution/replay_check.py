@@ -1,4 +1,4 @@
-"""Which tables take rows back from their quarantine."""
+"""Check of the tables whose quarantine can be replayed."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from penstock.errors import PlanError
 
 
 def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
-    """Check that rows may be added to a table from outside of its flows.
+    """Check that a replay may add rows to a table.
 
     Raises:
         PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
     """
     reason = hint = ""
     if node.kind is not DatasetKind.STREAMING_TABLE:
-        reason = f"it is a {node.kind.value}, which is recomputed by every update"
+        reason = f"it is a {node.kind.value}, which every update recomputes"
         hint = "correct the rule or the query, and run the pipeline"
     elif any(replaces_rows(flow.flow) for flow in flows):
-        reason = "its flow replaces rows that match a condition, and would remove what is added"
+        reason = "its flow replaces rows that match a condition, and would remove the added rows"
         hint = "correct the rule or the query, and run the pipeline"
     elif any(is_cdc(flow.flow) for flow in flows):
         reason = "its rows are made from change events"
@@ -30,11 +30,11 @@ def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
         reason = "its flow changes rows that it has written"
         hint = f"correct the rule, then --full-refresh {node.display}"
     elif node.declared.late_rows is LateRows.QUARANTINE:
-        # Late rows are what the operation was given, not what the table holds.
-        reason = "it keeps late rows as well, which a window or join would still have to take in"
+        # Late rows have the columns of the operation's input, not of the table.
+        reason = "its quarantine has late rows as well, which are input of a window or join"
         hint = f"correct the rule, then --full-refresh {node.display}"
     elif node.declared.deduplicate_by:
-        reason = "each key may be in the table once, which a replay does not look at"
+        reason = "it is de-duplicated by key, which a replay does not check"
         hint = f"correct the rule, then --full-refresh {node.display}"
     if reason:
         raise PlanError(

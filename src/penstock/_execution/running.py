@@ -32,11 +32,11 @@ _SHOWN_LOSSES = 5
 
 
 class BatchReport(Protocol):
-    """What a writer says about a micro-batch that it committed."""
+    """The report of a writer about a committed micro-batch."""
 
     @property
     def replayed(self) -> bool:
-        """Whether an earlier attempt had committed it already."""
+        """Whether an earlier attempt had already committed it."""
 
     def event(self, origin: EventOrigin, message: str) -> Any:
         """The `flow_progress` event with its counts."""
@@ -68,7 +68,7 @@ class RunningQuery(QueryWatcher):
         self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
         self._lag: FlowLag | None = None
         self.has_batches = True
-        """Whether there is a pause between micro-batches in which the query can be stopped."""
+        """Whether the query can be stopped between micro-batches."""
         self._query: StreamingQuery | None = None
         self._failure: BaseException | None = None
         self._batch: int | None = None
@@ -82,11 +82,11 @@ class RunningQuery(QueryWatcher):
         self._write = write
 
     def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
-        """Set what the target knows about failures, by their text and the batch in flight."""
+        """Set the function that explains failures, by their text and the current batch."""
         self._explain = explain
 
     def measures_lag(self, lag: FlowLag) -> None:
-        """Set what measures how far the query is behind its sources."""
+        """Set the lag of the query."""
         self._lag = lag
         lag.attach(self._java_sources)
 
@@ -104,20 +104,20 @@ class RunningQuery(QueryWatcher):
             self._changed.notify_all()
 
     def execution(self) -> Any:
-        """Spark's `IncrementalExecution` of the micro-batch that `on_batch` has.
+        """Spark's `IncrementalExecution` of the micro-batch of `on_batch`.
 
-        The first batch may come before the query is attached: this waits for it.
+        The first batch may start before the query is attached: this waits for it.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._query is not None, _ATTACH_SECONDS):
-                raise RuntimeError("the query that runs was never attached")
+                raise RuntimeError("the running query was not attached")
         java_query: Any = self._query
         return java_query._jsq.streamingQuery().lastExecution()
 
     def on_batch(self, df: DataFrame, batch_id: int) -> None:
-        """Commit one micro-batch; given to `foreachBatch`."""
+        """Commit one micro-batch, for `foreachBatch`."""
         if self._write is None:
-            raise RuntimeError("the query writes by itself")
+            raise RuntimeError("the query has no batch writer")
         with self._changed:
             self._batch = batch_id
         try:
@@ -133,7 +133,7 @@ class RunningQuery(QueryWatcher):
     # -- listener ------------------------------------------------------------------------------
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """A micro-batch is in the commit log."""
+        """See `QueryWatcher.progressed`."""
         batch_id = int(progress.get("batchId", -1))
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
@@ -144,7 +144,7 @@ class RunningQuery(QueryWatcher):
                 num_output_rows=written_records(progress),
                 batch_duration_ms=int(progress["durationMs"].get("triggerExecution", 0)),
                 backlog_records=backlog_records(progress),
-                # A writer counts them itself, and exactly.
+                # A batch writer counts them exactly.
                 late_records=None
                 if self._write is not None
                 else dropped_by_watermark(progress) or None,
@@ -170,7 +170,7 @@ class RunningQuery(QueryWatcher):
                     break
 
     def terminated(self, error: str | None) -> None:
-        """The query ended: tell the runtime, once."""
+        """See `QueryWatcher.terminated`; notifies the runtime once."""
         with self._changed:
             if self._ended:
                 return
@@ -181,7 +181,7 @@ class RunningQuery(QueryWatcher):
         if error is None or not self._sources:
             self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
             return
-        # A recovery reads files; progress of other queries must not wait for it.
+        # A recovery reads files: it must not block the progress of other queries.
         threading.Thread(
             target=self._end_recovered,
             args=(error,),
@@ -210,7 +210,7 @@ class RunningQuery(QueryWatcher):
         return self._flow.name
 
     def abandoned(self, error: PenstockError) -> None:
-        """The JVM is gone: report the end that Spark cannot report. Ignored after an end."""
+        """Report the end of the query after the end of the JVM. Ignored after `terminated`."""
         with self._changed:
             if self._ended:
                 return
@@ -223,7 +223,7 @@ class RunningQuery(QueryWatcher):
     def _translate(self, error: str | None) -> Any:
         if error is None:
             return None
-        # A stop that came too late for a clean end interrupts the batch; that is no failure.
+        # A stop that interrupts a batch is not a failure.
         if self._stopping and "Interrupted" in error and self._failure is None:
             return None
         if not isinstance(self._failure, PenstockError):
@@ -263,7 +263,7 @@ class RunningQuery(QueryWatcher):
         self.interrupt()
 
     def _is_idle(self) -> bool:
-        # A micro-batch is over when its progress is out: only then is it in the commit log.
+        # A micro-batch ends with its progress report: only then is it in the commit log.
         if not self.has_batches:
             return True
         if self._write is not None:

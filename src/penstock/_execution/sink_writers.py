@@ -1,4 +1,4 @@
-"""From a declared sink to a stream writer."""
+"""Stream writers of declared sinks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,15 +21,7 @@ from penstock.sinks.registry import sink_of
 
 
 class SinkWriters:
-    """Makes the writers of flows into sinks.
-
-    Args:
-        spark: The pipeline's session.
-        evaluator: For paths, and for functions of the user.
-        layout: Where Delta sinks with a `tableName` lie.
-        pipeline: Its name.
-        resolve_secrets: Fills `${secret:...}` in options.
-    """
+    """Creates the writers of flows into sinks."""
 
     def __init__(
         self,
@@ -59,16 +51,16 @@ class SinkWriters:
         """A stream writer for a flow, without name, checkpoint and trigger.
 
         Args:
-            sink: Where it writes to.
+            sink: The sink.
             node: The flow.
             df: Its query.
             epoch: Of its checkpoint.
-            checkpoint: Its folder.
-            running: Takes the batches of sinks that write them themselves.
-            has_batches: Off for continuous processing and real-time mode, where Spark writes.
+            checkpoint: Path of the checkpoint.
+            running: Receives the batches of batch sinks.
+            has_batches: False for continuous processing and real-time mode, where Spark writes.
 
         Raises:
-            PenstockError: The sink cannot be written like this.
+            PenstockError: The sink does not support the flow.
         """
         flow, mode = node.flow, node.analysis.output_mode or OutputMode.APPEND
         system = sink_of(sink.format)
@@ -120,15 +112,7 @@ def stream_writer(
     *,
     has_batches: bool = True,
 ) -> Any:
-    """A stream writer into a sink.
-
-    Args:
-        opened: The sink.
-        df: The query.
-        mode: Of the flow.
-        on_batch: Takes the batches of a `BatchSink`.
-        has_batches: See `Write`.
-    """
+    """A stream writer into a sink; `on_batch` receives the batches of a `BatchSink`."""
     if opened.observes_rows and has_batches:
         df = df.observe(WRITTEN, F.count(F.lit(1)).alias(WRITTEN))
     writer: Any = df.writeStream.outputMode(mode.value)

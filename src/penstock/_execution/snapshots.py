@@ -1,4 +1,4 @@
-"""Snapshot flows: where the next snapshot comes from, and which was the last."""
+"""Snapshot flows: the next snapshots, and the progress of the flow."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock._analysis.snapshots import (
+from penstock._analysis.cdc import (
     NoSnapshotError,
     SnapshotQuery,
     decode_version,
@@ -23,13 +23,13 @@ from penstock.errors import DefinitionError
 
 @dataclass(frozen=True)
 class NextSnapshot:
-    """One snapshot that is newer than the last.
+    """A snapshot that is newer than the last.
 
     Attributes:
         df: Its rows.
-        is_named: It is the content of a source; a later look may find the same.
-        text: For people.
-        apply: Makes the table follow it; `None` if nothing differs.
+        is_named: Whether it is the content of a named source, which may not have changed.
+        text: For messages.
+        apply: Applies it to the table; returns `None` if nothing differs.
     """
 
     df: DataFrame
@@ -39,14 +39,14 @@ class NextSnapshot:
 
 
 class SnapshotProgress:
-    """Walks through the snapshots of a flow, keeping account of which is the last.
+    """Iterates over the snapshots of a flow and records the last one.
 
     Args:
         flow: The flow.
         evaluate: Calls its query function, or a replacement of it.
-        last_number: Number of the last snapshot that the table has taken; -1 before the first.
-        state: What the flow remembers.
-        save: Replaces that.
+        last_number: Number of the last snapshot in the table; -1 before the first.
+        state: Of the flow.
+        save: Stores the state.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class SnapshotProgress:
         self.state = state
 
     def newer(self, writer_of: Callable[[SnapshotShape], SnapshotWriter]) -> Iterator[NextSnapshot]:
-        """The snapshots after the last one, each to be applied before the next is asked for.
+        """The snapshots after the last one, each to be applied before the next is requested.
 
-        A source that has a name gives one. A function is called until it returns `None`; a version
-        that is not above the last is skipped, and ends the walk when it comes again.
+        A named source has one. A function is called until it returns `None`; a version that is not
+        newer than the last is skipped, and ends the iteration when it is returned again.
         """
         assert self._flow.snapshot is not None
-        is_named = self._flow.snapshot.next_one is None
+        is_named = self._flow.snapshot.next_snapshot is None
         noted = self.state.snapshots.get(str(self._number))
         latest = None if noted is None else decode_version(noted)
         skipped: Any = None
@@ -96,7 +96,7 @@ class SnapshotProgress:
         self, writer: SnapshotWriter, df: DataFrame, latest: Any, version: Any, *, always: bool
     ) -> CommitResult | None:
         number = self._number + 1
-        # Before the commit: after a kill the table says whether this number is in.
+        # Before the commit: after a kill the table shows whether this number was committed.
         versions = {str(number): encode_version(version)}
         if latest is not None:
             versions[str(self._number)] = encode_version(latest)
@@ -115,7 +115,7 @@ class SnapshotProgress:
         except TypeError:
             raise DefinitionError(
                 "SNAPSHOT_FUNCTION_INVALID",
-                f"the function of snapshot flow {self._flow.name!r} gave a version of type "
+                f"the function of snapshot flow {self._flow.name!r} returned a version of type "
                 f"{type(version).__name__} after one of type {type(latest).__name__}",
                 origin=self._flow.origin,
                 hint="keep one type of versions, or --full-refresh the table",

@@ -16,21 +16,21 @@ from penstock.errors import PlanError
 
 _JOIN = "symmetricHashJoin"
 _TIMERS = "timers"
-# Stores inside of a join that hold its rows; the others count them.
+# Stores of a join that hold its rows; the others count them.
 _JOIN_SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateSection:
-    """One store, or one state variable, of a stateful operator.
+    """A store, or a state variable, of a stateful operator.
 
     Attributes:
         operator: Its number in the query.
-        operator_name: Spark's name of it.
+        operator_name: Spark's name of the operator.
         name: Of the store, the side of a join, or the state variable.
-        batch_id: Last micro-batch that it holds.
-        total: How many entries there are.
-        rows: The first of them, JSON-ready.
+        batch_id: Last micro-batch in it.
+        total: Number of entries.
+        rows: The first entries, JSON-ready.
     """
 
     operator: int
@@ -51,14 +51,6 @@ def read_flow(
     limit: int,
 ) -> tuple[StateSection, ...]:
     """All sections of a flow's checkpoint.
-
-    Args:
-        spark: Any session.
-        layout: Where checkpoints lie.
-        store: Knows the flows that ran.
-        flow: Name of the flow.
-        operator: Only this one.
-        limit: Rows per section.
 
     Raises:
         PlanError: `FLOW_NEVER_RAN`, `FLOW_WITHOUT_STATE`.

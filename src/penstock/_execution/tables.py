@@ -1,4 +1,4 @@
-"""The Delta side of a pipeline: every dataset's table, quarantine and writer."""
+"""The Delta tables of a pipeline: tables, quarantines and writers of its datasets."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,13 +61,13 @@ _WIDENING = "pipelines.enableTypeWidening"
 
 @dataclass(frozen=True)
 class Commit:
-    """A committed batch and the dataset that it belongs to.
+    """A committed batch of a dataset.
 
     Attributes:
-        result: What the commit records.
+        result: Counts of the commit.
         dataset: Key of the dataset.
         is_upsert: Whether rows were merged rather than added.
-        deletes: Whether rows may have been deleted, too.
+        deletes: Whether rows may have been deleted.
     """
 
     result: CommitResult
@@ -77,7 +77,7 @@ class Commit:
 
     @property
     def replayed(self) -> bool:
-        """Whether an earlier attempt had committed it already."""
+        """Whether an earlier attempt had already committed it."""
         return self.result.replayed
 
     @property
@@ -87,17 +87,11 @@ class Commit:
 
     @property
     def rows_written(self) -> int:
-        """Rows in the target."""
+        """Rows written to the target."""
         return self.result.rows_written
 
     def event(self, origin: EventOrigin, message: str, *, duration_ms: int | None = None) -> Event:
-        """The `flow_progress` event with the counts of this batch.
-
-        Args:
-            origin: Of the flow.
-            message: For people.
-            duration_ms: Of the whole batch, where no other event tells it.
-        """
+        """The `flow_progress` event with the counts of this batch."""
         result = self.result
         dropped = result.rows_quarantined + result.rows_dropped
         has_rules = bool(result.rules)
@@ -128,10 +122,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class BatchWriter:
-    """A query with its helper columns, and what commits its batches.
+    """A query with its helper columns, and its writer.
 
     Attributes:
-        df: What to start.
+        df: The query to start.
         write: Commits a micro-batch of `df`; exactly once per batch id.
     """
 
@@ -145,9 +139,9 @@ class PipelineTables:
     Args:
         spark: The session.
         graph: The pipeline.
-        layout: Where everything lies.
+        layout: Of the storage.
         settings: For the pipeline's name and defaults.
-        places: Where datasets (keys) lie instead of where they are declared to.
+        locations: Paths of datasets, by key, that replace the declared ones.
     """
 
     def __init__(
@@ -156,13 +150,13 @@ class PipelineTables:
         graph: DataflowGraph,
         layout: StorageLayout,
         settings: PipelineSettings,
-        places: Mapping[str, str] = MappingProxyType({}),
+        locations: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
         self._spark = spark
         self._settings = settings
         self._graph = graph
-        self._places = places
+        self._locations = locations
         self.paths: Mapping[str, str] = MappingProxyType(
             {node.key: self._ref(node).path for node in graph.stored()}
         )
@@ -170,7 +164,7 @@ class PipelineTables:
     # -- tables --------------------------------------------------------------------------------
 
     def prepare(self, node: DatasetNode, flows: Sequence[FlowNode]) -> None:
-        """Create or alter the table of a dataset, and its quarantine where it has one."""
+        """Create or alter the table of a dataset, and its quarantine if it has one."""
         declared = node.declared
         schema = self.declared_columns(node.key) or merged(
             StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
@@ -184,7 +178,7 @@ class PipelineTables:
             comment=declared.comment,
             properties=self._properties(node, flows),
             replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
-            # What auto CDC remembers of events has their types, and their hashes.
+            # The state of auto CDC has the types of events, and their hashes.
             widen=None if has_events else self._widens(node),
             cast=declared.schema is None and not has_events,
             origin=declared.origin,
@@ -201,7 +195,7 @@ class PipelineTables:
         reset_table(self._spark, self.layout.cdc_state(node.name))
 
     def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
-        """The tables that flows into a dataset write; there may be none yet."""
+        """The tables that flows into a dataset write; they may not exist yet."""
         return {
             TARGET: self._ref(node),
             QUARANTINE: self._quarantine(node),
@@ -209,15 +203,15 @@ class PipelineTables:
         }
 
     def app_id(self, flow: str, epoch: str) -> str:
-        """The identity under which tables count the batches of a flow."""
+        """The `txnAppId` of a flow."""
         return app_id(self._settings.name, flow, epoch)
 
     def quarantine_path(self, node: DatasetNode) -> str:
-        """Where the quarantine of a dataset lies; there may be none."""
+        """Path of the quarantine of a dataset; it may not exist."""
         return self._quarantine(node).path
 
     def version(self, node: DatasetNode) -> int | None:
-        """Newest version of the table; `None` if there is none."""
+        """Newest version of the table; `None` if it does not exist."""
         return read_version(self._spark, self._ref(node).path)
 
     def append_only_start(self, path: str) -> int | None:
@@ -229,10 +223,10 @@ class PipelineTables:
         """The id of the target table.
 
         Raises:
-            CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to a table that is no longer
-                there: it would take up in the middle, and the rows before would be missing.
-                `CHECKPOINT_MISSING`: The table has batches of a checkpoint that is gone: a new one
-                in its place would count from 0, and its batches would be taken for these.
+            CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to a table that no longer
+                exists: earlier rows would be missing. `CHECKPOINT_MISSING`: The table has batches
+                of a checkpoint that is gone: batch ids of a new one would start at 0, and be
+                taken for replays.
         """
         path = self.paths.get(node.target)
         if path is None:
@@ -243,7 +237,7 @@ class PipelineTables:
             raise CheckpointError(
                 "TABLE_REPLACED",
                 f"flow {node.flow.name!r} has a checkpoint for a table that is gone: "
-                f"{node.target!r} was dropped or recreated since",
+                f"{node.target!r} was dropped or recreated",
                 flow=node.flow.name,
                 origin=node.flow.origin,
                 hint=f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
@@ -255,21 +249,21 @@ class PipelineTables:
 
     def _check_checkpoint(self, node: FlowNode, table: str, epoch: str) -> None:
         name = node.flow.name
-        place = self.layout.checkpoint_path(name, epoch)
-        if StorageFiles(self._spark).read(f"{place}/metadata") is not None:
+        path = self.layout.checkpoint_path(name, epoch)
+        if StorageFiles(self._spark).read(f"{path}/metadata") is not None:
             return
-        last = last_number(DeltaJvm(self._spark), table, app_id(self._settings.name, name, epoch))
+        last = last_number(DeltaJvm(self._spark), table, self.app_id(name, epoch))
         if last < 0:  # before its first batch
             return
         raise CheckpointError(
             "CHECKPOINT_MISSING",
-            f"the checkpoint of flow {name!r} is gone: nothing is in {place}, but "
+            f"the checkpoint of flow {name!r} is gone: {path} is empty, but "
             f"{node.flow.target!r} has its batches up to {last}",
             flow=name,
             origin=node.flow.origin,
             hint=f"restore it; or --full-refresh {node.flow.target} rebuilds the table; or "
-            f"`penstock checkpoint reset {name} --from earliest --accept-duplicates` reads all of "
-            "the source once more into the table as it is",
+            f"`penstock checkpoint reset {name} --from earliest --accept-duplicates` reads the "
+            "whole source again into the existing table",
         )
 
     # -- writers -------------------------------------------------------------------------------
@@ -284,16 +278,7 @@ class PipelineTables:
         mode: OutputMode,
         late: FindLateRows | None = None,
     ) -> BatchWriter:
-        """The writer of a flow's micro-batches.
-
-        Args:
-            dataset: The target.
-            node: The flow.
-            df: Its query.
-            epoch: Of its checkpoint.
-            mode: Its output mode.
-            late: Finds the rows that a stateful operator refuses.
-        """
+        """The writer of a flow's micro-batches."""
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)
@@ -303,7 +288,7 @@ class PipelineTables:
         judge = self._judge(dataset, node, lambda batch: self._split(dataset, batch))
         common: dict[str, Any] = {
             "flow": node.flow.name,
-            "app_id": app_id(self._settings.name, node.flow.name, epoch),
+            "app_id": self.app_id(node.flow.name, epoch),
             "target": self._ref(dataset),
             "split": split,
             "quarantine": self._quarantine(dataset) if keeps else None,
@@ -348,10 +333,10 @@ class PipelineTables:
         node: FlowNode,
         split: Callable[[DataFrame], RowSplit | None],
     ) -> Callable[[DataFrame], DataFrame] | None:
-        """How the rules are applied to each batch, where they cannot be part of the query.
+        """Applies the rules to each batch, where they cannot be part of the query.
 
-        A stateful query evaluates a repeated batch though it is in the table. A fail rule in the
-        query would judge its rows again, and stop a flow whose rows were committed.
+        A stateful query evaluates a repeated batch even if the table has it. A fail rule in the
+        query would check its rows again, and stop a flow whose rows were committed.
         """
         fails = any(r.on_violation is OnViolation.FAIL for r in dataset.declared.expectations)
         if not fails or not has_state(node.analysis.stateful_operators):
@@ -368,12 +353,12 @@ class PipelineTables:
         return DecisionFile(StorageFiles(self._spark), path)
 
     def note(self, node: FlowNode, epoch: str) -> CommitNote:
-        """Where a flow notes the newest commits of its batches."""
+        """The record of the newest commits of a flow."""
         path = self.layout.note_file(node.flow.name, epoch)
         return CommitNote(StorageFiles(self._spark), path)
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
-        """The rows of a query that fulfil the condition of the rows that its flow replaces."""
+        """See `window_of`; for a query with the types of its table."""
         return window_of(self._conformed(dataset, df), node.flow)
 
     def replace(
@@ -392,14 +377,14 @@ class PipelineTables:
             node: Its flow.
             df: The rows.
             fingerprint: Of the query, for the commit.
-            where: Replace only the rows that fulfil this; `df` has no others.
+            where: Replace only the rows that match this condition; all rows of `df` do.
         """
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)
         writer = FlowWriter(
             self._spark,
             flow=node.flow.name,
-            app_id=app_id(self._settings.name, node.flow.name, "view"),
+            app_id=self.app_id(node.flow.name, "view"),
             target=self._ref(dataset),
             split=split,
             quarantine=self._quarantine(dataset)
@@ -421,9 +406,9 @@ class PipelineTables:
         epoch: str,
         known: tuple[int, int | None] | None,
     ) -> Iterator[Commit]:
-        """Commits of a flow that are newer than the newest one in the event log."""
+        """Commits of a flow that are newer than the newest in the event log."""
         since = known[1] if known is not None and known[1] is not None else -1
-        identity = app_id(self._settings.name, node.flow.name, epoch)
+        identity = self.app_id(node.flow.name, epoch)
         for result in read_commit_counts(self._spark, self._ref(dataset).path, since):
             if result.app_id == identity:
                 merges = node.analysis.output_mode is OutputMode.UPDATE
@@ -438,7 +423,7 @@ class PipelineTables:
         flows = [self._graph.flows[name].flow for name in dataset.flows]
         events = event_shape(df, node.flow, flows)
         rules = dataset.declared.expectations
-        # A rule of the user needs the names of quarantine's own columns; ours alone can do without.
+        # Rules of the user need the quarantine; without any, it is off if column names conflict.
         keeps = self._wants_quarantine(dataset) and (
             self._keeps(dataset) or not set(QUARANTINE_COLUMNS) & {c.lower() for c in df.columns}
         )
@@ -451,7 +436,7 @@ class PipelineTables:
         writer = CdcWriter(
             self._spark,
             flow=node.flow.name,
-            app_id=app_id(self._settings.name, node.flow.name, epoch),
+            app_id=self.app_id(node.flow.name, epoch),
             target=self._ref(dataset),
             state=self.layout.cdc_state(dataset.name),
             events=events,
@@ -472,8 +457,8 @@ class PipelineTables:
         return BatchWriter(split.df if judge is None else df, write)
 
     def last_batch(self, dataset: DatasetNode, node: FlowNode, epoch: str) -> int:
-        """Number of the last batch of a flow that its table has taken; -1 before the first."""
-        identity = app_id(self._settings.name, node.flow.name, epoch)
+        """Number of the last batch of a flow in its table; -1 before the first."""
+        identity = self.app_id(node.flow.name, epoch)
         return last_number(DeltaJvm(self._spark), self._ref(dataset).path, identity)
 
     def snapshot_writer(
@@ -483,7 +468,7 @@ class PipelineTables:
         return SnapshotWriter(
             self._spark,
             flow=node.flow.name,
-            app_id=app_id(self._settings.name, node.flow.name, epoch),
+            app_id=self.app_id(node.flow.name, epoch),
             target=self._ref(dataset),
             shape=shape,
             allow_missing=self._allows_missing(dataset),
@@ -491,7 +476,7 @@ class PipelineTables:
         )
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
-        """Declared properties; a table that is changed in place and streamed has a change feed."""
+        """Declared properties; with a change feed if rows change and the table is streamed."""
         declared = effective_properties(node.declared.table_properties)
         known = {key.lower() for key in declared}
         changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
@@ -500,10 +485,10 @@ class PipelineTables:
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
 
     def _widens(self, node: DatasetNode) -> bool:
-        """Whether the settings or a source, be it further up, let columns become wider."""
-        said = self._settings.configuration.get(_WIDENING, "").strip().lower()
-        if said in ("true", "false"):
-            return said == "true"
+        """Whether the settings or an upstream source enable type widening."""
+        setting = self._settings.configuration.get(_WIDENING, "").strip().lower()
+        if setting in ("true", "false"):
+            return setting == "true"
         seen: set[str] = set()
         pending = list(node.flows)
         while pending:
@@ -516,7 +501,7 @@ class PipelineTables:
         return False
 
     def _is_streamed(self, node: DatasetNode) -> bool:
-        """Whether a flow of the pipeline reads the dataset, maybe as a stream."""
+        """Whether a streaming flow of the pipeline reads the dataset."""
         return any(
             flow.analysis.is_streaming and node.key in flow.upstream
             for flow in self._graph.flows.values()
@@ -528,12 +513,12 @@ class PipelineTables:
     # -- parts ---------------------------------------------------------------------------------
 
     def _ref(self, node: DatasetNode) -> TableRef:
-        place = self._places.get(node.key, node.declared.path)
-        return TableRef(self.layout.table_path(node.name, place), node.display)
+        location = self._locations.get(node.key, node.declared.path)
+        return TableRef(self.layout.table_path(node.name, location), node.display)
 
     def _quarantine(self, node: DatasetNode) -> TableRef:
-        place = self._places.get(node.key, node.declared.path)
-        path = self.layout.quarantine_path(node.name, place)
+        location = self._locations.get(node.key, node.declared.path)
+        path = self.layout.quarantine_path(node.name, location)
         return TableRef(path, f"{node.display}_quarantine")
 
     def _wants_quarantine(self, node: DatasetNode) -> bool:
@@ -551,14 +536,14 @@ class PipelineTables:
         return self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
 
     def declared_columns(self, key: str) -> StructType | None:
-        """The columns that a table declares; rows are converted to their types."""
+        """The declared columns of a table; rows are converted to their types."""
         node = self._graph.datasets.get(key)
         if node is None or node.declared.schema is None:
             return None
         return parse_schema(self._spark, node.declared.schema, origin=node.declared.origin)
 
     def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
-        """The query with the declared types, or those of its table where no value changes."""
+        """The query with the declared types, or the types of its table if no value changes."""
         if (declared := self.declared_columns(node.key)) is not None:
             return assigned(df, declared)
         if node.kind is DatasetKind.MATERIALIZED_VIEW:

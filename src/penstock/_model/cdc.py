@@ -69,17 +69,17 @@ class SnapshotSpec:
     """How a flow applies whole snapshots of a source to its target.
 
     Attributes:
-        source: Name of the dataset that is compared with its last content; `None` if `next_one`
-            gives the snapshots.
-        next_one: Takes the version of the last snapshot (`None` at first); returns a DataFrame and
-            its version, or `None` when there is no newer one.
+        source: Name of the dataset that is compared with its last content; `None` if
+            `next_snapshot` returns the snapshots.
+        next_snapshot: Takes the version of the last snapshot (`None` at first); returns a DataFrame
+            and its version, or `None` when there is no newer one.
         keys: Columns that identify a row.
         scd_type: What the target keeps.
         track_history: SCD type 2 only.
     """
 
     source: str | None = None
-    next_one: "Callable[[Any], tuple[Any, Any] | None] | None" = None
+    next_snapshot: "Callable[[Any], tuple[Any, Any] | None] | None" = None
     keys: tuple[str, ...]
     scd_type: ScdType = ScdType.ONE
     track_history: TrackHistory = field(default_factory=TrackHistory)

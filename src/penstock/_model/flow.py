@@ -90,7 +90,7 @@ class FlowAnalysis:
         missing_folders: Of files that it reads; nothing is there yet, and it waits.
         unmatched_filters: `pathGlobFilter` and folder of files that it reads, where none of the
             files there has such a name.
-        is_lenient: Its query makes sense without ANSI mode only, and is analysed so.
+        needs_ansi_off: Its query makes sense without ANSI mode only, and is analysed so.
         text_numbers: Expressions in which it takes a string for a number without a cast.
         widens_types: Whether a source of it lets types become wider; its table follows.
         refusal: Why Spark or the target cannot run it as a stream; the flow is not started.
@@ -110,7 +110,7 @@ class FlowAnalysis:
     taken_for: tuple[tuple[str, str], ...] = ()
     missing_folders: tuple[str, ...] = ()
     unmatched_filters: tuple[tuple[str, str], ...] = ()
-    is_lenient: bool = False
+    needs_ansi_off: bool = False
     text_numbers: tuple[str, ...] = ()
     widens_types: bool = False
     refusal: "PenstockError | None" = None

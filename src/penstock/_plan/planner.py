@@ -237,7 +237,7 @@ def _taken_names(graph: DataflowGraph) -> Iterator[str]:
 
 def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.flows.values():
-        if node.analysis.is_lenient:
+        if node.analysis.needs_ansi_off:
             yield (
                 f"the query of {node.flow.name} calculates with texts, which ANSI mode refuses: it "
                 "is run without, so that what is no number becomes NULL instead of an error; casts "

@@ -119,7 +119,7 @@ class Shadow:
                 self.graph,
                 layout,
                 self.settings,
-                places={self.dataset.key: self.table.path},
+                locations={self.dataset.key: self.table.path},
             )
             engine = SparkEngine(
                 self.spark,

@@ -1,4 +1,4 @@
-"""Spark's exceptions -> ours, and whether trying again can help."""
+"""Translates exceptions of Spark, and decides whether a retry can help."""
 
 import re
 from pathlib import Path
@@ -40,14 +40,14 @@ _DISK_PATH = re.compile(
     r"""['"]?((?:file:)?/[^\s'":()]+)['"]?:? ?\((?:No space|Disk quota|Read-only)"""
     r"""|(?:device|exceeded|system): ['"]([^'"]+)['"]"""
 )
-# What ANSI mode refuses at run time; without it the result is NULL, or wraps around.
+# Errors of ANSI mode at run time; without it the result is NULL, or overflows.
 _ANSI = re.compile(
     r"\b(?:CAST_INVALID_INPUT|CAST_OVERFLOW|(?:INTERVAL_)?DIVIDED?_BY_ZERO|REMAINDER_BY_ZERO"
     r"|(?:\w+_)?ARITHMETIC_OVERFLOW|INVALID_ARRAY_INDEX(?:_IN_ELEMENT_AT)?|CANNOT_PARSE_TIMESTAMP"
     r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
 )
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
-# Raised in Spark's Python workers; only the text comes back.
+# Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 _MAY_PASS = (
     "SCHEMA_REGISTRY_UNREACHABLE",
@@ -64,14 +64,7 @@ def flow_error(
     batch_id: int | None = None,
     query_id: str | None = None,
 ) -> PenstockError:
-    """The error to report for an exception that ended a flow.
-
-    Args:
-        error: Spark's or our own exception, or the text of one that happened in the JVM.
-        flow: The flow that ended.
-        batch_id: The micro-batch in flight, if known.
-        query_id: Spark's id of the query, if known.
-    """
+    """The error to report for an exception that ended a flow."""
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, _OUR_BUGS):
@@ -100,7 +93,7 @@ def flow_error(
         hint = (
             "nothing of the batch was written; check url and auth of the registry"
             if condition == "SCHEMA_REGISTRY_REFUSED"
-            else "nothing of the batch was written; it is read again when the registry answers"
+            else "nothing of the batch was written; it is read again when the registry responds"
         )
     elif disk := _DISK.search(text):
         condition, message = "DISK_FULL", f"{disk[0].lower()}{_on_file_system(text)}{batch}"
@@ -126,8 +119,8 @@ def flow_error(
         condition, message = "FLOW_FAILED", f"it failed{batch}: {_reason(text)}"
         if _ANSI.search(text):
             hint = (
-                f"a value does not fit what the query of {flow.target} computes: try_cast, "
-                "try_divide, try_add or get() give NULL instead; for the whole query "
+                f"a value is invalid in the query of {flow.target}: try_cast, "
+                "try_divide, try_add or get() return NULL instead; for the whole query "
                 'spark_conf={"spark.sql.ansi.enabled": "false"} of its table or flow, for all '
                 "queries the setting `spark.sql.ansi.enabled: false`"
             )
@@ -145,17 +138,17 @@ def flow_error(
 
 
 def _on_file_system(text: str) -> str:
-    """The path of a full disk, as far as the error names it, and where that is mounted."""
+    """The path of a full disk, if the error has it, and its mount point."""
     match = _DISK_PATH.search(text)
     if match is None:
         return ""
     path = Path((match[1] or match[2]).removeprefix("file:"))
-    mounts = (place for place in (path, *path.parents) if place.is_mount())
+    mounts = (parent for parent in (path, *path.parents) if parent.is_mount())
     return f" for {path}, on the file system of {next(mounts, path.anchor)}"
 
 
 def full_text(error: BaseException) -> str:
-    """Everything an exception says: its own text, the JVM's and that of its causes."""
+    """The messages of an exception, of its JVM exception and of its causes."""
     parts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error
@@ -173,7 +166,7 @@ def full_text(error: BaseException) -> str:
 
 
 def java_causes(error: BaseException) -> str:
-    """The causes that an exception has in the JVM; Python shows only the outermost."""
+    """The causes of an exception in the JVM; Python has only the outermost."""
     cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     lines: list[str] = []
     while cause is not None and len(lines) < _MOST_CAUSES:
@@ -190,7 +183,7 @@ _NOISE = re.compile(
 
 
 def _reason(text: str) -> str:
-    """The one line of a Spark error that says what happened."""
+    """The line of a Spark error with its reason."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(text)
     return shown(_NOISE.sub("", line).strip())[:600]

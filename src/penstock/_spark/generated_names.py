@@ -1,15 +1,15 @@
-"""Names in the text of a plan that a process makes up, and that the next process makes up anew.
+"""Generated names in the text of a plan, which differ between processes.
 
-What is stored and compared with a later update must not contain them: numbers of expressions, the
-temporary views that stand for datasets in SQL text (ours, and PySpark's for `{df}` in `spark.sql`),
-the variables of Python lambdas, common table expressions, and hashes of Java objects.
+Text that is stored and compared with a later update must not contain them: ids of expressions,
+temporary views of datasets in SQL (ours, and PySpark's for `{df}` in `spark.sql`), variables of
+Python lambdas, common table expressions, and hashes of Java objects.
 """
 
 import re
 from collections.abc import Iterable
 
 VIEW_PREFIX = "__penstock_"
-"""Of the temporary views that stand for datasets, sources and files in a query."""
+"""Of the temporary views of datasets, sources and files in a query."""
 
 _EXPRESSION_ID = re.compile(r"#\d+L?")
 # As a qualifier of a column. PySpark's name is a UUID.
@@ -21,30 +21,29 @@ _OBJECT = re.compile(r"\b([A-Za-z_$][\w$]*)@[0-9a-f]{1,8}\b")
 
 
 def without_generated_names(text: str) -> str:
-    """The text of an expression or a stateful operator as every process describes it.
+    """The text of an expression or a stateful operator without generated names.
 
-    Texts that earlier versions stored are made comparable by it, too; a text that has no generated
-    names stays as it is.
+    Applied to text that earlier versions stored as well.
     """
     text = _VIEW.sub("", _EXPRESSION_ID.sub("", text))
     return _renumbered(_LAMBDA, text)
 
 
 def stable_operators(lines: Iterable[str]) -> tuple[str, ...]:
-    """Lines of `plans.stateful_operators`, of this or an earlier version, ready to be compared."""
+    """Lines of `plans.stateful_operators`, of this or an earlier version, for comparison."""
     return tuple(without_generated_names(line) for line in lines)
 
 
 def stable_plan(text: str) -> str:
-    """The text of a canonical plan as every process describes it.
+    """The text of a canonical plan without generated names.
 
-    Spark canonicalises the numbers of expressions, but neither those of common table expressions
-    nor the objects of data sources.
+    Spark canonicalises ids of expressions, but not of common table expressions, nor the objects of
+    data sources.
     """
     return _OBJECT.sub(r"\1", _renumbered(_CTE, text))
 
 
 def _renumbered(pattern: re.Pattern[str], text: str) -> str:
-    """Numbers by the order in which names first appear, so that different ones stay different."""
+    """Number names by first appearance, so that different ones stay different."""
     numbers: dict[str, int] = {}
     return pattern.sub(lambda m: f"{m[1]} {numbers.setdefault(m[2], len(numbers))}", text)

@@ -1,8 +1,7 @@
 """Classes and packages of the JVM, looked up once per process.
 
-py4j asks the JVM for every part of `jvm.org.apache...` on every use, and for a part that is a
-package the JVM searches all jars for a class of that name: a quarter of the processor time of a
-small update.
+py4j resolves every part of `jvm.org.apache...` on every use, and for a package the JVM searches all
+jars for a class of that name: a quarter of the processor time of a small update.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ from py4j.java_gateway import JavaClass, JavaGateway, JavaPackage, JVMView
 
 
 def remember_names(gateway: JavaGateway) -> None:
-    """Make `gateway.jvm` keep each class and package that it was asked for."""
+    """Make `gateway.jvm` cache each class and package."""
     view = gateway.jvm
     gateway.jvm = _View(view._gateway_client, view._jvm_name, id=view._id)
 
@@ -30,7 +29,7 @@ def _kept(owner: Any, name: str, value: Any) -> Any:
     if isinstance(value, JavaPackage):
         value = _Package(value._fqn, value._gateway_client, value._jvm_id)
         if not name.rpartition(".")[2][:1].islower():
-            # A class that is missing looks like a package; a jar may bring it later.
+            # A missing class looks like a package; a jar may add it later.
             return value
     if isinstance(value, JavaPackage | JavaClass):
         owner.__dict__[name] = value

@@ -1,4 +1,4 @@
-"""Facts read off Spark's analysed logical plan: output modes, merge keys, state, sources."""
+"""Facts from Spark's analysed logical plan: merge keys, state, sources."""
 
 import hashlib
 import re
@@ -36,14 +36,14 @@ _CHANGING = re.compile(
 
 
 def iterate(sequence: Any) -> Iterator[Any]:
-    """Walk a Scala sequence."""
+    """Iterate over a Scala sequence."""
     iterator = sequence.iterator()
     while iterator.hasNext():
         yield iterator.next()
 
 
 def kind_of(node: Any) -> str:
-    """Spark's name of a node or an expression."""
+    """The class name of a node or an expression."""
     return str(node.getClass().getSimpleName())
 
 
@@ -53,12 +53,12 @@ def analyzed(df: "DataFrame") -> Any:
 
 
 def shown_expression(expression: Any) -> str:
-    """An expression for people."""
+    """An expression as readable text."""
     return without_generated_names(str(expression.sql())).replace("`", "")
 
 
 def walk(plan: Any) -> Iterator[Any]:
-    """All nodes of a plan, from its top."""
+    """All nodes of a plan, or of an expression, from its root."""
     yield plan
     for child in iterate(plan.children()):
         yield from walk(child)
@@ -68,11 +68,11 @@ def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tu
     """Columns that identify a row of an update-mode flow: declared, or the grouping columns.
 
     Returns:
-        Empty for a query without an aggregation, whose updates are plain appends.
+        Empty for a query without an aggregation, whose updates are appends.
 
     Raises:
-        DefinitionError: The query groups by something that its result does not show, or a declared
-            key is not a column.
+        DefinitionError: The result does not contain all grouping columns, or a declared key is not
+            a column.
     """
     declared = properties.get(MERGE_KEYS_PROPERTY, "")
     if declared.strip():
@@ -91,23 +91,24 @@ def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tu
 
 def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
     # Attributes are followed from the top of the plan down to the first aggregate: an output
-    # column is a key when everything it is made of is a grouping column.
+    # column is a key if all its references are grouping columns.
     node = analyzed(df)
     columns: list[tuple[str, set[int]]] = [
         (attribute.name(), {attribute.exprId().id()}) for attribute in iterate(node.output())
     ]
     while kind_of(node) in _TRANSPARENT:
         if kind_of(node) == "Project":
-            made_of = {
+            references_of = {
                 item.exprId().id(): {a.exprId().id() for a in iterate(item.references().toSeq())}
                 for item in iterate(node.projectList())
             }
             columns = [
-                (name, set().union(*(made_of.get(i, {i}) for i in ids))) for name, ids in columns
+                (name, set().union(*(references_of.get(i, {i}) for i in ids)))
+                for name, ids in columns
             ]
         node = node.children().head()
     if kind_of(node) != "Aggregate":
-        if _has_stateful(node):
+        if any(is_stateful(part) for part in walk(node)):
             raise _keys_unknown(flow)
         return ()
     grouping: set[int] = set()
@@ -116,12 +117,7 @@ def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
     produced = {}
     for item in iterate(node.aggregateExpressions()):
         references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        is_key = (
-            references <= grouping
-            and references
-            and "AggregateExpression" not in (item.getClass().getSimpleName())
-            and not _contains_aggregate(item)
-        )
+        is_key = references <= grouping and references and not _contains_aggregate(item)
         produced[item.exprId().id()] = (bool(is_key), references)
     keys, covered = [], set()
     for name, ids in columns:
@@ -129,17 +125,13 @@ def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
             keys.append(name)
             for i in ids:
                 covered |= produced[i][1]
-    if not grouping:
-        raise _keys_unknown(flow)
-    if not grouping <= covered:
+    if not grouping or not grouping <= covered:
         raise _keys_unknown(flow)
     return tuple(keys)
 
 
 def _contains_aggregate(expression: Any) -> bool:
-    if kind_of(expression) == "AggregateExpression":
-        return True
-    return any(_contains_aggregate(child) for child in iterate(expression.children()))
+    return any(kind_of(part) == "AggregateExpression" for part in walk(expression))
 
 
 def is_stateful(node: Any) -> bool:
@@ -150,22 +142,16 @@ def is_stateful(node: Any) -> bool:
     return kind != "Join" or all(child.isStreaming() for child in iterate(node.children()))
 
 
-def _has_stateful(node: Any) -> bool:
-    if is_stateful(node):
-        return True
-    return any(_has_stateful(child) for child in iterate(node.children()))
-
-
 def keeps_state(df: "DataFrame") -> bool:
     """Whether a query keeps state."""
-    return _has_stateful(analyzed(df))
+    return any(is_stateful(node) for node in walk(analyzed(df)))
 
 
 def _keys_unknown(flow: Flow) -> DefinitionError:
     return DefinitionError(
         "MERGE_KEYS_UNKNOWN",
-        f"flow {flow.name!r} is in update mode, but its result does not show what identifies a "
-        "row: not every grouping column is kept",
+        f"flow {flow.name!r} is in update mode, but its result does not identify a "
+        "row: not every grouping column is selected",
         origin=flow.origin,
         hint=f'select the grouping columns, or set the table property "{MERGE_KEYS_PROPERTY}"',
     )
@@ -174,7 +160,7 @@ def _keys_unknown(flow: Flow) -> DefinitionError:
 def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
     """One line per stateful operator and per streaming source, in plan order.
 
-    Every process describes the same query by the same lines: they have no generated names.
+    The lines are the same in every process: they have no generated names.
     """
     operators: list[str] = []
     _collect_stateful(analyzed(df), operators)
@@ -182,7 +168,7 @@ def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
 
 
 def has_state(operators: Sequence[str]) -> bool:
-    """Whether a query keeps state, by what `stateful_operators` says of it."""
+    """Whether a query keeps state, by its `stateful_operators`."""
     return len(operators) > 1 or any(not line.startswith("source") for line in operators)
 
 
@@ -216,22 +202,22 @@ def query_text(df: "DataFrame") -> str:
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
     text = stable_plan(str(analyzed(df).canonicalized().toString()))
-    # A Delta relation names the version that it was analysed at; versions are compared apart.
+    # A Delta relation has the version of its analysis; versions are compared separately.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
 
 
 def fingerprint(text: str, *more: str) -> str:
-    """A short digest of texts."""
+    """A short digest of strings."""
     return hashlib.sha256("\0".join((text, *more)).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSources:
-    """What a batch query reads.
+    """Sources of a batch query.
 
     Attributes:
-        versions: Delta table path to version; file path to size and time of modification.
-        unversioned: Why the sources' state is not known; `None` if it is.
+        versions: Delta table path to version; file path to size and modification time.
+        unversioned: Why the versions are unknown; `None` if they are known.
     """
 
     versions: Mapping[str, str]
@@ -239,12 +225,12 @@ class BatchSources:
 
 
 def batch_sources(df: "DataFrame") -> BatchSources:
-    """Versions of everything that a batch query reads, taken from its plan."""
+    """Versions of the sources of a batch query, from its plan."""
     plan = analyzed(df)
     versions: dict[str, str] = {}
     unversioned: str | None = None
     if _CHANGING.search(query_text(df)) or not plan.deterministic():
-        unversioned = "its result changes with time or chance"
+        unversioned = "its result is not deterministic"
     for leaf in iterate(plan.collectLeaves()):
         kind = kind_of(leaf)
         if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD"):
@@ -266,7 +252,7 @@ def location_of(leaf: Any) -> Any | None:
     if kind_of(leaf) != "LogicalRelation":
         return None
     relation = leaf.relation()
-    # Delta makes an anonymous subclass, so the class name does not tell.
+    # Delta uses an anonymous subclass.
     parent = relation.getClass()
     while parent is not None and parent.getSimpleName() != "HadoopFsRelation":
         parent = parent.getSuperclass()

@@ -1,9 +1,8 @@
-"""Start and stop the one Spark session of a pipeline, with defaults that users never think about.
+"""Starts and stops the Spark session of a pipeline.
 
-The JVM is started by Penstock itself rather than by the first `SparkSession.builder`: its output
-goes to a log file, it inherits the file descriptors of the table lease, settings that may hold
-secrets do not show in the process list, and for a local master Spark's launcher (two more JVM
-starts) is skipped.
+Penstock starts the JVM rather than the first `SparkSession.builder`: its output goes to a log file,
+it inherits the file descriptors of the table lease, settings that may hold secrets are not in the
+process list, and for a local master Spark's launcher (two more JVM starts) is skipped.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ _WATCH_SECONDS = 2.0
 _BROKEN_SECONDS = 3.0
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
-# What org.apache.spark.launcher.JavaModuleOptions of Spark 4.2 gives to every JVM.
+# From org.apache.spark.launcher.JavaModuleOptions of Spark 4.2.
 _JVM_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "--add-modules=jdk.incubator.vector",
@@ -75,21 +74,20 @@ _JVM_OPTIONS = (
     "--enable-native-access=ALL-UNNAMED",
 )
 
-# On a machine of few cores the optimizing compiler competes with Spark's start. It waits for ten
-# times more calls: a short update takes a fifth less time, the loops of a long one are compiled
-# anyway.
+# On a machine of few cores the optimizing compiler competes with Spark's start. With ten times
+# higher thresholds a short update takes a fifth less time; long loops are still compiled.
 _LATE_OPTIMIZING = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-# Without data to work on, optimized code is never paid back.
+# Without data, optimized code never pays off.
 _NO_OPTIMIZING = ("-XX:TieredStopAtLevel=1",)
 
-# Settings that only spark-submit can carry out.
+# Settings that require spark-submit.
 _NEEDS_SUBMIT = ("spark.jars", "spark.jars.packages", "spark.files", "spark.archives")
-# Settings that spark-submit must know; the others reach Spark through the gateway.
+# Settings that are passed to spark-submit; the others are passed through the gateway.
 _SUBMIT_PREFIXES = (
     "spark.master",
     "spark.app.name",
@@ -111,14 +109,14 @@ class SessionOptions:
             local-disk defaults.
         warehouse: Spark's warehouse folder, `<storage_root>/warehouse` by default. Spark creates
             it, so a dry run should point it at a temporary folder.
-        master: Master URL; `None` means what spark-defaults.conf says, else `local[*]`.
+        master: Master URL; `None` = from spark-defaults.conf, else `local[*]`.
         configuration: The user's settings. They win over every default. Keys that do not start
             with `spark.` are set on the session, for `spark.conf.get`.
         jars: Paths of jars that Spark needs.
         java_options: Extra options of the driver's JVM, such as an AppCDS archive.
-        log_file: Takes what the JVM prints, without secrets; only its owner may read it.
+        log_file: Output of the JVM, without secrets; only its owner may read it.
         pass_fds: File descriptors that the JVM inherits.
-        analysis_only: No rows will be processed; the JVM is tuned to be ready soon.
+        analysis_only: No rows are processed; the JVM is tuned for a fast start.
     """
 
     app_name: str
@@ -134,10 +132,10 @@ class SessionOptions:
 
 
 def borrow_session() -> SparkSession | None:
-    """Return the classic SparkSession that someone else started in this process, if any.
+    """Return the classic SparkSession that already exists in this process, if any.
 
     Raises:
-        SetupError: There is one, but it cannot read and write Delta tables.
+        SetupError: It cannot read and write Delta tables.
     """
     spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None or spark._sc._jsc is None:
@@ -201,7 +199,7 @@ def stop_session(spark: SparkSession, timeout_seconds: float = 30.0) -> None:
     """Stop Spark and return when its JVM is gone; past the deadline the JVM is killed."""
     deadline = time.monotonic() + timeout_seconds
     gateway = spark._sc._gateway
-    # A hanging query or listener must not keep us from the deadline.
+    # A hanging query or listener must not exceed the deadline.
     stopper = threading.Thread(target=_stop_quietly, args=(spark,), daemon=True)
     stopper.start()
     stopper.join(max(0.0, deadline - time.monotonic()))
@@ -211,9 +209,9 @@ def stop_session(spark: SparkSession, timeout_seconds: float = 30.0) -> None:
 
 @contextlib.contextmanager
 def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[None]:
-    """Call `on_death` with the exit code, on a thread of its own, if the JVM ends meanwhile.
+    """Call `on_death` with the exit code, on a separate thread, if the JVM ends inside.
 
-    A dead JVM answers no call and reports no end of a query: somebody has to notice.
+    A dead JVM does not report the end of a query.
     """
     gateway: Any = spark._sc._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
@@ -243,8 +241,8 @@ def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> in
 
     Args:
         spark: The session.
-        error: What a call of the JVM raised. A connection that broke may be noticed a moment
-            before the end of the process.
+        error: Raised by a call of the JVM. The connection may break shortly before the process
+            ends.
     """
     gateway: Any = spark._sc._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
@@ -262,7 +260,7 @@ def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
 
     Args:
         exit_code: Of the process; negative for a signal.
-        flow: Name of the flow that was running, if it was one.
+        flow: Name of the running flow, if any.
         log: From `log_tail`.
     """
     ended = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
@@ -272,7 +270,7 @@ def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
         f"{what}Spark's JVM ended with {ended}{log}",
         flow=flow,
         retryable=False,
-        hint="the end of the Spark log says why; out of memory: raise spark.driver.memory",
+        hint="the end of the Spark log has the reason; out of memory: raise spark.driver.memory",
     )
 
 
@@ -393,7 +391,7 @@ def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...]) -> list[st
 
 
 def _submit_command(conf: Mapping[str, str]) -> list[str]:
-    """The command of PySpark's `launch_gateway`, with the settings that spark-submit must know."""
+    """The command of PySpark's `launch_gateway`, with the settings for spark-submit."""
     command = [str(Path(_find_spark_home()) / "bin" / "spark-submit")]
     for key, value in conf.items():
         if key.startswith(_SUBMIT_PREFIXES):
@@ -413,7 +411,7 @@ def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
         }
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
-            stdin=subprocess.PIPE,  # its end of file tells the JVM that we are gone
+            stdin=subprocess.PIPE,  # the JVM ends at its end of file
             env=env,
             preexec_fn=_ignore_stop_signals,
             **popen,
@@ -430,10 +428,10 @@ def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
 
 
 def _ignore_stop_signals() -> None:
-    """Let the JVM ignore what `timeout`, systemd or a terminal sends to all processes.
+    """Let the JVM ignore signals that `timeout`, systemd or a terminal sends to all processes.
 
-    A graceful stop needs it until the last batch is committed. HotSpot leaves a signal ignored that
-    is ignored when it starts. The JVM ends with its standard input, even after a SIGKILL of ours.
+    A graceful stop needs it until the last batch is committed. HotSpot inherits ignored signals.
+    The JVM ends with its standard input, even after a SIGKILL of this process.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -459,7 +457,7 @@ _gateway_lock = threading.Lock()
 
 
 def _connect(port: int, secret: str) -> JavaGateway:
-    """Let PySpark connect to a running gateway; it learns of one only from the environment."""
+    """Connect PySpark to a running gateway, through environment variables."""
     with _gateway_lock:
         os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = secret
@@ -501,7 +499,7 @@ def _end_jvm(gateway: JavaGateway, deadline: float) -> None:
 
 @contextlib.contextmanager
 def _same_interrupt_handler() -> Iterator[None]:
-    """SparkContext takes SIGINT over; whoever runs the pipeline decides about it, not Spark."""
+    """Restore the handler of SIGINT, which SparkContext replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -516,7 +514,7 @@ _JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )(?:[\w$]+\.)*([\w$]+(?:: [^\n]+)?)
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an exception; of one of Java's, what was raised first and why."""
+    """The first line of an exception; for Java, the outermost exception and the root cause."""
     text = str(error).strip()
     causes = _JAVA_CAUSE.findall(text)
     lines = (causes[0], causes[-1]) if causes else text.splitlines()[:1] or [type(error).__name__]

@@ -1,4 +1,4 @@
-"""Spark settings that Penstock chooses; pure functions, no JVM."""
+"""Penstock's defaults of Spark settings; pure functions, no JVM."""
 
 import os
 import re
@@ -22,12 +22,7 @@ def is_local_storage(storage_root: str | None) -> bool:
 
 
 def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
-    """How many tasks can run at once, or `None` where only the cluster knows.
-
-    Args:
-        master: Master URL.
-        user_conf: The user's settings.
-    """
+    """Number of concurrent tasks, or `None` where it depends on the cluster."""
     match = re.match(r"^local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$", master)
     if match:
         cores = match.group(1)
@@ -57,17 +52,10 @@ def session_defaults(
     storage_root: str | None,
     warehouse: str | None,
 ) -> dict[str, str]:
-    """Defaults under which every pipeline runs; the caller lays the user's settings over them.
-
-    Args:
-        master: Master URL.
-        user_conf: The user's settings, read for the number of cores only.
-        storage_root: Root URI of the storage.
-        warehouse: Spark's warehouse folder.
-    """
+    """Defaults of every pipeline; the caller applies the user's settings over them."""
     conf = {
         "spark.master": master,
-        # What a table and a rule mean must not depend on the machine.
+        # The meaning of tables and rules must not depend on the machine.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "true",
         # Delta everywhere, without Hive.
@@ -87,11 +75,11 @@ def session_defaults(
         "spark.locality.wait": "0s",
         # Every flow has its own generated code; 100 entries are too few for a large pipeline.
         "spark.sql.codegen.cache.maxEntries": "1000",
-        # A commit that cannot win should fail, not try ten million times.
+        # A commit with permanent conflicts should fail, not retry ten million times.
         f"{_PREFIX}maxCommitAttempts": "100",
         # Small commits follow each other closely: a checkpoint every ten of them is a stall.
         f"{_PREFIX}properties.defaults.checkpointInterval": "50",
-        # Delta verifies the list of files in its checksums by computing the table's state anew.
+        # Delta verifies the list of files in its checksums by recomputing the table's state.
         f"{_PREFIX}allFilesInCrc.enabled": "false",
         # A write into few partitions, as into table and quarantine, need not sort its rows first.
         "spark.sql.maxConcurrentOutputFileWriters": "4",

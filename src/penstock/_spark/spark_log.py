@@ -1,7 +1,7 @@
-"""Spark's log: what the JVM prints passes a pipe, and loses its secrets, before it is in the file.
+"""Spark's log: the output of the JVM goes through a pipe that masks secrets.
 
-A filter in this process rather than in the JVM: secrets become known here while the pipeline runs,
-and not all that a JVM prints goes through log4j. The JVM never waits for a reader that is gone: it
+It is masked in this process rather than in the JVM: secrets become known here while the pipeline
+runs, and not all output of a JVM goes through log4j. The JVM never blocks on a closed reader: it
 ignores SIGPIPE, and writing to a pipe without a reader fails at once.
 """
 
@@ -17,7 +17,7 @@ from penstock._observe.masking import shown
 _BLOCK = 1 << 16
 _PIPE_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 20
-# What a line loses at its end where it is cut: half a secret is not recognised.
+# Removed from the end of a truncated line: half a secret is not recognised.
 _CUT_MARGIN = 1 << 12
 _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 _MOST_KEY_LINES = 128
@@ -28,7 +28,7 @@ class SparkLog:
     """The log file of one JVM, which only its owner may read, and the pipe into it.
 
     Args:
-        path: The file; what it holds already stays.
+        path: The file; existing content is kept.
 
     Attributes:
         writer: File descriptor for the output of the JVM, until `started`.
@@ -47,18 +47,18 @@ class SparkLog:
         self._thread.start()
 
     def started(self) -> None:
-        """Close our end of the pipe: from now on it ends with the JVM."""
+        """Close our end of the pipe, so that it ends with the JVM."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
 
     def finish(self) -> None:
-        """Wait until all that the JVM has printed is in the file; only once the JVM has ended."""
+        """Wait until all output is in the file; only after the end of the JVM."""
         self.started()
         self._thread.join(_END_SECONDS)
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines of the file, as the end of a message; only once the JVM has ended."""
+        """The last lines of the file, for a message; only after the end of the JVM."""
         self.finish()
         text = self.path.read_text(encoding="utf-8", errors="replace")
         last = text.splitlines()[-lines:]
@@ -66,7 +66,7 @@ class SparkLog:
 
     def _copy(self) -> None:
         for text in masked_lines(self._blocks()):
-            # A full disk costs lines, never the reader: the JVM would wait for it.
+            # A full disk loses lines, but must not stop the reader: the JVM would block.
             with contextlib.suppress(OSError):
                 data = text.encode("utf-8", "surrogateescape")
                 while data:
@@ -80,10 +80,10 @@ class SparkLog:
 
 
 def masked_lines(blocks: Iterator[bytes]) -> Iterator[str]:
-    """What may be stored of a text that comes in blocks of any size.
+    """Masked text of blocks of any size.
 
-    Whole lines are masked, so that no secret is halved by a block. A line of more than a megabyte
-    is cut.
+    Whole lines are masked, so that no secret is split between blocks. A line of more than a
+    megabyte is truncated.
     """
     mask = _LineMask()
     line, size, is_cut = [b""], 0, False
@@ -116,7 +116,7 @@ class _LineMask:
         text = line.decode("utf-8", "surrogateescape")
         try:
             return self._masked(text)
-        except Exception as error:  # the reader continues, or the JVM would wait for it
+        except Exception as error:  # the reader must continue, or the JVM would block
             return f"[a line that could not be masked: {type(error).__name__}]"
 
     def _masked(self, text: str) -> str:

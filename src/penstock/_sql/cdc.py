@@ -1,4 +1,4 @@
-"""`AUTO CDC` and `APPLY CHANGES`: the clauses behind the target, in any order."""
+"""`AUTO CDC` and `APPLY CHANGES`: the clauses after the target, in any order."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,22 +9,17 @@ from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName, parse_columns, parse_name
 from penstock._sql.syntax import CdcSource, FlowBody, Query
-from penstock._sql.tokens import TokenKind
+from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError
 
 _Parsed = dict[str, Any]
 
 
 def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
-    """Step over the source and all clauses behind it, to the end of the statement.
-
-    Args:
-        cursor: In front of `FROM`.
-        what: Name of the statement, for messages.
-        once: Whether the flow runs one time.
+    """Parse from `FROM` to the end of the statement `what`.
 
     Raises:
-        DefinitionError: A clause is wrong, missing, given twice, or does not go with another.
+        DefinitionError: A clause is wrong, missing, duplicated, or conflicts with another.
     """
     first = cursor.current
     if not cursor.at("FROM"):
@@ -33,12 +28,12 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
     clauses: _Parsed = {}
     while not cursor.is_done:
         start = cursor.current
-        parse = next((parse for words, parse in _CLAUSES if cursor.at(*words)), None)
+        parse = next((parse for words, parse in _CLAUSES if cursor.accept(*words)), None)
         if parse is None:
             raise cursor.unexpected(
                 f"a clause of `{what}`", [word for words, _ in _CLAUSES for word in words]
             )
-        for key, value in parse(cursor).items():
+        for key, value in parse(cursor, start).items():
             if key in clauses:
                 raise cursor.error(f"`{start.text}` is given twice", at=start)
             clauses[key] = value
@@ -55,9 +50,9 @@ def _check(cursor: Cursor, spec: CdcSpec) -> None:
     if spec.scd_type is ScdType.ONE and spec.track_history != TrackHistory():
         wrong = ("TRACK HISTORY", "needs `STORED AS SCD TYPE 2`")
     elif spec.scd_type is ScdType.TWO and spec.apply_as_truncates is not None:
-        wrong = ("APPLY AS TRUNCATE WHEN", "does not go with `STORED AS SCD TYPE 2`")
+        wrong = ("APPLY AS TRUNCATE WHEN", "cannot be combined with `STORED AS SCD TYPE 2`")
     elif spec.ignore_null_updates and spec.columns_to_update is not None:
-        wrong = ("IGNORE NULL UPDATES", "does not go with `COLUMNS TO UPDATE`")
+        wrong = ("IGNORE NULL UPDATES", "cannot be combined with `COLUMNS TO UPDATE`")
     if wrong is not None:
         raise DefinitionError(
             "CONFLICTING_PARAMETERS",
@@ -71,8 +66,8 @@ def _parse_source(cursor: Cursor) -> CdcSource:
     cursor.expect("FROM")
     if cursor.at("(", "SELECT") or cursor.at("(", "WITH"):
         first = cursor.ahead(1)
-        place = cursor.source.line(first.start), cursor.source.column(first.start)
-        query = Query(text=cursor.group(), line=place[0], column=place[1])
+        line, column = cursor.source.line(first.start), cursor.source.column(first.start)
+        query = Query(text=cursor.group(), line=line, column=column)
         return CdcSource(name=None, is_stream=True, query=query)
     if cursor.at("(") or cursor.at("SELECT"):
         raise _not_a_name(cursor)
@@ -103,69 +98,46 @@ def _source_name(cursor: Cursor) -> SqlName:
 def _not_a_name(cursor: Cursor, function: str | None = None) -> Exception:
     what = f"the function `{function}`" if function else "a query"
     return cursor.error(
-        f"the events of a flow come from a dataset; {what} cannot stand here",
-        hint="put it into a `CREATE TEMPORARY VIEW` and name that",
+        f"the events of a flow come from a dataset; {what} is not allowed here",
+        hint="put it into a `CREATE TEMPORARY VIEW` and use its name",
     )
 
 
-def _keys(cursor: Cursor) -> _Parsed:
-    cursor.expect("KEYS")
-    return {"keys": parse_columns(cursor, "KEYS")}
+def _ignore_null_updates(cursor: Cursor, _: Token) -> _Parsed:
+    if not cursor.accept("ON"):
+        return {"ignore_null_updates": True}
+    columns, rest = _columns_or_rest(cursor, "IGNORE NULL UPDATES ON")
+    return {
+        "ignore_null_updates": True,
+        "ignore_null_columns": columns,
+        "ignore_null_except_columns": rest,
+    }
 
 
-def _ignore_null_updates(cursor: Cursor) -> _Parsed:
-    cursor.expect("IGNORE", "NULL", "UPDATES")
-    parsed: _Parsed = {"ignore_null_updates": True}
-    if cursor.accept("ON"):
-        columns, rest = _columns_or_rest(cursor, "IGNORE NULL UPDATES ON")
-        parsed |= {"ignore_null_columns": columns, "ignore_null_except_columns": rest}
-    return parsed
-
-
-def _deletes(cursor: Cursor) -> _Parsed:
-    cursor.expect("APPLY", "AS", "DELETE", "WHEN")
-    return {"apply_as_deletes": _expression(cursor, "APPLY AS DELETE WHEN")}
-
-
-def _truncates(cursor: Cursor) -> _Parsed:
-    cursor.expect("APPLY", "AS", "TRUNCATE", "WHEN")
-    return {"apply_as_truncates": _expression(cursor, "APPLY AS TRUNCATE WHEN")}
-
-
-def _sequence(cursor: Cursor) -> _Parsed:
-    cursor.expect("SEQUENCE", "BY")
-    return {"sequence_by": _expression(cursor, "SEQUENCE BY")}
-
-
-def _system_sequence(cursor: Cursor) -> _Parsed:
-    first = cursor.expect("SYSTEM", "SEQUENCE", "BY")
+def _system_sequence(cursor: Cursor, first: Token) -> _Parsed:
     raise unavailable(cursor, "`SYSTEM SEQUENCE BY`", first)
 
 
-def _columns(cursor: Cursor) -> _Parsed:
-    cursor.expect("COLUMNS")
+def _columns(cursor: Cursor, _: Token) -> _Parsed:
     columns, rest = _columns_or_rest(cursor, "COLUMNS")
     return {"columns": columns, "except_columns": rest}
 
 
-def _columns_to_update(cursor: Cursor) -> _Parsed:
-    cursor.expect("COLUMNS", "TO", "UPDATE")
+def _columns_to_update(cursor: Cursor, _: Token) -> _Parsed:
     return {"columns_to_update": cursor.identifier("a column name in `COLUMNS TO UPDATE`")}
 
 
-def _stored_as(cursor: Cursor) -> _Parsed:
-    first = cursor.expect("STORED", "AS")
+def _stored_as(cursor: Cursor, first: Token) -> _Parsed:
     if cursor.at("BITEMPORAL"):
         raise unavailable(cursor, "`STORED AS BITEMPORAL`", first)
     if not cursor.accept("SCD", "TYPE"):
         raise cursor.unexpected("`SCD TYPE 1` or `SCD TYPE 2`", ("SCD", "TYPE"))
     if cursor.current.text not in tuple(ScdType):
-        raise cursor.unexpected("`1` or `2` behind `SCD TYPE`")
+        raise cursor.unexpected("`1` or `2` after `SCD TYPE`")
     return {"scd_type": ScdType(cursor.advance().text)}
 
 
-def _track_history(cursor: Cursor) -> _Parsed:
-    cursor.expect("TRACK", "HISTORY", "ON")
+def _track_history(cursor: Cursor, _: Token) -> _Parsed:
     columns, rest = _columns_or_rest(cursor, "TRACK HISTORY ON")
     return {"track_history": TrackHistory(columns=columns, except_columns=rest)}
 
@@ -181,17 +153,22 @@ def _columns_or_rest(
     return None, None
 
 
-def _expression(cursor: Cursor, clause: str) -> str:
-    start = cursor.position
-    cursor.skip_while(lambda: not (_at_clause(cursor) or _at_misspelt_clause(cursor, start)))
-    text = cursor.between(start)
-    if not text:
-        raise cursor.unexpected(f"an expression behind `{clause}`")
-    return text
+def _expression_clause(
+    key: str, *words: str
+) -> tuple[tuple[str, ...], Callable[[Cursor, Token], _Parsed]]:
+    def parse(cursor: Cursor, _: Token) -> _Parsed:
+        start = cursor.position
+        cursor.skip_while(lambda: not (_at_clause(cursor) or _at_misspelt_clause(cursor, start)))
+        text = cursor.between(start)
+        if not text:
+            raise cursor.unexpected(f"an expression after `{' '.join(words)}`")
+        return {key: text}
+
+    return words, parse
 
 
 def _at_clause(cursor: Cursor, ahead: int = 0) -> bool:
-    """Whether a clause begins here; its words alone may also be columns of an expression."""
+    """Whether a clause begins here; a single keyword may be a column of an expression."""
     here = [cursor.ahead(ahead + count).word for count in range(4)]
     if here[0] == "KEYS":
         return here[1] == "("
@@ -202,7 +179,7 @@ def _at_clause(cursor: Cursor, ahead: int = 0) -> bool:
 
 
 def _at_misspelt_clause(cursor: Cursor, start: int) -> bool:
-    """Whether a word follows a whole expression and is almost that of a clause."""
+    """Whether a word follows a complete expression and is similar to a clause."""
     here, before = cursor.current, cursor.ahead(-1)
     if cursor.position == start or here.kind is not TokenKind.WORD or here.word in _OPERATORS:
         return False
@@ -216,12 +193,12 @@ _OPERATORS = (
     *("AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "BETWEEN", "DIV"),
     *("THEN", "ELSE", "END", "WHEN", "AS"),
 )
-_CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor], _Parsed]]] = (
-    (("KEYS",), _keys),
+_CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor, Token], _Parsed]]] = (
+    (("KEYS",), lambda cursor, _: {"keys": parse_columns(cursor, "KEYS")}),
     (("IGNORE", "NULL", "UPDATES"), _ignore_null_updates),
-    (("APPLY", "AS", "DELETE", "WHEN"), _deletes),
-    (("APPLY", "AS", "TRUNCATE", "WHEN"), _truncates),
-    (("SEQUENCE", "BY"), _sequence),
+    _expression_clause("apply_as_deletes", "APPLY", "AS", "DELETE", "WHEN"),
+    _expression_clause("apply_as_truncates", "APPLY", "AS", "TRUNCATE", "WHEN"),
+    _expression_clause("sequence_by", "SEQUENCE", "BY"),
     (("SYSTEM", "SEQUENCE", "BY"), _system_sequence),
     (("COLUMNS", "TO", "UPDATE"), _columns_to_update),
     (("COLUMNS",), _columns),

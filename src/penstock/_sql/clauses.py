@@ -1,4 +1,4 @@
-"""Clauses of a dataset, which stand in any order between its columns and its query."""
+"""Clauses of a dataset, in any order between its columns and its query."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +15,10 @@ _PLAIN_COLLATION = "UTF8_BINARY"
 
 
 def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
-    """Step over clauses up to the query or the end of the statement.
-
-    Args:
-        cursor: Behind the name or the columns.
-        ends: Keywords that end the clauses.
+    """Parse the clauses up to one of the keywords `ends`, or the end of the statement.
 
     Raises:
-        DefinitionError: A clause is wrong, or is given twice.
+        DefinitionError: A clause is wrong or duplicated.
     """
     clauses = TableClauses()
     seen: set[str] = set()
@@ -30,7 +26,7 @@ def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
         if cursor.at("SELECT") and cursor.ahead(-1).word != "AS":
             break  # `AS` may be left out, as in Spark's `CREATE TABLE`
         first = cursor.current
-        parse = next((parse for words, parse in _CLAUSES if cursor.at(*words)), None)
+        parse = next((parse for words, parse in _CLAUSES if cursor.accept(*words)), None)
         if parse is None:
             known = [words[0] for words, _ in _CLAUSES]
             wanted = " or ".join(f"`{word}`" for word in ends)
@@ -53,18 +49,7 @@ def _parentheses(cursor: Cursor) -> Iterator[None]:
         raise cursor.unexpected("`,` or `)`")
 
 
-def _using(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("USING")
-    return {"format": cursor.identifier("a format").lower()}
-
-
-def _partitioned_by(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("PARTITIONED", "BY")
-    return {"partition_cols": parse_columns(cursor, "PARTITIONED BY")}
-
-
 def _cluster_by(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("CLUSTER", "BY")
     if cursor.accept("AUTO"):
         return {"cluster_by_auto": True}
     if cursor.accept("NONE"):
@@ -72,7 +57,7 @@ def _cluster_by(cursor: Cursor) -> dict[str, Any]:
     columns: list[str] = []
     with _parentheses(cursor):
         while True:
-            # A field of a struct may be a clustering column.
+            # A clustering column may be a field of a struct.
             parts = [cursor.identifier("a column name in `CLUSTER BY`")]
             while cursor.accept("."):
                 parts.append(cursor.identifier("a field"))
@@ -83,7 +68,6 @@ def _cluster_by(cursor: Cursor) -> dict[str, Any]:
 
 
 def _location(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("LOCATION")
     first = cursor.current
     path = cursor.text("`LOCATION`")
     if not path.strip():
@@ -91,13 +75,7 @@ def _location(cursor: Cursor) -> dict[str, Any]:
     return {"path": path}
 
 
-def _comment(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("COMMENT")
-    return {"comment": cursor.text("`COMMENT`")}
-
-
 def _properties(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("TBLPROPERTIES")
     properties: dict[str, str] = {}
     with _parentheses(cursor):
         while not cursor.at(")"):
@@ -117,7 +95,7 @@ def _property_key(cursor: Cursor) -> str:
     if cursor.current.kind is TokenKind.STRING:
         return cursor.text("a property")
     key = cursor.identifier("the key of a property")
-    # Bare keys are dotted, and as written: `delta.enableChangeDataFeed`, `my-team.owner`.
+    # Keys without quotes are dotted, as in `delta.enableChangeDataFeed`, `my-team.owner`.
     while cursor.current.word in (".", "-", ":") and cursor.current.start == cursor.ahead(-1).end:
         key += cursor.advance().text + cursor.identifier("the key of a property")
     return key
@@ -130,14 +108,13 @@ def _property_value(cursor: Cursor, key: str) -> str:
     token = cursor.current
     if token.kind is TokenKind.NUMBER or (token.kind is TokenKind.WORD and not sign):
         cursor.advance()
-        # Keywords in any case: Delta compares `true` as written.
+        # Booleans in lower case: Delta compares `true` as written.
         return sign + (token.text.lower() if token.word in ("TRUE", "FALSE") else token.text)
-    raise cursor.unexpected(f"a text, a number, `true` or `false` for the property `{key}`")
+    raise cursor.unexpected(f"a string, a number, `true` or `false` for the property `{key}`")
 
 
 def _schedule(cursor: Cursor) -> dict[str, Any]:
-    """Refresh schedules of a hosted platform mean nothing here: updates are started by the user."""
-    cursor.expect("SCHEDULE")
+    """Skip the refresh schedule of a hosted platform: updates are started by the user."""
     cursor.accept("REFRESH")
     if cursor.accept("CRON"):
         cursor.text("`CRON`")
@@ -151,7 +128,6 @@ def _schedule(cursor: Cursor) -> dict[str, Any]:
 
 
 def _trigger(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("TRIGGER", "ON", "UPDATE")
     if cursor.accept("AT", "MOST", "EVERY"):
         _period(cursor)
     return {}
@@ -170,9 +146,7 @@ _UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR")
 
 
 def _row_filter(cursor: Cursor) -> dict[str, Any]:
-    cursor.accept("WITH")
-    start = cursor.position
-    cursor.expect("ROW", "FILTER")
+    start = cursor.position - 2  # at `ROW FILTER`
     parse_name(cursor, "a function")
     cursor.expect("ON")
     cursor.group()
@@ -180,7 +154,6 @@ def _row_filter(cursor: Cursor) -> dict[str, Any]:
 
 
 def _refresh_policy(cursor: Cursor) -> dict[str, Any]:
-    cursor.expect("REFRESH", "POLICY")
     if cursor.accept("INCREMENTAL", "STRICT"):
         return {"refresh_policy": "incremental_strict"}
     if cursor.current.word in ("AUTO", "INCREMENTAL", "FULL"):
@@ -191,14 +164,14 @@ def _refresh_policy(cursor: Cursor) -> dict[str, Any]:
 
 
 def _collation(cursor: Cursor) -> dict[str, Any]:
-    first = cursor.expect("DEFAULT", "COLLATION")
+    first = cursor.ahead(-2)
     if cursor.identifier("a collation").upper() != _PLAIN_COLLATION:
         raise unavailable(cursor, "a `DEFAULT COLLATION` other than `UTF8_BINARY`", first)
     return {}
 
 
 def unavailable(cursor: Cursor, what: str, at: Token) -> DefinitionError:
-    """Return the error for something that SQL has, but Penstock has not yet."""
+    """Return the error for a clause that is not supported yet."""
     return DefinitionError(
         "FEATURE_NOT_AVAILABLE",
         f"{what} is not available yet",
@@ -207,12 +180,15 @@ def unavailable(cursor: Cursor, what: str, at: Token) -> DefinitionError:
 
 
 _CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor], dict[str, Any]]]] = (
-    (("COMMENT",), _comment),
+    (("COMMENT",), lambda cursor: {"comment": cursor.text("`COMMENT`")}),
     (("TBLPROPERTIES",), _properties),
-    (("PARTITIONED", "BY"), _partitioned_by),
+    (
+        ("PARTITIONED", "BY"),
+        lambda cursor: {"partition_cols": parse_columns(cursor, "PARTITIONED BY")},
+    ),
     (("CLUSTER", "BY"), _cluster_by),
     (("LOCATION",), _location),
-    (("USING",), _using),
+    (("USING",), lambda cursor: {"format": cursor.identifier("a format").lower()}),
     (("WITH", "ROW", "FILTER"), _row_filter),
     (("ROW", "FILTER"), _row_filter),
     (("REFRESH", "POLICY"), _refresh_policy),

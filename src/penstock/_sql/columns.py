@@ -1,4 +1,4 @@
-"""The list in parentheses behind the name of a dataset: columns and constraints."""
+"""The column list of a dataset: columns and constraints."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ _OPTIONS = (
     *("COMMENT", "NOT", "NULL", "GENERATED", "DEFAULT", "COLLATE", "MASK", "CONSTRAINT"),
     *("PRIMARY", "FOREIGN", "REFERENCES", "UNIQUE", "CHECK"),
 )
-# Behind these words a constraint is information for readers only.
+# Constraints that are informational.
 _INFORMATION = ("PRIMARY", "FOREIGN", "REFERENCES", "UNIQUE", "CHECK")
-_BEHIND_TYPE = (",", ")", "<", "COMMENT", "NOT", "GENERATED", "DEFAULT", "COLLATE", "MASK")
+_AFTER_TYPE = (",", ")", "<", "COMMENT", "NOT", "GENERATED", "DEFAULT", "COLLATE", "MASK")
 _TABLE_CONSTRAINTS = (("PRIMARY", "KEY"), ("FOREIGN", "KEY"), ("UNIQUE", "("), ("CHECK", "("))
 
 
@@ -27,7 +27,7 @@ class _Column:
 
 
 def parse_column_list(cursor: Cursor) -> ColumnList:
-    """Step over a column list.
+    """Parse a column list.
 
     Raises:
         DefinitionError: It is wrong.
@@ -45,7 +45,7 @@ def parse_column_list(cursor: Cursor) -> ColumnList:
         if cursor.accept(")"):
             break
         if cursor.at("EXPECT"):
-            raise cursor.unexpected("`CONSTRAINT name` in front of an expectation")
+            raise cursor.unexpected("`CONSTRAINT name` before an expectation")
         if not cursor.accept(","):
             raise cursor.unexpected("`,` or `)` in the column list", (*_OPTIONS, "ON"))
     _check(cursor, columns)
@@ -81,7 +81,7 @@ def _at_constraint(cursor: Cursor) -> bool:
     if any(cursor.at(*words) for words in _TABLE_CONSTRAINTS):
         return True
     # A column may have the name `constraint`.
-    return cursor.at("CONSTRAINT") and cursor.ahead(2).word not in _BEHIND_TYPE
+    return cursor.at("CONSTRAINT") and cursor.ahead(2).word not in _AFTER_TYPE
 
 
 def _parse_constraint(cursor: Cursor) -> Rule | None:
@@ -122,7 +122,7 @@ def _parse_violation(cursor: Cursor) -> OnViolation:
         raise cursor.unexpected("`VIOLATION`", ("VIOLATION",))
     for action, word, rest in _ACTIONS:
         if cursor.accept(word):
-            cursor.accept(rest)  # left out in many projects
+            cursor.accept(rest)  # omitted in many projects
             return action
     raise cursor.unexpected("`DROP ROW` or `FAIL UPDATE`", ("DROP", "FAIL"))
 
@@ -158,7 +158,7 @@ def _parse_column(cursor: Cursor) -> _Column:
 
 
 def _parse_type(cursor: Cursor) -> str:
-    """One type: a word, maybe sizes, maybe inner types; `DOUBLE PRECISION` is no type of Spark."""
+    """Parse a type: a word, optional sizes, optional inner types."""
     start = cursor.position
     opening = cursor.advance()
     if opening.word == "INTERVAL":
@@ -181,7 +181,7 @@ def _parse_type(cursor: Cursor) -> str:
 
 
 def _parse_kept_option(cursor: Cursor) -> bool:
-    """Step over an option that belongs into the DDL text; return whether there was one."""
+    """Parse an option that is part of the DDL; return whether there was one."""
     if cursor.accept("NOT"):
         cursor.expect("NULL")
         return True
@@ -209,7 +209,7 @@ def _parse_kept_option(cursor: Cursor) -> bool:
 
 
 def _skip_column_constraint(cursor: Cursor) -> None:
-    """Step over a key or check of one column, with or without a name."""
+    """Skip a key or check of one column, with or without a name."""
     if cursor.accept("CONSTRAINT"):
         cursor.identifier("the name of a constraint")
     if cursor.current.word not in _INFORMATION:
@@ -226,7 +226,7 @@ def _skip_column_constraint(cursor: Cursor) -> None:
 def _mask(cursor: Cursor, column: str) -> DefinitionError:
     return DefinitionError(
         "COLUMN_MASK_NOT_SUPPORTED",
-        f"column `{column}` has a mask; open-source Spark and Delta have none, and without it "
+        f"column `{column}` has a mask, which open-source Spark and Delta do not support: "
         "every reader of the table would see the values",
         origin=cursor.source.origin(cursor.current.start),
         hint="compute the masked value in the query",

@@ -1,4 +1,4 @@
-"""`CREATE` of tables and views, in the words of every generation of the language."""
+"""`CREATE` of tables and views, in the syntax of every version of the language."""
 
 from collections.abc import Set
 
@@ -28,7 +28,7 @@ def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
     """Parse a statement that begins with `CREATE`.
 
     Raises:
-        DefinitionError: It is wrong, or makes something that a pipeline cannot have.
+        DefinitionError: It is wrong, or not supported in a pipeline.
     """
     line = cursor.source.line(cursor.expect("CREATE").start)
     refresh = _parse_or(cursor)
@@ -39,7 +39,7 @@ def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
         raise not_supported(cursor, f"CREATE {cursor.current.word}")
     if cursor.accept("FLOW"):
         if modifiers or refresh:
-            raise cursor.error("a flow is made with `CREATE FLOW`, without more words")
+            raise cursor.error("a flow is created with `CREATE FLOW`, without modifiers")
         return parse_create_flow(cursor, line)
     if cursor.current.word not in _OBJECTS:
         expected = "`STREAMING TABLE`, `MATERIALIZED VIEW`, `TEMPORARY VIEW` or `FLOW`"
@@ -57,12 +57,12 @@ def _parse_or(cursor: Cursor) -> bool:
     if not cursor.accept("OR"):
         return False
     if not (cursor.accept("REFRESH") or cursor.accept("REPLACE")):
-        raise cursor.unexpected("`REFRESH` behind `OR`", ("REFRESH", "REPLACE"))
+        raise cursor.unexpected("`REFRESH` after `OR`", ("REFRESH", "REPLACE"))
     return True
 
 
 def _check_modifiers(cursor: Cursor, modifiers: Set[str]) -> None:
-    """Refuse words that do not go together, at the word `TABLE` or `VIEW`."""
+    """Refuse conflicting modifiers, at the keyword `TABLE` or `VIEW`."""
     is_table = cursor.at("TABLE")
     if "GLOBAL" in modifiers:
         raise not_supported(cursor, "CREATE GLOBAL TEMPORARY VIEW")
@@ -74,7 +74,7 @@ def _check_modifiers(cursor: Cursor, modifiers: Set[str]) -> None:
             hint="write `CREATE STREAMING TABLE` or `CREATE MATERIALIZED VIEW`",
         )
     if not is_table and modifiers & _STREAMING and "LIVE" not in modifiers:
-        raise cursor.unexpected("`TABLE` behind `STREAMING`", ("TABLE",))
+        raise cursor.unexpected("`TABLE` after `STREAMING`", ("TABLE",))
 
 
 def _parse_view(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDataset:
@@ -91,9 +91,9 @@ def _parse_view(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDataset
     clauses = parse_clauses(cursor, ends=("AS",))
     if clauses != TableClauses(comment=clauses.comment, properties=clauses.properties):
         raise cursor.error(
-            "a view is not stored: it has no clauses but `COMMENT` and `TBLPROPERTIES`",
+            "a view is not stored: its only clauses are `COMMENT` and `TBLPROPERTIES`",
             at=before,
-            hint="make it a `MATERIALIZED VIEW`, or leave the clauses out",
+            hint="make it a `MATERIALIZED VIEW`, or remove the clauses",
         )
     return CreateDataset(
         kind=DatasetKind.TEMPORARY_VIEW,
@@ -120,7 +120,7 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDatase
     if plain and not cursor.at("FLOW"):
         raise DefinitionError(
             "SQL_STATEMENT_NOT_SUPPORTED",
-            f"`CREATE TABLE {name.text}` makes a table that the pipeline does not fill",
+            f"`CREATE TABLE {name.text}` creates a table without a flow",
             origin=cursor.source.origin(first.start),
             hint="write `CREATE STREAMING TABLE` (each row once) or `CREATE MATERIALIZED VIEW` "
             "(always equal to its query)",
@@ -135,7 +135,7 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDatase
         raise cursor.error(
             f"column `{columns.names[0].name}` has no type, and there is no query to take it from",
             at=at_columns,
-            hint="give all columns types, or leave the list out",
+            hint="give all columns types, or remove the list",
         )
     return CreateDataset(
         kind=kind,
@@ -156,12 +156,12 @@ def _parse_query(cursor: Cursor) -> FlowBody:
 
 
 def not_supported(cursor: Cursor, statement: str) -> DefinitionError:
-    """Return the error for a statement that a pipeline's source cannot hold."""
+    """Return the error for a statement that is not supported in a source of a pipeline."""
     return DefinitionError(
         "SQL_STATEMENT_NOT_SUPPORTED",
-        f"`{statement}` cannot stand in a pipeline's source",
+        f"`{statement}` is not supported in a source of a pipeline",
         origin=cursor.source.origin(0),
-        hint="a source holds `CREATE STREAMING TABLE`, `CREATE MATERIALIZED VIEW`, "
+        hint="a source contains `CREATE STREAMING TABLE`, `CREATE MATERIALIZED VIEW`, "
         "`CREATE TEMPORARY VIEW`, `CREATE FLOW`, `APPLY CHANGES INTO`, `SET` and `USE`; run "
         "anything else outside of the pipeline",
     )

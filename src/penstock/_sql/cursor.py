@@ -1,4 +1,4 @@
-"""A place among the tokens of a statement, and the small steps of parsing."""
+"""A cursor over the tokens of a statement, with the basic steps of parsing."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,12 +14,7 @@ _LONGEST_SHOWN = 40
 
 
 class Cursor:
-    """Walks over the tokens of one statement, comments left out.
-
-    Attributes:
-        source: Text of the statement.
-        position: Index of the current token.
-    """
+    """Walks over the tokens of one statement without comments; `position` is the current index."""
 
     def __init__(self, source: SqlSource, tokens: Sequence[Token]) -> None:
         self.source = source
@@ -30,35 +25,35 @@ class Cursor:
 
     @property
     def current(self) -> Token:
-        """The token that comes next; one of kind `END` behind the last."""
+        """The next token; of kind `END` after the last."""
         return self.ahead(0)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no token is left."""
         return self.position >= len(self._tokens)
 
     def ahead(self, count: int) -> Token:
-        """Return the token `count` places further on; with a negative number, back."""
-        place = self.position + count
-        return self._tokens[place] if 0 <= place < len(self._tokens) else self._end
+        """Return the token `count` positions ahead, or back if negative."""
+        index = self.position + count
+        return self._tokens[index] if 0 <= index < len(self._tokens) else self._end
 
     def at(self, *words: str) -> bool:
-        """Whether these keywords or signs come next."""
+        """Whether these keywords or symbols are next."""
         return all(self.ahead(count).word == word for count, word in enumerate(words))
 
     def accept(self, *words: str) -> bool:
-        """Step over these keywords or signs if they come next; return whether they did."""
+        """Skip these keywords or symbols if they are next; return whether they were."""
         if not self.at(*words):
             return False
         self.position += len(words)
         return True
 
     def expect(self, *words: str) -> Token:
-        """Step over these keywords or signs, and return the first of them.
+        """Skip these keywords or symbols, and return the first of them.
 
         Raises:
-            DefinitionError: Something else comes next.
+            DefinitionError: Other tokens are next.
         """
         first = self.current
         for word in words:
@@ -67,7 +62,7 @@ class Cursor:
         return first
 
     def advance(self) -> Token:
-        """Return the current token and step over it."""
+        """Return the current token and skip it."""
         token = self.current
         self.position += 1
         return token
@@ -75,19 +70,14 @@ class Cursor:
     # -- errors --------------------------------------------------------------------------------
 
     def error(self, message: str, *, at: Token | None = None, hint: str | None = None) -> Exception:
-        """Return the error for something wrong at a token, the current one if not given."""
+        """Return a syntax error at a token, by default the current one."""
         token = at or self.current
         return DefinitionError(
             "SQL_SYNTAX", message, origin=self.source.origin(token.start), hint=hint
         )
 
     def unexpected(self, expected: str, known: Iterable[str] = ()) -> Exception:
-        """Return the error for a current token that cannot stand there.
-
-        Args:
-            expected: What could, in words.
-            known: Keywords that could, to suggest the nearest of.
-        """
+        """Return the error for an unexpected current token."""
         return self.error(
             f"expected {expected}, but {self._found()}",
             hint=self._suggestion([word for word in known if word.isalpha()]),
@@ -98,7 +88,7 @@ class Cursor:
         if token.kind is TokenKind.END:
             return "the statement ends"
         if token.kind is TokenKind.STRING:
-            return "found a text"
+            return "found a string"
         text = shown(token.text)
         text = text[:_LONGEST_SHOWN] + ("..." if len(text) > _LONGEST_SHOWN else "")
         return f"found `{text}`"
@@ -106,22 +96,22 @@ class Cursor:
     def _suggestion(self, known: Sequence[str]) -> str | None:
         token, before = self.current, self.ahead(-1)
         if before.kind is TokenKind.STRING and before.end == token.start < token.end:
-            return "a quote inside of a text is written twice, or as \\'"
+            return "a quote inside of a string is written twice, or as \\'"
         if token.kind is not TokenKind.WORD or token.word in known:
             return None
         close = nearest(token.text, known)
         return f"did you mean `{close}`?" if close else None
 
-    # -- pieces --------------------------------------------------------------------------------
+    # -- parts --------------------------------------------------------------------------------
 
     def text(self, what: str) -> str:
-        """Step over a text in quotes and return what it stands for."""
+        """Parse a quoted string and return its value."""
         if self.current.kind is not TokenKind.STRING:
-            raise self.unexpected(f"a text in quotes for {what}")
+            raise self.unexpected(f"a quoted string for {what}")
         return text_value(self.advance())
 
     def identifier(self, what: str) -> str:
-        """Step over one part of a name and return it without backticks."""
+        """Parse one part of a name and return it without backticks."""
         token = self.current
         if token.kind is TokenKind.QUOTED and len(token.text) > len("``"):
             self.advance()
@@ -135,29 +125,29 @@ class Cursor:
         raise self.unexpected(what)
 
     def between(self, start: int, end: int | None = None) -> str:
-        """Return the text from token `start` to the one before `end`, the current if not given."""
+        """Return the text from token `start` to before `end`, by default the current one."""
         stop = self.position if end is None else end
         if stop <= start:
             return ""
         return self.source.text[self._tokens[start].start : self._tokens[stop - 1].end]
 
     def group(self) -> str:
-        """Step over a pair of parentheses with all that is in it; return the text inside.
+        """Skip a pair of parentheses with its content; return the text inside.
 
         Raises:
-            DefinitionError: There is no `(`, or nothing closes it.
+            DefinitionError: There is no `(`, or it is not closed.
         """
         opening = self.expect("(")
         first = self.position
         self.skip_while(lambda: not self.at(")"))
         if not self.at(")"):
-            raise self.error("the `(` that stands here is never closed", at=opening)
+            raise self.error("the `(` here is never closed", at=opening)
         inner = self.between(first)
         self.advance()
         return inner
 
     def skip_while(self, condition: Callable[[], bool]) -> None:
-        """Step on while the condition is true; it is asked outside of inner brackets only.
+        """Skip tokens while the condition is true; it is evaluated outside of brackets only.
 
         Raises:
             DefinitionError: Brackets do not match.
@@ -172,15 +162,13 @@ class Cursor:
                     raise self._unmatched(token, opened)
                 opened.pop()
         if opened:
-            raise self.error(
-                f"the `{opened[-1].text}` that stands here is never closed", at=opened[-1]
-            )
+            raise self.error(f"the `{opened[-1].text}` here is never closed", at=opened[-1])
 
     def _unmatched(self, token: Token, opened: Sequence[Token]) -> Exception:
         if not opened:
-            return self.error(f"nothing opens the `{token.text}` that stands here", at=token)
+            return self.error(f"nothing opens the `{token.text}` here", at=token)
         return self.error(
-            f"the `{opened[-1].text}` that stands here is never closed before the `{token.text}` "
+            f"the `{opened[-1].text}` here is never closed before the `{token.text}` "
             f"on line {self.source.line(token.start)}",
             at=opened[-1],
         )

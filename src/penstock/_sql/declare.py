@@ -1,4 +1,4 @@
-"""SQL source text: every statement goes to the active registry."""
+"""Declares the statements of SQL text in the active registry."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class SqlContext:
-    """What one statement of a source tells the next; one per file, shared by a notebook's cells.
+    """State between the statements of a file; shared by the cells of a notebook.
 
     Attributes:
-        variables: Replaces `${key}`: the pipeline's configuration, and what `SET` added.
-        parameters: Replaces `:name`.
+        variables: Values of `${key}`: the pipeline's configuration, and of `SET`.
+        parameters: Values of `:name`.
         catalog: Set by `USE CATALOG`; `None` = the pipeline's.
         schema: Set by `USE SCHEMA`; `None` = the pipeline's.
-        settings: What `SET` added: Spark settings of the flows after it.
-        pipeline_schema: The pipeline's own, for names after a `USE CATALOG` without a schema.
+        settings: Of `SET`: Spark settings of later flows.
+        pipeline_schema: For names after a `USE CATALOG` without a schema.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class SqlContext:
     pipeline_schema: str = "default"
 
     def qualified(self, name: SqlName) -> SqlName:
-        """Return a name with what `USE` said before it; one with `LIVE` is the pipeline's own."""
+        """Return a name qualified by the last `USE`, unless it has `LIVE`."""
         parts = name.parts
         if name.is_live or (self.catalog is None and self.schema is None):
             return name
@@ -71,17 +71,17 @@ def declare_sql(
     first_line: int = 1,
     declarations_only: bool = False,
 ) -> None:
-    """Declare everything that SQL text declares. What is wrong is recorded, never raised.
+    """Declare the statements of SQL text. Errors are recorded, never raised.
 
-    A wrong statement declares nothing; those after it are looked at all the same.
+    A wrong statement declares nothing; later statements are still declared.
 
     Args:
         text: Statements, separated by `;`.
         file: As in a `SourceLocation`.
         context: Updated by `USE` and `SET`.
         first_line: Line of the file at which the text begins.
-        declarations_only: Leave out statements that a pipeline's source cannot hold: the text is a
-            cell beside those of another language, which may be meant for other days.
+        declarations_only: Skip statements that are not supported in a pipeline, for the SQL cells
+            of a notebook in another language.
 
     Raises:
         DefinitionError: No registry is active.
@@ -99,7 +99,7 @@ def declare_sql(
 
 
 def _declarations(raw: Statement, context: SqlContext) -> Iterator[Declaration]:
-    """Fill in values and parse; a value may hold a `;` and so make several statements."""
+    """Substitute values and parse; a value may contain a `;`, and so several statements."""
     if raw.error is not None:
         raise raw.error
     filled = substitute_variables(raw.source, raw.tokens, context.variables)
@@ -119,7 +119,7 @@ def _significant(tokens: "Iterator[Token] | tuple[Token, ...]") -> tuple[Token, 
 
 
 class _Declarer:
-    """Turns what a statement says into declarations, under the names and settings in force."""
+    """Adds parsed statements to the registry, with the current names and settings."""
 
     def __init__(self, registry: Registry, context: SqlContext, source: SqlSource) -> None:
         self._registry = registry
@@ -127,7 +127,7 @@ class _Declarer:
         self._file = source.file
 
     def declare(self, declaration: Declaration) -> None:
-        """Add to the registry, or change the context."""
+        """Add a statement to the registry, or change the context."""
         context = self._context
         if isinstance(declaration, CreateDataset):
             self._dataset(declaration)
@@ -137,19 +137,23 @@ class _Declarer:
             context.variables[declaration.key] = declaration.value
             context.settings[declaration.key] = declaration.value
         else:
-            # A catalog begins with its own schema; a schema stays in the catalog in force.
+            # `USE CATALOG` resets the schema; `USE SCHEMA` keeps the catalog.
             context.catalog = declaration.catalog or context.catalog
             context.schema = declaration.schema
 
-    def _dataset(self, said: CreateDataset) -> None:
-        origin = SourceLocation(self._file, said.line)
+    def _dataset(self, statement: CreateDataset) -> None:
+        origin = SourceLocation(self._file, statement.line)
         # A temporary view belongs to the pipeline as a whole, not to a schema.
-        name = said.name if said.is_temporary_view else self._context.qualified(said.name)
-        clauses, settings = said.clauses, dict(self._context.settings)
-        is_view = said.kind is DatasetKind.TEMPORARY_VIEW
+        name = (
+            statement.name
+            if statement.is_temporary_view
+            else self._context.qualified(statement.name)
+        )
+        clauses, settings = statement.clauses, dict(self._context.settings)
+        is_view = statement.kind is DatasetKind.TEMPORARY_VIEW
         dataset = Dataset(
             name=name.text,
-            kind=said.kind,
+            kind=statement.kind,
             origin=origin,
             comment=clauses.comment,
             spark_conf=settings,
@@ -157,9 +161,9 @@ class _Declarer:
             partition_cols=clauses.partition_cols,
             cluster_by=clauses.cluster_by,
             cluster_by_auto=clauses.cluster_by_auto,
-            schema=said.columns.schema,
+            schema=statement.columns.schema,
             path=clauses.path,
-            private=said.private,
+            private=statement.private,
             row_filter=clauses.row_filter,
             refresh_policy=clauses.refresh_policy,
             format=clauses.format,
@@ -170,39 +174,39 @@ class _Declarer:
                     on_violation=rule.on_violation,
                     origin=SourceLocation(self._file, rule.line),
                 )
-                for rule in said.columns.rules
+                for rule in statement.columns.rules
             ),
         )
-        if said.flow is None:
+        if statement.flow is None:
             self._registry.add_dataset(dataset)
             return
         flow = Flow(
             name=name.text,
             target=name.text,
-            function=self._function(name.shown, said.flow, said.columns.names, origin),
+            function=self._function(name.shown, statement.flow, statement.columns.names, origin),
             origin=origin,
             spark_conf=settings,
             comment=clauses.comment,
             implicit=True,
             language="SQL",
         )
-        flow = self._with_body(flow, said.flow)
+        flow = self._with_body(flow, statement.flow)
         self._registry.add_dataset(dataset, function=flow.function, flow=flow)
 
-    def _flow(self, said: CreateFlow) -> None:
-        origin = SourceLocation(self._file, said.line)
-        target = self._context.qualified(said.target)
-        name = said.name or target.shown
+    def _flow(self, statement: CreateFlow) -> None:
+        origin = SourceLocation(self._file, statement.line)
+        target = self._context.qualified(statement.target)
+        name = statement.name or target.shown
         flow = Flow(
             name=name,
             target=target.text,
-            function=self._function(name, said.body, (), origin),
+            function=self._function(name, statement.body, (), origin),
             origin=origin,
             spark_conf=dict(self._context.settings),
-            comment=said.comment,
+            comment=statement.comment,
             language="SQL",
         )
-        self._registry.add_flow(self._with_body(flow, said.body))
+        self._registry.add_flow(self._with_body(flow, statement.body))
 
     def _with_body(self, flow: Flow, body: FlowBody) -> Flow:
         cdc = body.cdc
@@ -220,7 +224,7 @@ class _Declarer:
             return ChangeEvents(
                 name=name,
                 source=self._context.qualified(body.source.name).text,
-                # Events that are applied once may come from a table as it is.
+                # Events that are applied once may be read as a batch.
                 is_stream=body.source.is_stream or not body.once,
                 origin=origin,
             )

@@ -1,19 +1,19 @@
-"""Flows: `CREATE FLOW`, `APPLY CHANGES INTO`, and those that stand in the statement of a table."""
+"""Flows: `CREATE FLOW`, `APPLY CHANGES INTO`, and flows in the statement of a table."""
 
 from penstock._sql.cdc import parse_cdc
 from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName, parse_name
-from penstock._sql.query_text import at_query, take_query
+from penstock._sql.query_text import FIRST_WORDS, at_query, take_query
 from penstock._sql.syntax import CreateFlow, FlowBody
 from penstock._sql.tokens import TokenKind
 from penstock.errors import DefinitionError
 
-_BEHIND_TARGET = ("BY", "FROM", "REPLACE", "SELECT", "WITH", "VALUES")
+_AFTER_TARGET = ("BY", "FROM", "REPLACE", "SELECT", "WITH", "VALUES")
 
 
 def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
-    """Parse what stands behind `CREATE FLOW`."""
+    """Parse a statement after `CREATE FLOW`."""
     first = cursor.current
     name = parse_name(cursor, "a flow")
     if len(name.parts) > 1 or name.is_live:
@@ -35,14 +35,15 @@ def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
     return CreateFlow(name=name.shown, target=target, comment=comment, body=body, line=line)
 
 
-def parse_changes(cursor: Cursor, line: int) -> CreateFlow:
-    """Parse `APPLY CHANGES INTO` or `AUTO CDC INTO` as a statement; the target gives the name."""
+def parse_changes(cursor: Cursor) -> CreateFlow:
+    """Parse `APPLY CHANGES INTO` or `AUTO CDC INTO` as a statement, named by its target."""
+    line = cursor.source.line(cursor.current.start)
     target, body = _parse_changes_into(cursor)
     return CreateFlow(name=None, target=target, comment=None, body=body, line=line)
 
 
 def parse_inline_flow(cursor: Cursor) -> FlowBody:
-    """Parse what stands behind `FLOW` in the statement of a table."""
+    """Parse a flow after `FLOW` in the statement of a table."""
     if cursor.at("IMPORT", "CHECKPOINT"):
         raise unavailable(cursor, "`IMPORT CHECKPOINT`", cursor.current)
     if cursor.accept("AUTO", "CDC"):
@@ -52,7 +53,7 @@ def parse_inline_flow(cursor: Cursor) -> FlowBody:
         once = cursor.accept("ONCE")
         return _parse_insert(cursor, once=once)
     raise cursor.unexpected(
-        "`AUTO CDC`, `INSERT` or `REPLACE WHERE` behind `FLOW`", ("AUTO", "INSERT", "REPLACE")
+        "`AUTO CDC`, `INSERT` or `REPLACE WHERE` after `FLOW`", ("AUTO", "INSERT", "REPLACE")
     )
 
 
@@ -81,34 +82,27 @@ def _parse_insert_into(cursor: Cursor) -> tuple[SqlName, FlowBody]:
 
 
 def _parse_into(cursor: Cursor) -> bool:
-    """Step over `INTO` and a `ONCE` on either side of it; return whether there was one."""
+    """Parse `INTO` with an optional `ONCE` on either side; return whether it is there."""
     once = cursor.accept("ONCE")
     cursor.expect("INTO")
     # A dataset may have the name `once`.
-    behind = cursor.ahead(1)
+    following = cursor.ahead(1)
     is_name = (
-        behind.kind in (TokenKind.WORD, TokenKind.QUOTED) and behind.word not in _BEHIND_TARGET
+        following.kind in (TokenKind.WORD, TokenKind.QUOTED) and following.word not in _AFTER_TARGET
     )
     return (is_name and cursor.accept("ONCE")) or once
 
 
 def _refuse_column_list(cursor: Cursor) -> None:
-    """`INSERT INTO t (a, b) SELECT ...`; a query may stand in parentheses."""
+    """Refuse `INSERT INTO t (a, b) SELECT ...`; a query may be in parentheses."""
     start, first = cursor.position, cursor.current
     if cursor.at("("):
         cursor.group()
         listed = at_query(cursor) or cursor.at("BY", "NAME")
         cursor.position = start
-        if listed and cursor.ahead(1).word not in (
-            "SELECT",
-            "WITH",
-            "FROM",
-            "VALUES",
-            "TABLE",
-            "(",
-        ):
+        if listed and cursor.ahead(1).word not in (*FIRST_WORDS, "("):
             raise cursor.error(
-                "a flow has no list of columns: they go by name",
+                "a flow has no list of columns: they are matched by name",
                 at=first,
                 hint="select the columns under the names of the target",
             )
@@ -123,13 +117,13 @@ def _parse_insert(cursor: Cursor, *, once: bool) -> FlowBody:
             raise cursor.error(
                 "a flow that replaces rows runs in every update, not once",
                 at=first,
-                hint="take `ONCE` away",
+                hint="remove `ONCE`",
             )
         start = cursor.position
         cursor.skip_while(lambda: not (cursor.at("BY", "NAME") or _at_plain_query(cursor)))
         replace_where = cursor.between(start)
         if not replace_where:
-            raise cursor.unexpected("a condition behind `REPLACE WHERE`")
+            raise cursor.unexpected("a condition after `REPLACE WHERE`")
         by_name = cursor.accept("BY", "NAME") or by_name
     query = take_query(cursor, "BY NAME" if by_name else "INSERT INTO")
     return FlowBody(query=query, once=once, replace_where=replace_where)

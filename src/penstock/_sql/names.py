@@ -1,4 +1,4 @@
-"""Names of datasets in SQL: parsed, and completed with what `USE` said."""
+"""Names of datasets in SQL."""
 
 import contextlib
 import re
@@ -18,8 +18,8 @@ class SqlName:
     """A name as the user wrote it, without backticks.
 
     Attributes:
-        parts: One to three; a leading `LIVE` is not one of them.
-        is_live: Whether it had a leading `LIVE`: then `USE` does not matter.
+        parts: One to three, without a leading `LIVE`.
+        is_live: Whether it had a leading `LIVE`: then `USE` has no effect.
     """
 
     parts: tuple[str, ...]
@@ -27,33 +27,29 @@ class SqlName:
 
     @property
     def text(self) -> str:
-        """As in a declaration, odd parts in backticks."""
+        """For a declaration, with backticks where needed."""
         return ".".join(part if _PLAIN.fullmatch(part) else quoted([part]) for part in self.parts)
 
     @property
     def shown(self) -> str:
-        """As the key of a flow, without backticks."""
+        """For the key of a flow, without backticks."""
         return ".".join(self.parts)
 
 
 def parse_name(cursor: Cursor, what: str) -> SqlName:
-    """Step over a name: parts and dots, or `IDENTIFIER('...')`.
-
-    Args:
-        cursor: In front of the name.
-        what: It is the name of, with article, for messages.
+    """Parse a name: parts and dots, or `IDENTIFIER('...')`; `what` is for messages.
 
     Raises:
-        DefinitionError: It is no name.
+        DefinitionError: It is not a name.
     """
     first = cursor.current
     if cursor.at("IDENTIFIER", "("):
         computed = computed_name(cursor)
         if computed is None:
             raise cursor.error(
-                "only texts can stand in an `IDENTIFIER` that names " + what,
-                hint="write `IDENTIFIER('schema.name')`; parameters count as texts, and `||`, "
-                "`concat`, `concat_ws`, `lower`, `upper` and `trim` of texts do",
+                "only strings are allowed in an `IDENTIFIER` that names " + what,
+                hint="write `IDENTIFIER('schema.name')`; parameters are strings, and so are `||`, "
+                "`concat`, `concat_ws`, `lower`, `upper` and `trim` of strings",
             )
         parts = computed
     else:
@@ -73,13 +69,12 @@ def parse_name(cursor: Cursor, what: str) -> SqlName:
 
 
 def computed_name(cursor: Cursor) -> list[str] | None:
-    """Step over `IDENTIFIER` of texts and return the parts of the name.
+    """Parse `IDENTIFIER` of constant strings and return the parts of the name.
 
-    Texts are joined by `||`, `concat` or `concat_ws`, and changed by `lower`, `upper` or `trim`.
+    Strings are joined by `||`, `concat` or `concat_ws`, and changed by `lower`, `upper` or `trim`.
 
     Returns:
-        `None`, with nothing stepped over, when it is no such thing or does not give a name. Only
-        Spark can compute anything else.
+        `None`, without moving the cursor, for any other expression: Spark has to compute it.
     """
     start = cursor.position
     if cursor.accept("IDENTIFIER", "("):
@@ -92,7 +87,7 @@ def computed_name(cursor: Cursor) -> list[str] | None:
 
 
 def _joined(cursor: Cursor) -> str | None:
-    """Step over texts with `||` between them; `None` if something else stands there."""
+    """Parse strings with `||` between them; `None` for any other expression."""
     text = _text(cursor)
     while text is not None and cursor.accept("||"):
         more = _text(cursor)
@@ -101,7 +96,7 @@ def _joined(cursor: Cursor) -> str | None:
 
 
 def _text(cursor: Cursor) -> str | None:
-    """Step over one text: in quotes, in parentheses or given by a function."""
+    """Parse a string: in quotes, in parentheses or by a function."""
     if cursor.current.kind is TokenKind.STRING:
         return text_value(cursor.advance())
     if cursor.accept("("):
@@ -124,7 +119,6 @@ def _text(cursor: Cursor) -> str | None:
 
 
 def _only(change: Callable[[str], str]) -> Callable[[Sequence[str]], str | None]:
-    """A function of one text."""
     return lambda texts: change(texts[0]) if len(texts) == 1 else None
 
 
@@ -145,14 +139,10 @@ def quoted(parts: Iterable[str]) -> str:
 
 
 def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:
-    """Step over column names, in parentheses or not.
-
-    Args:
-        cursor: In front of them.
-        clause: For messages.
+    """Parse column names, in parentheses or not; `clause` is for messages.
 
     Raises:
-        DefinitionError: They are none, are qualified, or one is named twice.
+        DefinitionError: They are not plain columns, or one is duplicated.
     """
     closing = cursor.accept("(")
     columns: list[str] = []
@@ -166,7 +156,7 @@ def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:
         if cursor.at("("):
             raise cursor.error(f"`{clause}` takes names of columns, not expressions", at=token)
         if column.lower() in [known.lower() for known in columns]:
-            raise cursor.error(f"`{clause}` names column `{column}` twice", at=token)
+            raise cursor.error(f"`{clause}` lists column `{column}` more than once", at=token)
         columns.append(column)
         if not cursor.accept(","):
             break

@@ -1,4 +1,4 @@
-"""Query functions of SQL definitions: callables without arguments, as Python's are."""
+"""Query functions of SQL definitions: callables without arguments."""
 
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class SqlQuery:
-    """Runs a query with the defaults that `USE` had set where it stands.
+    """Runs a query with the defaults of the last `USE` before it.
 
     Args:
         name: Of the flow.
         query: The query.
         catalog: Default catalog; `None` = the pipeline's.
         schema: Default schema; `None` = the pipeline's.
-        columns: Names and comments for the columns, by position; none leaves them.
+        columns: Names and comments for the columns, by position; empty = of the query.
         origin: Of the statement.
     """
 
@@ -35,16 +35,15 @@ class SqlQuery:
     ) -> None:
         self.__name__ = name
         self.text = query.text
-        self._place = "\n" * (query.line - 1) + " " * query.column
+        self._padding = "\n" * (query.line - 1) + " " * query.column
         self._catalog = catalog
         self._schema = schema
         self._columns = columns
         self._origin = origin
 
     def __call__(self) -> "DataFrame":
-        """Return the result of the query."""
-        # Spark counts lines from the beginning of its text: these are then the lines of the file.
-        df = reading.query(self._place + self.text, catalog=self._catalog, schema=self._schema)
+        # Padding, so that line numbers in errors of Spark are those of the file.
+        df = reading.query(self._padding + self.text, catalog=self._catalog, schema=self._schema)
         return self._named(df) if self._columns else df
 
     def __repr__(self) -> str:
@@ -70,14 +69,7 @@ class SqlQuery:
 
 
 class ChangeEvents:
-    """Reads the dataset whose rows are change events.
-
-    Args:
-        name: Of the flow.
-        source: The dataset.
-        is_stream: Whether to read it as a stream.
-        origin: Of the statement.
-    """
+    """Reads the dataset of change events of a flow."""
 
     def __init__(self, *, name: str, source: str, is_stream: bool, origin: SourceLocation) -> None:
         self.__name__ = name
@@ -86,7 +78,6 @@ class ChangeEvents:
         self._origin = origin
 
     def __call__(self) -> "DataFrame":
-        """Return the events."""
         return reading.read_stream(self._source) if self._is_stream else reading.read(self._source)
 
     def __repr__(self) -> str:

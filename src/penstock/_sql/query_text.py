@@ -1,4 +1,4 @@
-"""The query of a statement: found, looked over, and left as it is wherever Spark can parse it."""
+"""The query of a statement, unchanged except for syntax that Spark cannot parse."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,22 +16,18 @@ from penstock._sql.tokens import (
     tokens_of,
 )
 
-_FIRST_WORDS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE")
+FIRST_WORDS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE")
 _PERIOD = re.compile(r"\s*(?:\d+(?:\.\d+)?\s+[A-Za-z]+\s*)+")
 
 
 def take_query(cursor: Cursor, what: str) -> Query:
-    """Step over the rest of the statement, which is a query, and return it.
-
-    Args:
-        cursor: In front of the query.
-        what: Comes before it, for messages.
+    """Return the rest of the statement, which is a query after the keyword `what`.
 
     Raises:
         DefinitionError: There is none, or its brackets do not match.
     """
     if not at_query(cursor):
-        raise cursor.unexpected(f"a query behind `{what}`", _FIRST_WORDS)
+        raise cursor.unexpected(f"a query after `{what}`", FIRST_WORDS)
     first = cursor.current
     start = cursor.position
     cursor.skip_while(lambda: True)
@@ -47,16 +43,11 @@ def take_query(cursor: Cursor, what: str) -> Query:
 
 def at_query(cursor: Cursor) -> bool:
     """Whether a query begins here."""
-    return cursor.current.word in _FIRST_WORDS or cursor.at("(")
+    return cursor.current.word in FIRST_WORDS or cursor.at("(")
 
 
 def spell_names(text: str, parameters: Mapping[str, str]) -> str:
-    """Return a query with names in the place of each `IDENTIFIER` that texts and parameters give.
-
-    Args:
-        text: As a program hands it to Spark; unchanged if it has texts or comments without end.
-        parameters: Those that are texts, by name.
-    """
+    """Replace each `IDENTIFIER` of constant strings and parameters in a query by its name."""
     if "identifier" not in text.lower():
         return text
     source = SqlSource.of(text, file="")
@@ -76,7 +67,7 @@ def spell_names(text: str, parameters: Mapping[str, str]) -> str:
 
 
 def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Token]:
-    """Tokens with texts in the place of `:name`, where they are."""
+    """Replace `:name` by string tokens."""
     filled: list[Token] = []
     for token in tokens:
         before = filled[-1] if filled else None
@@ -89,10 +80,10 @@ def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Toke
 
 
 def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:
-    """What open-source Spark, or the look-up of names in a query, wants in another way.
+    """Syntax that open-source Spark, or the resolution of names, needs in another form.
 
-    * `WATERMARK ... DELAY OF INTERVAL '10 minutes'`: Spark wants the parts outside of a text there.
-    * `IDENTIFIER('a.b')` becomes the name itself, so that it is found like any other.
+    * `WATERMARK ... DELAY OF INTERVAL '10 minutes'`: Spark needs the parts without quotes.
+    * `IDENTIFIER('a.b')` becomes the name itself, so that it is resolved like any other.
     """
     end = cursor.position
     for position in range(start, end):

@@ -1,4 +1,4 @@
-"""SQL text that knows where in the user's file each of its characters comes from."""
+"""SQL text that maps offsets to lines of the user's file."""
 
 import re
 from bisect import bisect_left
@@ -12,7 +12,7 @@ _BREAK = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True)
 class Edit:
-    """A part of a text and what stands there instead."""
+    """A part of a text and its replacement."""
 
     start: int
     end: int
@@ -21,13 +21,13 @@ class Edit:
 
 @dataclass(frozen=True)
 class SqlSource:
-    """Text of a file, or a part of it, maybe with values filled in.
+    """Text of a file, or a part of it, possibly with substituted values.
 
     Attributes:
         text: The text.
         file: As in a `SourceLocation`.
         first_line: Line of the file at which the text begins.
-        breaks: Offsets of the ends of the file's lines; line breaks of filled-in values are none.
+        breaks: Offsets of the line ends of the file, without line breaks of substituted values.
     """
 
     text: str
@@ -37,21 +37,21 @@ class SqlSource:
 
     @classmethod
     def of(cls, text: str, *, file: str, first_line: int = 1) -> "SqlSource":
-        """Return the text of a file as it stands."""
+        """Return the text of a file."""
         breaks = tuple(match.end() - 1 for match in _BREAK.finditer(text))
         return cls(text, file, first_line, breaks)
 
     def line(self, offset: int) -> int:
-        """Return the line of the file that a character stands on."""
+        """Return the line of the file at an offset."""
         return self.first_line + bisect_left(self.breaks, offset)
 
     def column(self, offset: int) -> int:
-        """Return how many characters stand before this one on its line."""
+        """Return the number of characters before an offset on its line."""
         before = bisect_left(self.breaks, offset)
         return offset - (self.breaks[before - 1] + 1 if before else 0)
 
     def origin(self, offset: int) -> SourceLocation:
-        """Return where in the file a character stands."""
+        """Return the location in the file at an offset."""
         return SourceLocation(self.file, self.line(offset))
 
     def section(self, start: int, end: int) -> "SqlSource":

@@ -1,4 +1,4 @@
-"""Where one statement ends and the next one begins."""
+"""Splits SQL text into statements."""
 
 import re
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from penstock._sql.source import SqlSource
 from penstock._sql.tokens import Token, TokenKind, UnclosedError, tokens_of
 from penstock.errors import DefinitionError
 
-# Between the cells of a notebook that was exported as SQL; the last `;` of a cell may be missing.
+# Separates the cells of an exported notebook; the last `;` of a cell may be missing.
 _CELL_END = re.compile(r"--\s*COMMAND\s*-{5,}\s*")
-# Cells of a notebook may name their language; only those in SQL declare anything.
+# Cells of a notebook may have a language; only SQL cells are parsed.
 _MAGIC = re.compile(r"[\s\ufeff]*%(\w+)[^\S\r\n]*")
 
 _QUOTES = "'\""
@@ -25,9 +25,9 @@ class Statement:
     """One statement.
 
     Attributes:
-        source: From its first to its last token; comments inside of it are kept.
-        tokens: All tokens, comments included.
-        error: Why it has no end, if it has none.
+        source: From its first to its last token, with comments.
+        tokens: With comments.
+        error: If a string, identifier or comment is not closed.
     """
 
     source: SqlSource
@@ -36,7 +36,7 @@ class Statement:
 
     @property
     def is_display(self) -> bool:
-        """Whether it only shows something, as a query in a notebook cell does."""
+        """Whether it only shows a result, as a query in a notebook cell does."""
         words = [token.word for token in self.tokens if token.kind is not TokenKind.COMMENT]
         if not words or words[0] in _SHOWN_ONLY:
             return True
@@ -48,9 +48,9 @@ class Statement:
 def split_statements(source: SqlSource) -> Iterator[Statement]:
     """Yield the statements of a text, in order.
 
-    A `;` ends a statement wherever it stands outside of texts and comments, even in parentheses:
-    no statement needs one there, and an unclosed parenthesis then harms only its own statement. The
-    end of a notebook's cell and of the text end one as well.
+    A `;` ends a statement anywhere outside of strings and comments, even in parentheses: no
+    statement needs one there, and an unclosed parenthesis then affects only its own statement. The
+    end of a notebook's cell and of the text end a statement as well.
     """
     magic = _MAGIC.match(source.text)
     start = 0
@@ -90,21 +90,23 @@ def _statement(
 
 def _unclosed(source: SqlSource, pending: list[Token], error: UnclosedError) -> Statement:
     origin = source.origin(error.start)
-    message = f"{error.what} has no end"
+    message = f"{error.what} is not closed"
     hint = f"close it with `{error.closing}`"
     if error.closing in _QUOTES:
-        hint += f"; inside of a text, write `{error.closing * 2}` or `\\{error.closing}`"
+        hint += f"; inside of a string, write `{error.closing * 2}` or `\\{error.closing}`"
         broken = _broken_off(pending)
         if broken is not None:
-            # An apostrophe too many shifts all texts behind it: name the first, not the last.
-            message = f"a text ends before `{broken.text}`, and one on line {origin.line} never"
+            # An extra apostrophe shifts all later strings: report the first, not the last.
+            message = (
+                f"a string ends before `{broken.text}`, and one on line {origin.line} is not closed"
+            )
             origin = source.origin(broken.start)
     wrong = DefinitionError("SQL_SYNTAX", message, origin=origin, hint=hint)
     return _statement(source, pending, error.start, wrong)
 
 
 def _broken_off(tokens: list[Token]) -> Token | None:
-    """The word that stands directly behind a text, as in `'it's'`."""
+    """The word directly after a string, as in `'it's'`."""
     for text, word in pairwise(tokens):
         if text.kind is TokenKind.STRING and word.word.isalpha() and text.end == word.start:
             return word

@@ -12,11 +12,11 @@ from penstock._sql.tokens import Token, TokenKind, text_literal
 from penstock.errors import DefinitionError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
-# Spark's own scopes of a variable; all of them are the configuration here.
+# Spark's scopes of variables; all of them are the configuration here.
 _SCOPE = re.compile(r"(?:spark|sparkconf|hivevar|hiveconf):", re.IGNORECASE)
-# Left alone: whoever reads the option looks the secret up, so that it stays out of the query.
+# Not replaced: the reader resolves the secret, so that it stays out of the query.
 _LOOKED_UP_LATER = "secret:"
-# After one of these words an expression begins, so that `:` is not a path into the word before it.
+# An expression follows these words, so that `:` is not a JSON path of the previous word.
 _BEFORE_EXPRESSION = {
     *("ALL", "AND", "ANY", "BETWEEN", "BY", "CASE", "DISTINCT", "DIV", "ELSE", "ESCAPE", "EXCEPT"),
     *("FILTER", "HAVING", "ILIKE", "IN", "INTERVAL", "IS", "LIKE", "LIMIT", "NOT", "OF", "OFFSET"),
@@ -28,12 +28,7 @@ _BEFORE_EXPRESSION = {
 def substitute_variables(
     source: SqlSource, tokens: Sequence[Token], variables: Mapping[str, str]
 ) -> SqlSource:
-    """Replace `${key}`, in names and texts too, but not in comments.
-
-    Args:
-        source: One statement.
-        tokens: Its tokens, comments included.
-        variables: Value by key.
+    """Replace `${key}`, also in names and strings, but not in comments.
 
     Raises:
         DefinitionError: A key has no value.
@@ -46,8 +41,8 @@ def substitute_variables(
     ]
     edits = []
     for match in _REFERENCE.finditer(source.text):
-        place = bisect_right(comments, (match.start(), len(source.text))) - 1
-        if place >= 0 and match.start() < comments[place][1]:
+        index = bisect_right(comments, (match.start(), len(source.text))) - 1
+        if index >= 0 and match.start() < comments[index][1]:
             continue
         key = _SCOPE.sub("", match.group(1).strip(), count=1)
         if key.lower().startswith(_LOOKED_UP_LATER):
@@ -82,14 +77,10 @@ def _unknown_variable(
 def substitute_parameters(
     source: SqlSource, tokens: Sequence[Token], parameters: Mapping[str, str]
 ) -> SqlSource:
-    """Replace `:name` by its value as a text.
+    """Replace `:name` by its value as a string.
 
-    `a:b` is a path into a JSON column, `a::int` a cast, and `STRUCT<a: INT>` a type: they stay.
-
-    Args:
-        source: One statement.
-        tokens: Its tokens, without comments.
-        parameters: Value by name.
+    JSON paths (`a:b`), casts (`a::int`) and types (`STRUCT<a: INT>`) are kept. `tokens` are without
+    comments.
 
     Raises:
         DefinitionError: A name has no value.

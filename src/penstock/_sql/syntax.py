@@ -1,4 +1,4 @@
-"""What statements say, before it is known under which names and for whom."""
+"""Parsed statements, before names are resolved."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ class Query:
     """A query.
 
     Attributes:
-        text: As the user wrote it, with values filled in.
-        line: Of the file, on which it begins.
+        text: As the user wrote it, with substituted values.
+        line: Its first line in the file.
         column: Characters before it on that line.
     """
 
@@ -35,7 +35,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnName:
-    """A column of a list without types: the query's column at that place gets name and comment."""
+    """A column of a list without types: name and comment of a column of the query, by position."""
 
     name: str
     comment: str | None
@@ -43,7 +43,7 @@ class ColumnName:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnList:
-    """What stands in parentheses behind the name of a dataset.
+    """The column list of a dataset.
 
     Attributes:
         schema: Columns with types, as DDL; `None` if there are none.
@@ -58,7 +58,7 @@ class ColumnList:
 
 @dataclass(frozen=True, kw_only=True)
 class TableClauses:
-    """What stands between the columns and the query of a dataset, in any order."""
+    """The clauses between the columns and the query of a dataset, in any order."""
 
     format: str | None = None
     partition_cols: tuple[str, ...] = ()
@@ -73,12 +73,12 @@ class TableClauses:
 
 @dataclass(frozen=True, kw_only=True)
 class CdcSource:
-    """Where a flow reads change events.
+    """The source of change events.
 
     Attributes:
         name: Of a dataset; `None` for a query.
         is_stream: Whether the dataset is read as a stream.
-        query: In parentheses in the place of a name.
+        query: In parentheses instead of a name.
     """
 
     name: SqlName | None
@@ -88,7 +88,7 @@ class CdcSource:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowBody:
-    """What a flow does to its target: the rows of a query, or the events of a source.
+    """The rows of a query, or the change events of a source.
 
     Attributes:
         query: `None` for change events.
@@ -107,7 +107,7 @@ class FlowBody:
 
 @dataclass(frozen=True, kw_only=True)
 class CreateDataset:
-    """A dataset, with the flow that stands in the same statement, if any does."""
+    """A dataset, with the flow of the same statement, if any."""
 
     kind: DatasetKind
     name: SqlName
@@ -121,7 +121,7 @@ class CreateDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class CreateFlow:
-    """A flow into a dataset that is declared elsewhere; without a name it has its target's."""
+    """A flow into another dataset; by default it has the name of its target."""
 
     name: str | None
     target: SqlName
@@ -140,7 +140,7 @@ class SetVariable:
 
 @dataclass(frozen=True, kw_only=True)
 class UseDefaults:
-    """`USE`: catalog and schema of the names after it; `None` keeps the schema's default."""
+    """`USE`: default catalog and schema of later names; `None` = of the pipeline."""
 
     catalog: str | None
     schema: str | None

@@ -1,4 +1,4 @@
-"""Words, texts and signs of SQL, with their places; as tolerant as Spark's own lexer or more."""
+"""Tokens of SQL text with their offsets; at least as tolerant as Spark's lexer."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class TokenKind(StrEnum):
     QUOTED = "quoted"
     """An identifier in backticks."""
     STRING = "string"
-    """A text in single or double quotes, maybe raw."""
+    """A string in single or double quotes, optionally raw."""
     NUMBER = "number"
     SYMBOL = "symbol"
     COMMENT = "comment"
@@ -29,8 +29,8 @@ class Token:
         kind: What it is.
         text: As written.
         start: Offset of its first character.
-        end: Offset behind its last one.
-        word: In upper case, for comparing with keywords; empty unless it is a word or a symbol.
+        end: Offset after its last character.
+        word: Upper case, for comparison with keywords; empty unless a word or a symbol.
     """
 
     kind: TokenKind
@@ -41,12 +41,12 @@ class Token:
 
 
 class UnclosedError(Exception):
-    """A text, an identifier or a comment has no end.
+    """A string, an identifier or a comment is not closed.
 
     Attributes:
-        start: Where it begins.
-        what: What it is, in the user's words.
-        closing: What would end it.
+        start: Offset of its first character.
+        what: Description for messages.
+        closing: The missing characters.
     """
 
     def __init__(self, start: int, what: str, closing: str) -> None:
@@ -56,7 +56,7 @@ class UnclosedError(Exception):
         super().__init__(what)
 
 
-# Quantifiers are possessive: what cannot close must fail at once, however long it is.
+# Quantifiers are possessive: an unclosed string must fail in linear time.
 _TOKEN = re.compile(
     r"""
       (?P<space>[\s\ufeff]++)
@@ -77,8 +77,8 @@ _TOKEN = re.compile(
 )
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 _UNCLOSED = {
-    "'": ("the text that begins here", "'"),
-    '"': ("the text that begins here", '"'),
+    "'": ("the string that begins here", "'"),
+    '"': ("the string that begins here", '"'),
     "`": ("the identifier that begins here", "`"),
 }
 _ESCAPE = re.compile(
@@ -89,10 +89,10 @@ _LIKE_ESCAPES = "%_"
 
 
 def tokens_of(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text, comments included, white space not.
+    """Yield the tokens of a text with comments, without white space.
 
     Raises:
-        UnclosedError: Something has no end; all tokens before it were given.
+        UnclosedError: After all tokens before it.
     """
     position = 0
     while position < len(text):
@@ -126,7 +126,7 @@ def _end_of_comment(text: str, start: int) -> int:
 
 
 def text_value(token: Token) -> str:
-    """Return what a string token stands for."""
+    """Return the value of a string token."""
     text = token.text
     if text[0] in "rR":
         return text[2:-1]
@@ -148,5 +148,5 @@ def text_value(token: Token) -> str:
 
 
 def text_literal(value: str) -> str:
-    """Return a value as a SQL text in single quotes."""
+    """Return a value as a SQL string in single quotes."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

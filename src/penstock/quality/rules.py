@@ -1,4 +1,4 @@
-"""One expectation: is it sound, and how does it become a Column that never fails a query."""
+"""Expectations: their checks, and their conditions as Columns that never fail a query."""
 
 import difflib
 import re
@@ -14,8 +14,8 @@ from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation
 from penstock.errors import DefinitionError, DefinitionErrors
 
-# An expectation is handed around, reviewed less than code and runs with all rights: nothing in it
-# may call arbitrary Java or read other data. The tree is walked only where one of these appears.
+# An expectation is shared, reviewed less than code and runs with all permissions: it must not call
+# arbitrary Java or read other data. The tree is checked only where one of these appears.
 _SUSPECT = re.compile(
     r"(?i)reflect|java_method|\b(select|from|values|table|exists|sql|url|file|ai_\w+)\b"
 )
@@ -27,9 +27,9 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
     """Check every expectation against the columns of its dataset.
 
     Raises:
-        DefinitionErrors: More than one is wrong.
-        DefinitionError: One is wrong: not valid SQL, an unknown column, not a boolean, or it reads
-            other data or calls Java.
+        DefinitionErrors: Several are invalid.
+        DefinitionError: One is invalid: not valid SQL, an unknown column, not a boolean, or it
+            reads other data or calls Java.
     """
     errors: list[DefinitionError] = []
     columns: list[Column] = []
@@ -57,18 +57,17 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
 
 
 def condition_column(spark: SparkSession, rule: Expectation) -> Column:
-    """The condition as a Column, refused if it is not one row's business.
+    """The condition as a Column; refused if it needs more than its row.
 
     Raises:
-        DefinitionError: Not valid SQL (also if it only would be together with other text), a
-            subquery, or a call of Java.
+        DefinitionError: Not valid SQL by itself, a subquery, or a call of Java.
     """
     if isinstance(rule.condition, Column):
-        # Only its analysed form shows what it is made of: `check_expectations` looks at that.
+        # Its expressions are known after analysis: `check_expectations` checks them.
         return rule.condition
     parser: Any = spark._jsparkSession.sessionState().sqlParser()
     try:
-        # Alone, so that an unbalanced bracket cannot join with what we put around it.
+        # By itself, so that an unbalanced bracket cannot match generated SQL.
         expression = parser.parseExpression(rule.condition)
     except ParseException as error:
         raise _invalid(rule, first_line(error)) from error
@@ -78,13 +77,13 @@ def condition_column(spark: SparkSession, rule: Expectation) -> Column:
 
 
 def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
-    """A boolean that is true where the condition is, and false where it is false, NULL or an error.
+    """A boolean that is true where the condition is, and false where it is false, NULL or fails.
 
-    Under ANSI mode `cast(s AS INT) > 0` raises for `s = 'abc'`; one bad value must break its row's
-    rule, not the flow. Catalyst's `TryEval` turns an error into NULL. That is not enough by itself:
-    a subexpression that two rules share would be hoisted out of both and evaluated unprotected.
-    Only conditional branches are exempt from hoisting, so the rule becomes one, behind a guard that
-    is always true and that the optimizer cannot see through.
+    Under ANSI mode `cast(s AS INT) > 0` raises for `s = 'abc'`; one bad value must break the rule
+    of its row, not the flow. Catalyst's `TryEval` turns an error into NULL. That is not sufficient:
+    a common subexpression of two rules would be hoisted out of both and evaluated unprotected. Only
+    conditional branches are exempt from hoisting, so the rule becomes one, with a guard that is
+    always true and opaque to the optimizer.
     """
     jvm: Any = spark._jvm
     utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
@@ -99,7 +98,7 @@ def row_guard(schema: StructType) -> Column:
     cheap = [field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST]
     chosen = next(iter(cheap or names), None)
     seed = F.col(quoted(chosen)) if chosen else F.monotonically_increasing_id()
-    # A population count is never above 64; Catalyst keeps no such knowledge.
+    # A population count is never above 64, which Catalyst does not infer.
     return F.bit_count(F.hash(seed)) < 100
 
 
@@ -113,7 +112,7 @@ def _hashable(data_type: DataType) -> bool:
 
 
 def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:
-    """All at once: the common case costs one analysis."""
+    """Check all rules in one analysis, for the common case."""
     if not columns:
         return True
     if any(_SUSPECT.search(str(column)) for column in columns):
@@ -143,11 +142,11 @@ def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
 
 
 def _check_whole(df: DataFrame, rule: Expectation) -> Iterator[DefinitionError]:
-    """A rule about all rows together."""
+    """Check a rule about the whole table."""
     if df.isStreaming:
         yield _invalid(
             rule,
-            "it is about all rows of a table, and a stream never has them all",
+            "it is about all rows of a table, which a stream never has",
             hint="put it on a materialized view; for a stream use dropDuplicatesWithinWatermark",
         )
     known = {column.lower(): column for column in df.columns}
@@ -166,7 +165,7 @@ def _boolean(data_type: DataType) -> bool:
 
 
 def row_wise(df: DataFrame, selected: DataFrame) -> bool:
-    """Whether Spark put nothing but a projection on the query."""
+    """Whether Spark added only a projection to the query."""
     plan: Any = selected._jdf.queryExecution().analyzed()
     if str(plan.nodeName()) != "Project":
         return False
@@ -181,7 +180,7 @@ def _refuse(rule: Expectation, expression: Any) -> None:
 
 
 def refusals(expression: Any) -> Iterator[str]:
-    """Why a parsed or analysed expression is more than one row's business."""
+    """Why a parsed or analysed expression needs more than its row."""
     kind = str(expression.getClass().getSimpleName())
     if "Subquery" in kind or kind in ("Exists", "ListQuery", "InSubquery"):
         yield "it contains a subquery"
@@ -198,7 +197,7 @@ def refusals(expression: Any) -> Iterator[str]:
 
 
 def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | None:
-    """The column that was meant by a name that Spark does not find."""
+    """The column that is most like an unresolved name."""
     parameters = error.getMessageParameters() or {}
     name = parameters.get("objectName", "").replace("`", "")
     if not name:

@@ -1,8 +1,8 @@
-"""All expectations of a dataset in one pass: where a row goes, and a bit per broken rule.
+"""All expectations of a dataset in one pass: the destination of a row, and a bit per broken rule.
 
-Nothing here runs anything: the result is a DataFrame with a few more columns, built once before
-the flow starts. The writer (`_tables.write.writer`) sends rows to two tables by the destination
-column and counts broken rules by the mask columns of the rows that it wrote.
+The result is a DataFrame with more columns, built once before the flow starts. The writer
+(`_tables.write.writer`) writes rows to two tables by the destination column and counts broken rules by
+the mask columns of the written rows.
 """
 
 import json
@@ -38,17 +38,17 @@ _FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file
 
 @dataclass(frozen=True, kw_only=True)
 class RowSplit:
-    """A DataFrame whose rows know where they go.
+    """A DataFrame with a destination for each row.
 
     Attributes:
-        df: Mask columns, the data columns, the quarantine's own columns (if it is on) and the
+        df: Mask columns, data columns, columns of the quarantine (if it is on) and the
             destination, in this order.
         data_columns: The columns of the user's query.
         masks: Names of the mask columns (BIGINT); NULL where none of its rules is broken.
         bits: Mask column and bit of each warn and drop rule, by rule.
         rules: Names of all rules, in order; those of fail rules have no bit.
         quarantine: Whether rows that break a drop rule are kept.
-        drops: Whether there is a drop rule at all.
+        drops: Whether there is a drop rule.
     """
 
     df: DataFrame
@@ -62,11 +62,11 @@ class RowSplit:
 
 @dataclass(frozen=True)
 class ExpectationFailure:
-    """What a fail rule said about the row that broke it.
+    """The row that broke fail rules.
 
     Attributes:
         rules: Names of the fail rules that the row breaks.
-        row: The row as JSON, cut off when long.
+        row: The row as JSON, truncated.
     """
 
     rules: tuple[str, ...]
@@ -76,10 +76,10 @@ class ExpectationFailure:
 def split_rows(
     df: DataFrame, expectations: Sequence[Expectation], *, quarantine: bool = True
 ) -> RowSplit | None:
-    """Add to a query what the writer needs to apply its expectations; `None` if it has none.
+    """Add the columns to a query that apply its expectations; `None` without expectations.
 
-    A row breaks a rule when the condition is false or NULL or cannot be evaluated. Fail rules win
-    over drop rules: they raise while the row is computed, before anything is written.
+    A row breaks a rule if the condition is false or NULL or fails. Fail rules have priority over
+    drop rules: they raise while the row is computed, before anything is written.
 
     Args:
         df: The user's query, streaming or not.
@@ -87,7 +87,7 @@ def split_rows(
         quarantine: Keep rows that break a drop rule.
 
     Raises:
-        DefinitionError: A condition is refused, or a column has a name that Penstock needs.
+        DefinitionError: A condition is refused, or a column has a reserved name.
     """
     expectations = [rule for rule in expectations if rule.rows is None]
     if not expectations:
@@ -134,14 +134,9 @@ def split_rows(
 
 
 def filter_view(df: DataFrame, expectations: Sequence[Expectation]) -> DataFrame:
-    """Apply the expectations of a temporary view, which stores nothing.
+    """Apply the expectations of a temporary view to its query.
 
-    Drop rules filter, fail rules raise where the view is read, warn rules have no effect that could
-    be counted.
-
-    Args:
-        df: The view's query.
-        expectations: In the order of their declaration.
+    Drop rules filter, fail rules raise where the view is read, warn rules have no effect.
     """
     split = split_rows(
         df, [r for r in expectations if r.on_violation is not OnViolation.WARN], quarantine=False
@@ -153,7 +148,7 @@ def filter_view(df: DataFrame, expectations: Sequence[Expectation]) -> DataFrame
 
 
 def parse_failure(message: str) -> ExpectationFailure | None:
-    """Find what a fail rule raised in the message of a failed job, if that is why it failed."""
+    """The failure of a fail rule in the message of a failed job; `None` for another reason."""
     start = message.find(FAILURE_MARK)
     if start < 0:
         return None
@@ -166,7 +161,7 @@ def parse_failure(message: str) -> ExpectationFailure | None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """Columns that say which rules a row breaks; masks first, then one boolean per fail rule."""
+    """Columns for the rules that a row breaks: masks, then one boolean per fail rule."""
 
     df: DataFrame
     columns: list[Column]
@@ -210,7 +205,7 @@ def _count_name(rule: Expectation) -> str:
 
 
 def _same_keys(df: DataFrame, expectations: Sequence[Expectation]) -> dict[str, Column]:
-    """How many rows have the same key, for each rule about uniqueness."""
+    """Number of rows with the same key, for each rule about uniqueness."""
     return {
         _count_name(rule): F.count(F.lit(1)).over(
             Window.partitionBy(*[F.col(quoted(column)) for column in rule.unique])
@@ -233,7 +228,7 @@ def _check_names(
         if column.lower() in reserved or column.lower().startswith(MASK_PREFIX):
             raise DefinitionError(
                 "COLUMN_NAME_RESERVED",
-                f"column {column!r} has a name that a dataset with expectations needs itself",
+                f"column {column!r} has a name that is reserved in a dataset with expectations",
                 origin=expectations[0].origin,
                 hint="rename the column",
             )
@@ -251,13 +246,13 @@ def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
 
 
 def row_json(df: DataFrame, columns: Sequence[str]) -> Column:
-    """A row as JSON, with its NULLs; as Spark's text where JSON does not know a type."""
+    """A row as JSON, with NULLs; as Spark's string if it has types that JSON lacks."""
     row = F.struct(*[F.col(quoted(column)) for column in columns])
     as_json = F.to_json(row, {"ignoreNullFields": "false"})
     try:
         df.select(as_json)
     except AnalysisException:
-        # Types that JSON does not know, such as intervals.
+        # Types that JSON lacks, such as intervals.
         return row.cast("string")
     return as_json
 
@@ -273,7 +268,7 @@ def _failure_message(
 
 
 def source_column(df: DataFrame) -> Column:
-    """Where the row came from, if the query kept it: coordinates of Kafka or Kinesis, or a file."""
+    """The source of a row, if its columns have it: coordinates of Kafka or Kinesis, or a file."""
     types = {field.name.lower(): field.dataType.simpleString() for field in df.schema}
     for prefix in _KAFKA_PREFIXES:
         topic, partition, offset = (f"{prefix}{n}" for n in ("topic", "partition", "offset"))

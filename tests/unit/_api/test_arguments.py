@@ -207,7 +207,7 @@ WRONG = [
         "CONFLICTING_PARAMETERS",
         "exclude",
     ),
-    ("flag is a text", lambda: dp.table(private="yes")(_query), "INVALID_PARAMETER", "`private`"),
+    ("flag is a string", lambda: dp.table(private="yes")(_query), "INVALID_PARAMETER", "`private`"),
     (
         "quarantine is a number",
         lambda: dp.table(quarantine=1)(_query),
@@ -255,7 +255,7 @@ WRONG = [
         "INVALID_NAME",
         "`name`",
     ),
-    ("once is a text", lambda: dp.append_flow("t", once="x")(_query), "INVALID_PARAMETER", "once"),
+    ("once is text", lambda: dp.append_flow("t", once="x")(_query), "INVALID_PARAMETER", "once"),
     ("name missing", lambda: dp.create_streaming_table(), "INVALID_CALL", "name"),
     ("name is None", lambda: dp.create_streaming_table(None), "INVALID_PARAMETER", "`name`"),
     (
@@ -318,7 +318,7 @@ WRONG = [
         "replace_where is a list",
         lambda: dp.table(replace_where=["a > 1"])(_query),
         "INVALID_PARAMETER",
-        "`replace_where` must be a SQL text or a Column, not list",
+        "`replace_where` must be a SQL string or a Column, not list",
     ),
     (
         "replace_where with an output mode",

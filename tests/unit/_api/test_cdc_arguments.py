@@ -201,21 +201,21 @@ def test_a_streaming_view_is_read_as_a_stream_when_the_flow_runs_once():
 
 
 def test_snapshots_come_from_a_function_or_a_name():
-    def next_one(latest):
+    def next_snapshot(latest):
         return None
 
     by_function = _flow(
         lambda: dp.apply_changes_from_snapshot(
-            target="t", snapshot_and_version=next_one, keys=["id"], stored_as_scd_type=2
+            target="t", snapshot_and_version=next_snapshot, keys=["id"], stored_as_scd_type=2
         )
     )
-    assert by_function.snapshot.next_one is next_one
+    assert by_function.snapshot.next_snapshot is next_snapshot
     assert by_function.snapshot.source is None
     assert by_function.snapshot.scd_type is ScdType.TWO
     by_pair = _flow(
         lambda: dp.apply_changes_from_snapshot("t", snapshot_and_version=("df", 5), keys=["id"])
     )
-    given = [by_pair.snapshot.next_one(latest) for latest in (None, 4, 5, 6)]
+    given = [by_pair.snapshot.next_snapshot(latest) for latest in (None, 4, 5, 6)]
     assert given == [("df", 5), ("df", 5), None, None]
     by_name = _flow(
         lambda: dp.create_auto_cdc_from_snapshot_flow("t", "s", [Column("id")], once=True)

@@ -126,5 +126,5 @@ def test_steps_are_made_for_every_kind_of_cdc_flow(draft):
 
 def test_a_function_is_named_as_the_source_when_snapshots_come_from_one(draft):
     draft.empty_table("b")
-    flow = draft.snapshot_flow("f", "b", source=None, next_one=lambda latest: None)
+    flow = draft.snapshot_flow("f", "b", source=None, next_snapshot=lambda latest: None)
     assert cdc_text(flow) == "snapshots of a function by id, SCD type 1"

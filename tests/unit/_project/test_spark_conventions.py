@@ -231,7 +231,7 @@ DATASETS = [dp.table, dp.temporary_view, dp.materialized_view]
 def test_a_name_is_refused_when_it_is_a_number(decorator):
     (error,) = errors_of(lambda: decorator(name=5)(no_query))
     assert error.condition == "INVALID_PARAMETER"
-    assert "`name` must be a text, not int" in error.message
+    assert "`name` must be a string, not int" in error.message
 
 
 @pytest.mark.parametrize("decorator", [dp.table, dp.materialized_view])
@@ -251,15 +251,15 @@ def test_a_decorator_tells_how_it_is_used_when_it_gets_a_text(decorator):
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
-        (lambda: dp.create_sink(1, "kafka"), "`name` must be a text, not int"),
-        (lambda: dp.create_sink("s", 1), "`format` must be a text, not int"),
+        (lambda: dp.create_sink(1, "kafka"), "`name` must be a string, not int"),
+        (lambda: dp.create_sink("s", 1), "`format` must be a string, not int"),
         (lambda: dp.create_sink("s", "kafka", "x"), "`options`"),
-        (lambda: dp.create_streaming_table(name=5), "`name` must be a text, not int"),
-        (lambda: dp.create_streaming_table("t", comment=5), "`comment` must be a text, not int"),
+        (lambda: dp.create_streaming_table(name=5), "`name` must be a string, not int"),
+        (lambda: dp.create_streaming_table("t", comment=5), "`comment` must be a string, not int"),
         (lambda: dp.create_streaming_table("t", table_properties=["a"]), "`table_properties`"),
         (lambda: dp.create_streaming_table("t", schema=5), "`schema`"),
         (lambda: dp.create_streaming_table("t", cluster_by="a"), "`cluster_by`"),
-        (lambda: dp.append_flow(target=5)(no_query), "`target` must be a text, not int"),
+        (lambda: dp.append_flow(target=5)(no_query), "`target` must be a string, not int"),
         (lambda: dp.append_flow(target="t", spark_conf="a")(no_query), "`spark_conf`"),
         (lambda: dp.append_flow(target="t", name="a.b")(no_query), "`name`"),
     ],
@@ -316,7 +316,7 @@ def test_empty_lists_are_none_when_they_are_given():
         ({"stored_as_scd_type": 3}, "stored_as_scd_type"),
         ({"track_history_column_list": ["v"]}, "track_history_column_list"),
         ({"column_list": ["a"], "except_column_list": ["b"]}, "except_column_list"),
-        ({"target": 123}, "`target` must be a text, not int"),
+        ({"target": 123}, "`target` must be a string, not int"),
         ({"keys": [123]}, "`keys`"),
     ],
 )

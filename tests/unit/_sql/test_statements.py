@@ -75,7 +75,7 @@ def test_nothing_is_declared_when_text_only_shows_something(sql):
 def test_a_missing_semicolon_is_named_when_a_statement_follows_a_query(sql, second):
     error = sql(f"CREATE VIEW a AS\nSELECT 1 AS create\n\n{second};").error
     assert error.origin.line == 4
-    assert error.message == "expected `;` in front of this statement"
+    assert error.message == "expected `;` before this statement"
 
 
 def test_lines_go_on_when_a_cell_stands_in_the_middle_of_a_file(sql):
