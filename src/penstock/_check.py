@@ -1,7 +1,7 @@
 """Looks at a project on a machine that may have none of its data, secrets and packages.
 
 Nothing runs and nothing is written. What is missing is assumed where that is possible, so that
-everything else can be told; see `_analysis.assumptions` and `_project.stand_ins`.
+everything else can be told; see `_analysis.assumptions` and `_project.databricks.stand_ins`.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
+from penstock._project.databricks.stand_ins import stand_ins
 from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
-from penstock._project.stand_ins import stand_ins
 from penstock.errors import DefinitionErrors, PenstockError
 
 _TABLE = "table "

@@ -11,10 +11,10 @@ from typing import Any
 from penstock._api.registry import active_registry
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.dbutils import widget_values
-from penstock._project.dbutils_notebook import NotebookExit
-from penstock._project.magics import Cell, CellKind
-from penstock._project.notebook import (
+from penstock._project.databricks.dbutils import widget_values
+from penstock._project.databricks.dbutils_notebook import NotebookExit
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import (
     file_of_cell,
     find_run_target,
     read_cells,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import find_run_target, read_cells, run_arguments
 from penstock._project.imports import module_folders
-from penstock._project.magics import Cell, CellKind
 from penstock._project.module_search import ModuleSearch
-from penstock._project.notebook import find_run_target, read_cells, run_arguments
 from penstock._project.packages import is_installed, requested_packages
 from penstock._project.python_findings import python_findings
 from penstock._project.secrets import resolve_secrets

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.magics import Cell, CellKind
-from penstock._project.notebook import (
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import (
     SUFFIXES,
     find_notebook,
     find_notebook_of_workspace,

@@ -8,7 +8,7 @@ from types import TracebackType
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._observe.masking import shown
-from penstock._project.notebook import file_of_cell
+from penstock._project.databricks.notebook import file_of_cell
 from penstock.errors import UserCodeError
 
 _MACHINERY = "<frozen importlib"

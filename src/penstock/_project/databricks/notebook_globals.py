@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.dbutils import Dbutils
-from penstock._project.dbutils_fs import MapPath
-from penstock._project.display import display, display_html
+from penstock._project.databricks.dbutils import Dbutils
+from penstock._project.databricks.dbutils_fs import MapPath
+from penstock._project.databricks.display import display, display_html
 
 
 def notebook_globals(

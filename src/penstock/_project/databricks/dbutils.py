@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock._model.origin import capture_origin
-from penstock._project.dbutils_fs import FileSystem, MapPath
-from penstock._project.dbutils_notebook import Notebook
-from penstock._project.dbutils_part import Part, UnavailableError, nothing
+from penstock._project.databricks.dbutils_fs import FileSystem, MapPath
+from penstock._project.databricks.dbutils_notebook import Notebook
+from penstock._project.databricks.dbutils_part import Part, UnavailableError, nothing
 from penstock._project.secrets import resolve_secrets
 from penstock.errors import DefinitionError, SpecError
 

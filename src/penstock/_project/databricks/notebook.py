@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.origin import source_location
-from penstock._project.magics import Cell, CellKind, cells_of, python_cells
+from penstock._project.databricks.magics import Cell, CellKind, cells_of, python_cells
 from penstock.errors import DefinitionError
 
 SUFFIXES = (".py", ".sql", ".ipynb")

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock._api.registry import active_registry
 from penstock._model.origin import capture_origin
-from penstock._project.dbutils_part import Part, UnavailableError
-from penstock._project.notebook import file_of_cell
+from penstock._project.databricks.dbutils_part import Part, UnavailableError
+from penstock._project.databricks.notebook import file_of_cell
 
 
 class NotebookExit(BaseException):

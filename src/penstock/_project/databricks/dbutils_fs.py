@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock._project.dbutils_part import Part, UnavailableError
+from penstock._project.databricks.dbutils_part import Part, UnavailableError
 
 MapPath = Callable[[str], str]
 """Turns a path as the source has it (`/Volumes/main/raw`, `dbfs:/raw`) into one of this machine."""
