@@ -33,13 +33,15 @@ from typing import Any
 from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import take_account
 from penstock._local.demo.delta_log import read_rows, read_snapshot
-from penstock._local.demo.kafka_log import Record, read_ranges, read_records
-from penstock._local.demo.oracle import differences, judge, read_tables
+from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.places import PARTITIONS, TOPIC, DemoPlaces
 from penstock._local.demo.producer import OrderProducer
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "spark"))
+from demo_oracle import Record, differences, judge, read_records, read_tables  # noqa: E402
+
 RECORD = Path(__file__).with_name("sittings.jsonl")
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- sittings -->", "<!-- end of sittings -->"

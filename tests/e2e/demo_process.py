@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from demo_oracle import DemoTables, Judged, differences, judge, read_records, read_tables
+
 from penstock._local.broker import broker_status, start_broker, stop_broker
-from penstock._local.demo.kafka_log import read_ranges, read_records
-from penstock._local.demo.oracle import DemoTables, Judged, differences, judge, read_tables
+from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.places import TOPIC, DemoPlaces
 
 POLL_SECONDS = 0.05

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 from dashboard_process import Served
+from demo_oracle import DemoTables, Judged
 from demo_process import (
     NO_JAVA_SECONDS,
     DemoProcess,
@@ -31,7 +32,6 @@ from demo_process import (
 )
 
 from penstock._local.broker import broker_status, start_broker, stop_broker
-from penstock._local.demo.oracle import DemoTables, Judged
 from penstock._local.demo.places import TOPIC, DemoPlaces
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]

@@ -2,10 +2,11 @@ import uuid
 from collections import Counter
 
 import pytest
+from demo_oracle import read_records
 
 from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._local.demo.account import order_id
-from penstock._local.demo.kafka_log import read_ranges, read_records
+from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.producer import OrderProducer
 from penstock.errors import SetupError

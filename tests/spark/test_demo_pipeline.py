@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from demo_oracle import Record, differences, read_tables
 
 from penstock._local.demo import orders
-from penstock._local.demo.kafka_log import Record
-from penstock._local.demo.oracle import differences, read_tables
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.places import TOPIC, DemoPlaces
 from penstock._observe.bus import EventBus

@@ -5,9 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-
-from penstock._local.demo.kafka_log import Record
-from penstock._local.demo.oracle import DemoTables, differences, judge
+from demo_oracle import DemoTables, Record, differences, judge
 
 ARRIVED_MS = 1_790_000_000_123
 ARRIVED = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ARRIVED_MS)

@@ -3,11 +3,10 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
+from demo_oracle import Record, judge
 
 from penstock._local.demo import orders
 from penstock._local.demo.account import order_id
-from penstock._local.demo.kafka_log import Record
-from penstock._local.demo.oracle import judge
 from penstock._local.demo.orders import Kind, Message, OrderStream
 
 COUNT = 20_000
