@@ -1,9 +1,7 @@
-"""`checkpoint`: how far flows have read, what is wrong with their checkpoints, and a new one."""
+"""`checkpoint`: list, inspect, diagnose and reset the checkpoints of flows."""
 
 import json
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +15,7 @@ from penstock._cli.text import size
 if TYPE_CHECKING:
     from penstock._tables.checkpoint_files import Checkpoint
 
-_app = typer.Typer(help="Checkpoints of flows: how far they have read, and what is wrong.")
+_app = typer.Typer(help="List, inspect, diagnose and reset the checkpoints of flows.")
 
 
 def register(app: typer.Typer) -> None:
@@ -36,25 +34,23 @@ def register(app: typer.Typer) -> None:
     app.add_typer(_app, name="checkpoint", no_args_is_help=True)
 
 
+@options.grouped
 def list_all(
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print all checkpoints: those that flows go on with, and those of earlier epochs."""
+    """List the checkpoints of all flows, current and earlier ones."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_files import checkpoints
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     with readable_storage(settings) as readable:
-        found = checkpoints(readable.settings)
+        listed = checkpoints(readable.settings)
     if output is OutputFormat.JSON:
-        options.print_json([_summary(one, readable.shown) for one in found])
+        options.print_json([_summary(checkpoint, readable.shown) for checkpoint in listed])
         return
-    if not found:
+    if not listed:
         print("no flow has a checkpoint yet")
         return
     heads = ("flow", "epoch", "used", "planned", "finished", "state", "size")
@@ -62,55 +58,53 @@ def list_all(
         heads,
         [
             (
-                one.flow,
-                one.epoch,
-                "yes" if one.is_current else "no",
-                _number(one.last_planned),
-                _number(one.last_finished),
-                size(sum(part.size for part in one.state)) if one.state else "-",
-                size(one.size),
+                checkpoint.flow,
+                checkpoint.epoch,
+                "yes" if checkpoint.is_current else "no",
+                _number(checkpoint.last_planned),
+                _number(checkpoint.last_finished),
+                size(sum(part.size for part in checkpoint.state)) if checkpoint.state else "-",
+                size(checkpoint.size),
             )
-            for one in found
+            for checkpoint in listed
         ],
         right=heads[3:],
     )
 
 
+@options.grouped
 def inspect(
     flow: options.FlowName,
     epoch: Annotated[
-        str | None, typer.Option("--epoch", help="Instead of the one that is used.")
+        str | None,
+        typer.Option("--epoch", help="Epoch to show, or its prefix; default: the current one."),
     ] = None,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print what a checkpoint holds: offsets per source, watermark, state, pinned settings."""
+    """Print the contents of a checkpoint: offsets per source, watermark, state, pinned settings."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_files import checkpoints
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     with readable_storage(settings) as readable:
-        found = checkpoints(readable.settings, flow)
-    chosen = [one for one in found if epoch is None or one.epoch.startswith(epoch)]
-    if not chosen:
+        listed = checkpoints(readable.settings, flow)
+    chosen = next((each for each in listed if each.epoch.startswith(epoch or "")), None)
+    if chosen is None:
         raise typer.BadParameter(
-            f"epochs of {flow!r}: {', '.join(one.epoch for one in found)}", param_hint="--epoch"
+            f"epochs of {flow!r}: {', '.join(each.epoch for each in listed)}", param_hint="--epoch"
         )
-    one = chosen[0]
+    body = _details(chosen, readable.shown)
     if output is OutputFormat.JSON:
-        options.print_json(_details(one, readable.shown))
+        options.print_json(body)
         return
-    body = _details(one, readable.shown)
-    print(f"flow {one.flow}, epoch {one.epoch}{'' if one.is_current else ' (not used)'}")
+    print(f"flow {flow}, epoch {chosen.epoch}{'' if chosen.is_current else ' (not used)'}")
     print(f"path {body['path']}")
-    print(f"query id {one.query_id or 'unknown'}")
+    print(f"query id {chosen.query_id or 'unknown'}")
     print(
-        f"batch {_number(one.last_planned)} planned at {body['planned_at'] or '-'}, "
-        f"{_number(one.last_finished)} finished, watermark {body['watermark'] or 'none'}"
+        f"batch {_number(chosen.last_planned)} planned at {body['planned_at'] or '-'}, "
+        f"{_number(chosen.last_finished)} finished, watermark {body['watermark'] or 'none'}"
     )
     for number, offset in enumerate(body["offsets"]):
         print(f"source {number}: {json.dumps(offset, ensure_ascii=False)}")
@@ -121,56 +115,53 @@ def inspect(
         )
     for key, value in body["conf"].items():
         print(f"pinned {key} = {value}")
-    for name, reason in one.damaged.items():
+    for name, reason in chosen.damaged.items():
         print(f"damaged: {name} {reason}")
 
 
+@options.grouped
 def doctor(
     flow: Annotated[
-        str | None, typer.Argument(help="Only this flow.", metavar="FLOW", show_default=False)
+        str | None, typer.Argument(help="Check only this flow.", metavar="FLOW", show_default=False)
     ] = None,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Look for damage, and for checkpoints that do not fit their tables. Changes nothing.
+    """Check checkpoints for damage and for mismatches with their tables. Changes nothing.
 
-    Exit code 1 if something would make the next start fail or lose rows.
+    Exit code 1 if the next start would fail or lose rows.
     """
     from penstock._repair.reading import readable_storage
     from penstock._tables.checkpoint_doctor import Weight, examine
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     with readable_storage(settings) as readable:
-        found = examine(readable.settings, flow)
+        findings = examine(readable.settings, flow)
     if output is OutputFormat.JSON:
         options.print_json(
             [
                 {
-                    "flow": one.flow,
-                    "epoch": one.epoch,
-                    "kind": one.kind,
-                    "weight": one.weight.value,
-                    "message": readable.shown(one.message),
-                    "hint": readable.shown(one.hint),
+                    **options.attributes(finding, "flow", "epoch", "kind", "weight"),
+                    "message": readable.shown(finding.message),
+                    "hint": readable.shown(finding.hint),
                 }
-                for one in found
+                for finding in findings
             ]
         )
     else:
-        for one in found:
-            print(f"{one.weight} {one.flow} {one.kind}: {readable.shown(one.message)}")
-            if one.hint:
-                print(f"    hint: {readable.shown(one.hint)}")
-        if not found:
-            print("nothing is wrong")
-    bad = any(one.weight is Weight.ERROR for one in found)
-    return exit_codes.UPDATE_FAILED if bad else exit_codes.OK
+        for finding in findings:
+            message = readable.shown(finding.message)
+            print(f"{finding.weight} {finding.flow} {finding.kind}: {message}")
+            if finding.hint:
+                print(f"    hint: {readable.shown(finding.hint)}")
+        if not findings:
+            print("no problems found")
+    has_error = any(finding.weight is Weight.ERROR for finding in findings)
+    return exit_codes.UPDATE_FAILED if has_error else exit_codes.OK
 
 
+@options.grouped
 def reset(
     flow: options.FlowName,
     start: Annotated[
@@ -184,39 +175,35 @@ def reset(
         ),
     ],
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Empty its table and quarantine first.")
+        bool, typer.Option("--truncate", help="Truncate the table and its quarantine first.")
     ] = False,
     accept_duplicates: Annotated[
         bool,
         typer.Option(
-            "--accept-duplicates", help="Though rows will be in the target twice, or wrong."
+            "--accept-duplicates",
+            help="Proceed even if the target will have duplicate or wrong rows.",
         ),
     ] = False,
     yes: options.Yes = False,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.RepairOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Give a flow a new checkpoint: it reads its sources from another place.
+    """Give a flow a new checkpoint that starts at another position of its sources.
 
-    Prints what will be read again and what the target does with it. A reset that would double rows
-    is refused. The old checkpoint stays; so do the rows in the target, unless they are removed
-    first. Refused while the pipeline runs.
+    Prints what is read again and what the target does with these rows. A reset that would
+    duplicate rows is refused. The old checkpoint is kept, and so are the rows of the target unless
+    they are removed first. Not possible while the pipeline runs.
     """
-    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    settings = project.settings()
     from penstock._repair.reset import reset_flow
     from penstock.sources.base import parse_start
 
-    place = parse_start(start)
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    with options.stdout_to_stderr():
         plan = reset_flow(
             settings,
             flow,
-            place,
+            parse_start(start),
             truncate=truncate,
             accept_duplicates=accept_duplicates,
             act=yes,
@@ -224,26 +211,15 @@ def reset(
     if output is OutputFormat.JSON:
         options.print_json(
             {
-                "flow": plan.flow,
-                "target": plan.target,
+                **options.attributes(plan, "flow", "target", "old_epoch", "new_epoch"),
+                **options.attributes(plan, "old_checkpoint", "effect", "refused", "steps"),
                 "done": yes,
                 "from": plan.start,
-                "old_epoch": plan.old_epoch,
-                "new_epoch": plan.new_epoch,
-                "old_checkpoint": plan.old_checkpoint,
-                "effect": plan.effect,
                 "truncate": plan.truncates,
-                "refused": plan.refused,
                 "sources": [
-                    {
-                        "source": one.source,
-                        "unit": one.unit,
-                        "again": one.again,
-                        "skipped": one.skipped,
-                    }
-                    for one in plan.sources
+                    options.attributes(source, "source", "unit", "again", "skipped")
+                    for source in plan.sources
                 ],
-                "steps": list(plan.steps),
             }
         )
         return
@@ -252,32 +228,29 @@ def reset(
         print(f"  {step}")
     if plan.refused is not None:
         print(f"refused: {plan.refused}")
-        print("  --truncate, --accept-duplicates or another place")
-    print("done" if yes else "nothing was changed: --yes does it")
+        print("  use --truncate, --accept-duplicates or another start position")
+    print("done" if yes else "nothing was changed; --yes applies the plan")
 
 
-def _summary(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
+def _summary(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
     return {
-        "flow": one.flow,
-        "epoch": one.epoch,
-        "used": one.is_current,
-        "path": shown(str(one.path)),
-        "exists": one.exists,
-        "query_id": one.query_id,
-        "planned_batch": one.last_planned,
-        "finished_batch": one.last_finished,
-        "state_bytes": sum(part.size for part in one.state),
-        "bytes": one.size,
-        "damaged": dict(one.damaged),
+        **options.attributes(checkpoint, "flow", "epoch", "exists", "query_id"),
+        "used": checkpoint.is_current,
+        "path": shown(str(checkpoint.path)),
+        "planned_batch": checkpoint.last_planned,
+        "finished_batch": checkpoint.last_finished,
+        "state_bytes": sum(part.size for part in checkpoint.state),
+        "bytes": checkpoint.size,
+        "damaged": dict(checkpoint.damaged),
     }
 
 
-def _details(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
-    last = one.planned[-1] if one.planned else None
-    operators = sorted({part.operator for part in one.state})
+def _details(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
+    last = checkpoint.planned[-1] if checkpoint.planned else None
+    operators = sorted({part.operator for part in checkpoint.state})
     state = []
     for operator in operators:
-        parts = [part for part in one.state if part.operator == operator]
+        parts = [part for part in checkpoint.state if part.operator == operator]
         newest = [part.versions[-1] for part in parts if part.versions]
         state.append(
             {
@@ -288,20 +261,23 @@ def _details(one: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
             }
         )
     return {
-        **_summary(one, shown),
-        "planned_at": _moment(None if last is None else last.timestamp_ms),
-        "watermark": _moment(None if last is None else last.watermark_ms or None),
+        **_summary(checkpoint, shown),
+        "planned_at": _timestamp(None if last is None else last.timestamp_ms),
+        "watermark": _timestamp(None if last is None else last.watermark_ms or None),
         "offsets": [] if last is None else list(last.offsets),
         "state": state,
         "conf": {} if last is None else dict(last.conf),
     }
 
 
-def _moment(milliseconds: int | None) -> str | None:
-    if milliseconds is None:
-        return None
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _timestamp(milliseconds: int | None) -> str | None:
+    from penstock._observe.codec import time_text
+
+    return (
+        None
+        if milliseconds is None
+        else time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    )
 
 
 def _number(value: int | None) -> str:

@@ -1,9 +1,7 @@
-"""`lint`: what a reviewer would say about a pipeline, before it runs."""
+"""`lint`: check a pipeline for likely mistakes before it runs."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +12,12 @@ from penstock._cli import exit_codes, options, reports
 if TYPE_CHECKING:
     from penstock._lint.finding import Finding
     from penstock._lint.project import LintReport
-    from penstock.errors import PenstockError
 
 _VERSION = 1
 
 
 class FindingFormat(StrEnum):
-    """Form of the findings."""
+    """Format of the findings."""
 
     TEXT = "text"
     JSON = "json"
@@ -29,7 +26,7 @@ class FindingFormat(StrEnum):
 
 
 class FailOn(StrEnum):
-    """From which severity on the exit code is 1."""
+    """Minimum severity for exit code 1."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -46,44 +43,38 @@ def register(app: typer.Typer) -> None:
     )(lint)
 
 
+@options.grouped
 def lint(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.CheckOptions,
     fail_on: Annotated[
-        FailOn, typer.Option("--fail-on", help="Exit code 1 for findings that are at least this.")
+        FailOn, typer.Option("--fail-on", help="Minimum severity for exit code 1.")
     ] = FailOn.WARNING,
     text_only: Annotated[
         bool,
-        typer.Option("--text-only", help="Look at the text only: without Spark, in a second."),
+        typer.Option("--text-only", help="Check the source text only, without Spark."),
     ] = False,
     explain: Annotated[
         str | None,
-        typer.Option("--explain", metavar="ID", help="Print what a rule is about, and end."),
+        typer.Option("--explain", metavar="ID", help="Print the description of a rule and exit."),
     ] = None,
     output: Annotated[
-        FindingFormat, typer.Option("--output", "-o", help="Form of the answer.")
+        FindingFormat, typer.Option("--output", "-o", help="Output format.")
     ] = FindingFormat.TEXT,
     junit: reports.JUnit = None,
 ) -> int:
-    """Look for mistakes that an expert would find: state that grows, rows that get lost, secrets.
+    """Check for likely mistakes: unbounded state, lost rows, secrets in code.
 
     Nothing runs, and no data is needed. A comment `# penstock: ignore[PSL101]` accepts a finding.
-    Exit code 0 without findings, 1 with some, 2 if the pipeline itself is wrong.
+    Exit code 0 without findings, 1 with findings, 2 if the pipeline is invalid.
     """
     if explain is not None:
         print("\n".join(_explanation(explain)))
         return exit_codes.OK
     from penstock._lint.project import lint_project
 
-    settings = options.settings_of(
-        path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-    )
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    settings = project.settings()
+    with options.stdout_to_stderr():
         report = lint_project(settings, text_only=text_only)
     if junit is not None:
         reports.write_junit(junit, "penstock lint", _cases(report, fail_on))
@@ -107,7 +98,7 @@ def _fails(report: "LintReport", fail_on: FailOn) -> bool:
     if fail_on is FailOn.NEVER:
         return False
     least = Severity(fail_on.value).rank
-    return any(found.rule.severity.rank >= least for found in report.findings)
+    return any(finding.rule.severity.rank >= least for finding in report.findings)
 
 
 def _explanation(rule_id: str) -> Iterator[str]:
@@ -126,119 +117,102 @@ def _explanation(rule_id: str) -> Iterator[str]:
 
 
 def _as_text(report: "LintReport") -> Iterator[str]:
-    for found in report.findings:
-        rule = found.rule
-        yield f"{found.origin}: {rule.severity} {rule.id} {rule.name}: {_message(found)}"
+    for finding in report.findings:
+        rule = finding.rule
+        yield f"{finding.origin}: {rule.severity} {rule.id} {rule.name}: {_message(finding)}"
         yield f"    why: {rule.why}"
         yield f"    fix: {rule.fix}"
         yield f"    page: {rule.page}"
         yield ""
-    for error in _distinct(report.refused):
+    for error in reports.distinct(report.refused):
         yield f"refused: {error}"
         yield ""
     for name, error in report.unsure.items():
-        yield f"not looked at: {name}: {error.message}"
+        yield f"not checked: {name}: {error.message}"
     yield _verdict(report)
 
 
 def _verdict(report: "LintReport") -> str:
-    counts = Counter(found.rule.severity.value for found in report.findings)
+    counts = Counter(finding.rule.severity.value for finding in report.findings)
     parts = [
         f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
         for severity in ("error", "warning", "note")
         if counts[severity]
     ]
-    text = ", ".join(parts) or "nothing found"
+    text = ", ".join(parts) or "no findings"
     if report.accepted:
         text += f", {len(report.accepted)} accepted"
     if report.refused:
-        text += f", {len(_distinct(report.refused))} refused"
-    return text if report.is_complete else f"{text} (text only: queries were not looked at)"
+        text += f", {len(reports.distinct(report.refused))} refused"
+    return text if report.is_complete else f"{text} (text only: queries were not checked)"
 
 
-def _message(found: "Finding") -> str:
-    return f"{found.flow}: {found.message}" if found.flow else found.message
-
-
-def _distinct(errors: "tuple[PenstockError, ...]") -> "list[PenstockError]":
-    return list({str(error): error for error in errors}.values())
+def _message(finding: "Finding") -> str:
+    return f"{finding.flow}: {finding.message}" if finding.flow else finding.message
 
 
 def _as_json(report: "LintReport") -> dict[str, Any]:
-    counts = Counter(found.rule.severity.value for found in report.findings)
+    counts = Counter(finding.rule.severity.value for finding in report.findings)
     return {
         "version": _VERSION,
         "pipeline": report.settings.name,
         "root": report.settings.root,
         "complete": report.is_complete,
         "counts": {severity: counts[severity] for severity in ("error", "warning", "note")},
-        "findings": [_finding(found) for found in report.findings],
-        "accepted": [_finding(found) for found in report.accepted],
-        "refused": [_error(error) for error in _distinct(report.refused)],
-        "not_looked_at": [{"what": name, **_error(error)} for name, error in report.unsure.items()],
+        "findings": [_finding(finding) for finding in report.findings],
+        "accepted": [_finding(finding) for finding in report.accepted],
+        "refused": [reports.error_body(error) for error in reports.distinct(report.refused)],
+        "not_looked_at": [
+            {"what": name, **reports.error_body(error)} for name, error in report.unsure.items()
+        ],
     }
 
 
-def _finding(found: "Finding") -> dict[str, Any]:
-    rule = found.rule
+def _finding(finding: "Finding") -> dict[str, Any]:
+    rule = finding.rule
     return {
+        **options.attributes(rule, "name", "severity", "why", "fix", "page"),
+        **options.attributes(finding, "flow", "message"),
+        **options.attributes(finding.origin, "file", "line"),
         "rule": rule.id,
-        "name": rule.name,
-        "severity": rule.severity.value,
-        "file": found.origin.file,
-        "line": found.origin.line,
-        "flow": found.flow,
-        "message": found.message,
-        "why": rule.why,
-        "fix": rule.fix,
-        "page": rule.page,
-    }
-
-
-def _error(error: "PenstockError") -> dict[str, Any]:
-    return {
-        "condition": error.condition,
-        "message": error.message,
-        "declared_at": str(error.origin) if error.origin is not None else None,
-        "hint": error.hint,
     }
 
 
 def _as_github(report: "LintReport") -> Iterator[str]:
-    """Commands that GitHub's runners turn into annotations of a change."""
+    """Annotations in the format of GitHub Actions."""
     yield from reports.annotations(_cases(report, FailOn.NOTE))
     yield _verdict(report)
 
 
 def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
-    """Findings as cases: those that do not count are skipped; one that passed if there are none."""
+    """Findings as cases, skipped below `fail_on`; a single passed case without findings."""
     from penstock._lint.finding import Severity
 
     words = {"note": "notice", "warning": "warning", "error": "error"}
     never = fail_on is FailOn.NEVER
     least = 0 if never else Severity(fail_on.value).rank
     cases = []
-    for found in report.findings:
-        rule = found.rule
+    for finding in report.findings:
+        rule = finding.rule
         counts = not never and rule.severity.rank >= least
         cases.append(
             reports.Case(
-                name=f"{rule.id} {found.origin}",
+                name=f"{rule.id} {finding.origin}",
                 group=rule.name,
                 verdict=reports.Verdict.FAILED if counts else reports.Verdict.SKIPPED,
                 title=f"{rule.id} {rule.name}",
-                text=f"{_message(found)}\n{rule.why}\nfix: {rule.fix}",
+                text=f"{_message(finding)}\n{rule.why}\nfix: {rule.fix}",
                 level=words[rule.severity.value],
-                file=found.origin.file,
-                line=found.origin.line,
+                file=finding.origin.file,
+                line=finding.origin.line,
             )
         )
-    cases += [reports.failed(error, "refused") for error in _distinct(report.refused)]
+    cases += [reports.failed(error, "refused") for error in reports.distinct(report.refused)]
     cases += [
-        reports.failed(error, "not looked at", name, reports.Verdict.SKIPPED)
+        reports.failed(error, "not checked", name, reports.Verdict.SKIPPED)
         for name, error in report.unsure.items()
     ]
-    return cases or [reports.Case(name=report.settings.name, group="nothing found")]
+    return cases or [reports.Case(name=report.settings.name, group="no findings")]
 
 
 def _as_sarif(report: "LintReport") -> dict[str, Any]:
@@ -269,19 +243,19 @@ def _as_sarif(report: "LintReport") -> dict[str, Any]:
                 },
                 "results": [
                     {
-                        "ruleId": found.rule.id,
-                        "level": found.rule.severity.value,
-                        "message": {"text": _message(found)},
+                        "ruleId": finding.rule.id,
+                        "level": finding.rule.severity.value,
+                        "message": {"text": _message(finding)},
                         "locations": [
                             {
                                 "physicalLocation": {
-                                    "artifactLocation": {"uri": found.origin.file},
-                                    "region": {"startLine": found.origin.line},
+                                    "artifactLocation": {"uri": finding.origin.file},
+                                    "region": {"startLine": finding.origin.line},
                                 }
                             }
                         ],
                     }
-                    for found in report.findings
+                    for finding in report.findings
                 ],
             }
         ],

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
 StopTimeout = Annotated[
     float,
-    typer.Option(
-        "--stop-timeout", min=0, metavar="SECONDS", help="How long a graceful stop may take."
-    ),
+    typer.Option("--stop-timeout", min=0, metavar="SECONDS", help="Timeout of a graceful stop."),
 ]
 Format = Annotated[
-    LogFormat, typer.Option("--log-format", help="Progress for people or as JSON lines.")
+    LogFormat, typer.Option("--log-format", help="Format of the progress: text or JSON lines.")
 ]
 MetricsPort = Annotated[
     int | None,
@@ -39,16 +37,14 @@ MetricsPort = Annotated[
         min=0,
         max=65535,
         metavar="PORT",
-        help="Serve metrics for Prometheus on this port; 0 for any free one.",
+        help="Serve Prometheus metrics on this port; 0 for any free port.",
     ),
 ]
 Summary = Annotated[
     Path | None,
-    typer.Option(
-        "--summary", metavar="FILE", help="Also write what became of it as Markdown, for CI."
-    ),
+    typer.Option("--summary", metavar="FILE", help="Also write a summary as Markdown, for CI."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors and the final line only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and the final line.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,21 +62,11 @@ def register(app: typer.Typer) -> None:
     )(dry_run)
 
 
+@options.grouped
 def run(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    refresh: options.Refresh = None,
-    full_refresh: options.FullRefresh = None,
-    full_refresh_all: options.FullRefreshAll = False,
-    replace_where: options.ReplaceWhere = None,
-    continuous: options.Continuous = None,
-    trigger: options.TriggerText = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.UpdateOptions,
+    selection: options.Selection,
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
@@ -89,33 +75,15 @@ def run(
     summary: Summary = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Run the pipeline: everything that is available, or --continuous until stopped."""
-    from penstock._update import UpdateOptions
-
-    settings = options.settings_of(
-        path,
-        spec,
-        storage,
-        conf,
-        pipeline=pipeline,
-        target=target,
-        maps=maps,
-        parameters=param,
-        continuous=continuous,
-        trigger=trigger,
-    )
+    """Run the pipeline: process all available input, or run until stopped with --continuous."""
+    settings = project.settings()
     if metrics_port is not None:
         settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
-    update_options = UpdateOptions(
-        refresh=options.names(refresh),
-        full_refresh=options.names(full_refresh),
-        full_refresh_all=full_refresh_all,
-        replace_where=options.assignments(replace_where, "--replace-where"),
-        continuous=settings.continuous,
-        stop_timeout_seconds=stop_timeout,
+    update_options = replace(
+        _update_options(settings, selection), stop_timeout_seconds=stop_timeout
     )
     as_json = output is OutputFormat.JSON
-    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    aside = options.stdout_to_stderr() if as_json else nullcontext()
     with dashboard_beside(settings, wanted=ui), aside:
         watched = watch_update(
             settings, update_options, log_format=log_format, quiet=quiet, summary=summary
@@ -124,55 +92,27 @@ def run(
         from penstock.monitoring import status_of
 
         options.print_json(status_of(settings))
-    if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
+    if log_format is LogFormat.JSON or not quiet:  # otherwise stderr has them already
         show_failures(watched.result)
     return watched.exit_code
 
 
+@options.grouped
 def dry_run(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    refresh: options.Refresh = None,
-    full_refresh: options.FullRefresh = None,
-    full_refresh_all: options.FullRefreshAll = False,
-    replace_where: options.ReplaceWhere = None,
-    continuous: options.Continuous = None,
-    trigger: options.TriggerText = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.UpdateOptions,
+    selection: options.Selection,
     output: reports.Report = reports.ReportFormat.TEXT,
     junit: reports.JUnit = None,
 ) -> None:
-    """Check the pipeline and print what `run` with the same options would do; change nothing."""
+    """Check the pipeline and print the plan of `run` with the same options; changes nothing."""
     from penstock._plan.explain import explain_json, explain_text
-    from penstock._update import UpdateOptions, plan_update
+    from penstock._update import plan_update
 
-    settings = options.settings_of(
-        path,
-        spec,
-        storage,
-        conf,
-        pipeline=pipeline,
-        target=target,
-        maps=maps,
-        parameters=param,
-        continuous=continuous,
-        trigger=trigger,
-    )
-    update_options = UpdateOptions(
-        refresh=options.names(refresh),
-        full_refresh=options.names(full_refresh),
-        full_refresh_all=full_refresh_all,
-        replace_where=options.assignments(replace_where, "--replace-where"),
-        continuous=settings.continuous,
-    )
+    settings = project.settings()
     try:
-        with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-            graph, plan = plan_update(settings, update_options)
+        with options.stdout_to_stderr():
+            graph, plan = plan_update(settings, _update_options(settings, selection))
     except PenstockError as error:
         cases = reports.cases_of(error)
         if junit is not None:
@@ -210,15 +150,27 @@ def dry_run(
         print(line)
 
 
+def _update_options(settings: "PipelineSettings", selection: options.Selection) -> "UpdateOptions":
+    from penstock._update import UpdateOptions
+
+    return UpdateOptions(
+        refresh=options.names(selection.refresh),
+        full_refresh=options.names(selection.full_refresh),
+        full_refresh_all=selection.full_refresh_all,
+        replace_where=options.assignments(selection.replace_where, "--replace-where"),
+        continuous=settings.continuous,
+    )
+
+
 class WatchedUpdate(NamedTuple):
-    """An update that has ended, and whether a signal asked it to."""
+    """The result of an update, and whether a signal stopped it."""
 
     result: "UpdateResult"
     was_interrupted: bool
 
     @property
     def exit_code(self) -> int:
-        """A failure counts more than the signal; a stop that was asked for is no success."""
+        """A failure outranks an interruption; a stop on request is no success."""
         from penstock._observe.events import UpdateState
 
         match self.result.state:
@@ -239,17 +191,11 @@ def watch_update(
     on_running: "Callable[[Stoppable], Stoppable] | None" = None,
     summary: Path | None = None,
 ) -> WatchedUpdate:
-    """Run an update, show it, and let signals stop it.
+    """Run an update, show its progress, and let signals stop it.
 
-    A continuous one whose JVM died is followed by another update, as the restart policy says.
-
-    Args:
-        settings: Of the pipeline.
-        update_options: Of this update.
-        log_format: Form of the progress.
-        quiet: Errors and the final line only.
-        on_running: Told about the update once it can be stopped; what it returns gets the signals.
-        summary: Gets what became of it as Markdown, also if it could not start.
+    If the JVM of a continuous update dies, another update follows, up to the retry limit.
+    `on_running` is called once the update can be stopped; signals go to what it returns. The
+    Markdown file `summary` is written even if the update cannot start.
     """
     from penstock._cli.display import choose_display
     from penstock._cli.signals import StopSignals
@@ -268,8 +214,8 @@ def watch_update(
         signals.bind(update if on_running is None else on_running(update))
 
     def run_once(retry: int, is_set_up: bool) -> "UpdateResult":
-        wanted = update_options.without_resets() if is_set_up else update_options
-        return run_update(settings, replace(wanted, retry=retry), bus=bus, on_running=running)
+        attempt = update_options.without_resets() if is_set_up else update_options
+        return run_update(settings, replace(attempt, retry=retry), bus=bus, on_running=running)
 
     def wait(error: PenstockError, decision: "RestartAfter") -> bool:
         signals.bind(None)  # from here on, a signal raises KeyboardInterrupt
@@ -295,7 +241,7 @@ def watch_update(
 
 
 def show_failures(result: "UpdateResult") -> None:
-    """Each failed flow's error in full, on stderr."""
+    """Print the full error of each failed flow to stderr."""
     lines = Output(sys.stderr)
     for error in result.failures:
         flow = getattr(error, "flow", "")
