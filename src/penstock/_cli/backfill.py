@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "backfill",
         epilog="Examples: penstock backfill bronze --from 2026-03-01 --to 2026-03-02 "

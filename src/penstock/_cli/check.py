@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(
         "check",
         epilog="Examples: penstock check ../their-project | penstock check --output json | "

@@ -19,7 +19,6 @@ _app = typer.Typer(help="List, inspect, diagnose and reset the checkpoints of fl
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     _app.command("list", epilog="Example: penstock checkpoint list --output json")(list_all)
     _app.command("inspect", epilog="Example: penstock checkpoint inspect silver")(inspect)
     _app.command("doctor", epilog="Examples: penstock checkpoint doctor | ... doctor silver")(

@@ -29,7 +29,6 @@ WithDashboard = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command("ui", epilog="Examples: penstock ui | penstock ui shop invoices --port 8080")(ui)
 
 

@@ -23,7 +23,6 @@ class GraphFormat(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "graph",
         epilog="Examples: penstock graph | penstock graph --format mermaid | "

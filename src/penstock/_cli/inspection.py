@@ -21,7 +21,6 @@ _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "preview",
         epilog="Examples: penstock preview silver | penstock preview silver -n 5 --output json",

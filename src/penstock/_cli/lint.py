@@ -35,7 +35,6 @@ class FailOn(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(
         "lint",
         epilog="Examples: penstock lint | penstock lint shop --fail-on error | "

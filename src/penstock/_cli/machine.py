@@ -34,7 +34,6 @@ _BROKER_DIRECTORY = Path(".penstock/broker")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     _jars.command(
         "sync",
         epilog="Examples: penstock jars sync | penstock jars sync --set delta --set kafka | "

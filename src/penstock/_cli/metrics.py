@@ -11,7 +11,6 @@ from penstock._cli.options import OutputFormat
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(
         "metrics",
         epilog="Examples: penstock metrics | penstock metrics shop --update 8c1f | "

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "migrate",
         epilog="Examples: penstock migrate per_hour | penstock migrate per_hour --yes | "

@@ -12,7 +12,6 @@ _state = typer.Typer(help="State of stateful operators, read from the checkpoint
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     _state.command(
         "show",
         epilog="Examples: penstock state show revenue_5m | "

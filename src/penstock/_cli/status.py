@@ -22,7 +22,6 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command("history", epilog="Examples: penstock history | penstock history -n 5 -o json")(
         history
     )

@@ -48,7 +48,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors an
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "run",
         epilog="Examples: penstock run | penstock run --full-refresh silver,revenue | "
