@@ -37,7 +37,7 @@ def show(
     project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print the state of a flow, while its pipeline is stopped."""
+    """Print the state of a flow; the pipeline must be stopped."""
     from penstock._cli.inspection import print_table
     from penstock._repair.state import read_flow_state
 

@@ -163,7 +163,7 @@ def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bo
 
 
 def broker_status(directory: Path) -> BrokerStatus:
-    """Whether the directory's broker runs, and where. Starts, connects and changes nothing."""
+    """The state and address of the directory's broker; neither connects nor changes anything."""
     directory = directory.absolute()
     state = _running(directory)
     return BrokerStatus(
@@ -214,7 +214,7 @@ def _start(
 def _format(
     directory: Path, command: list[str], state: BrokerState, offset: int, deadline: float
 ) -> None:
-    """Let Kafka's own tool lay out the data: it writes the feature levels of a new cluster."""
+    """Format the data directory with Kafka's storage tool, which writes the feature levels."""
     arguments = ["--ignore-formatted", "--cluster-id", state.cluster_id]
     tool = ["kafka.tools.StorageTool", "format", *arguments, "--config", "server.properties"]
     child = _spawn(directory, [*command, *tool], own_group=False)
@@ -259,7 +259,7 @@ def _java_command(directory: Path, jars: Sequence[Path] | None, java: Java | Non
 
 
 def _running(directory: Path) -> BrokerState | None:
-    """The record of a broker whose process lives."""
+    """The record of a running broker."""
     state = read_state(directory)
     if state is None:
         return None
@@ -285,7 +285,7 @@ def _handle(directory: Path, state: BrokerState) -> BrokerHandle:
 
 
 def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: float) -> None:
-    """Return when the broker of this directory, and no other one, answers a client."""
+    """Wait until the broker of this directory, and no other one, responds."""
     pause = threading.Event()
     admin: Any = None
     while time.monotonic() < deadline:

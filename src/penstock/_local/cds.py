@@ -51,7 +51,6 @@ def archive_path(
 def is_ready(
     class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
 ) -> bool:
-    """Whether an archive is there that fits."""
     return archive_path(class_path, java=java, cache_root=cache_root).is_file()
 
 

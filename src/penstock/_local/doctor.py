@@ -29,8 +29,6 @@ _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
 
 
 class CheckState(StrEnum):
-    """How a check ended."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -82,7 +80,6 @@ def run_checks(
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Whether this Python is new enough."""
     text = ".".join(str(part) for part in version)
     if version >= _MINIMUM_PYTHON:
         return _ok("Python", text)
@@ -91,7 +88,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def check_java() -> Check:
-    """Whether the Java that Spark would use is there and new enough."""
+    """Whether the Java that Spark would use exists and is new enough."""
     try:
         java = require_java(MINIMUM_JAVA)
     except SetupError as error:
@@ -119,7 +116,7 @@ def check_package(name: str, installed: str | None = None) -> Check:
 
 
 def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: bool) -> Check:
-    """Whether the jars of a set are there, to the last bit."""
+    """Whether the jars of a set exist with the locked checksums."""
     label = f"jars: {name}"
     statuses = verify([name], lock=lock, cache_root=cache_root)
     fix = f"penstock jars sync --set {name}"
@@ -148,7 +145,7 @@ def check_ports() -> Check:
 
 
 def check_storage(storage: Path) -> Check:
-    """Whether tables can be written where the pipeline wants them. Leaves nothing behind."""
+    """Whether the storage folder is writable; leaves no files behind."""
     existing = storage.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -193,7 +190,7 @@ def check_clock(
 
 
 def check_memory(available: int | None = None) -> Check:
-    """Whether there is memory for Spark and the broker."""
+    """Whether the machine has enough memory for Spark and the broker."""
     found = available if available is not None else _available_memory()
     if found is None:
         return _ok("memory", "unknown on this system")
@@ -230,7 +227,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _requirement(name: str) -> str | None:
-    """What our own metadata demand of a package: one source for installer and doctor."""
+    """The version specifier of a package in our own metadata."""
     try:
         requirements = importlib.metadata.requires("penstock") or []
     except importlib.metadata.PackageNotFoundError:
@@ -243,7 +240,7 @@ def _requirement(name: str) -> str | None:
 
 
 def _newest_jar(lock: JarLock, cache_root: Path | None) -> float:
-    """The newest moment that this installation proves to be past."""
+    """The newest timestamp that is certainly in the past, from the installed files."""
     root = cache_root or cache_directory()
     moments = [Path(__file__).stat().st_mtime]
     for jar_set in lock.sets.values():

@@ -36,11 +36,11 @@ _HINT_OTHER_SOURCE = (
 
 
 class SyncStoppedError(Exception):
-    """Another jar failed or the user interrupted: this one was given up, resumable."""
+    """Another jar failed or the user interrupted; the download can be resumed."""
 
 
 class _TransientError(Exception):
-    """The transfer broke, but what arrived so far is good: ask for the rest."""
+    """The transfer broke; the received part is valid and the rest can be requested."""
 
     def __init__(self, reason: str, *, reached: bool) -> None:
         self.reason = reason
@@ -53,7 +53,6 @@ class _Readable(Protocol):
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -176,7 +175,7 @@ def _receive(
     stop: threading.Event,
     report: Callable[[int], None],
 ) -> None:
-    """Make one request for what is missing and append the answer."""
+    """Request the missing part and append the response."""
     offset = _prefix(part, jar)
     if offset == jar.size:
         return
@@ -234,7 +233,7 @@ def _append(
     stop: threading.Event,
     report: Callable[[int], None],
 ) -> int:
-    """Append all of the stream; stop early at a file that is far too long to be the right one."""
+    """Append the stream; stop early if the file is much longer than the locked size."""
     received = 0
     while received <= jar.size + _SURPLUS_BYTES:
         if stop.is_set():
@@ -253,7 +252,7 @@ def _append(
 
 
 def _prefix(part: BufferedRandom, jar: Jar) -> int:
-    """How many bytes are there already; a piece longer than the jar is worthless."""
+    """Number of bytes received so far; 0 if the part is longer than the jar."""
     size = os.fstat(part.fileno()).st_size
     if size > jar.size:
         part.truncate(0)
@@ -267,7 +266,7 @@ def _digest(part: BufferedRandom) -> str:
 
 
 def _publish(jar: Jar, target: Path, part: BufferedRandom, source: str) -> None:
-    """Give the finished file its name, or throw it away."""
+    """Rename the finished file, or delete it if it is invalid."""
     actual, size = _digest(part), os.fstat(part.fileno()).st_size
     part_path = _part_path(target)
     if actual != jar.sha256:
@@ -322,7 +321,7 @@ def _is_still(part: BufferedRandom, path: Path) -> bool:
 
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Turn what the file system says about the cache into errors with a way out."""
+    """Translate file-system errors of the cache into errors with a hint."""
     try:
         yield
     except OSError as error:

@@ -49,7 +49,6 @@ def parse_feature(version: str) -> int:
 
 
 def parse_version_output(text: str) -> str | None:
-    """The version in what `java -version` prints, or `None`."""
     match = _QUOTED_VERSION.search(text)
     return match.group(1) if match else None
 
@@ -100,7 +99,7 @@ def require_java(minimum: int = MINIMUM_JAVA, *, environ: Mapping[str, str] | No
 
 
 def _release_version(executable: Path) -> str | None:
-    """The version in the `release` file of a Java home: saves starting a JVM to ask."""
+    """The version in the `release` file of a Java home, without starting a JVM."""
     try:
         text = (executable.parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

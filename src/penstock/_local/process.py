@@ -51,7 +51,7 @@ def is_same(pid: int, started: str) -> bool:
 
 
 def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
-    """Wait until the process has ended; `False` when the deadline came first."""
+    """Wait until the process ends; `False` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     pause = threading.Event()
     while is_same(pid, started):

@@ -31,7 +31,7 @@ class Repository:
     authorization: str | None = field(default=None, repr=False)
 
     def request(self, path: str, offset: int = 0) -> urllib.request.Request:
-        """Ask for the file from byte `offset` on."""
+        """Request the file from byte `offset`."""
         request = urllib.request.Request(self.url + path)  # noqa: S310 - the scheme was checked
         request.add_header("User-Agent", "penstock")
         if offset:

@@ -40,7 +40,7 @@ def admin_client(bootstrap_servers: str) -> Any:
 
 
 def answers(admin: Any, cluster_id: str) -> bool:
-    """Whether the broker of this cluster, and no other one, answers now."""
+    """Whether the broker of this cluster, and no other one, responds."""
     try:
         metadata = admin.list_topics(timeout=1.0)
     except Exception:  # the client library has one exception for everything: not ready yet
@@ -90,7 +90,7 @@ def ensure_topic(
 
 
 def _partitions(admin: Any, topic: str) -> int:
-    """How many partitions a topic has; 0 while it is unknown or one of them has no leader."""
+    """Number of partitions of a topic; 0 while it is unknown or a partition has no leader."""
     try:
         found = admin.list_topics(timeout=5.0).topics.get(topic)
     except Exception:  # as above

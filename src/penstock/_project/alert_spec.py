@@ -16,7 +16,7 @@ def _listed(value: Any) -> Any:
 
 
 class AlertRuleSpec(_Part):
-    """One thing to look out for: exactly one of the first eight after its name."""
+    """An alert rule; exactly one of the first eight keys after `name` is set."""
 
     name: str = Field(description="Unique name.")
     failure_rate: float | None = Field(
@@ -88,7 +88,6 @@ class AlertRuleSpec(_Part):
         }
 
     def rule_of(self) -> AlertRule:
-        """The same as plain data."""
         kind, threshold = next(
             (kind, value) for kind, value in self._kinds().items() if value is not None
         )
@@ -105,7 +104,7 @@ class AlertRuleSpec(_Part):
 
 
 class MailSpec(_Part):
-    """A mail server and who gets the mail."""
+    """A mail server and the recipients."""
 
     to: Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])] = (
         Field(description="Addresses.")
@@ -121,7 +120,7 @@ class MailSpec(_Part):
 
 
 class AlertTargetSpec(_Part):
-    """Whom to tell: exactly one of webhook, command and email."""
+    """A destination; exactly one of `webhook`, `command` and `email` is set."""
 
     webhook: str | None = Field(default=None, description="URL; may be `${secret:...}`.")
     format: str = Field(
@@ -140,7 +139,6 @@ class AlertTargetSpec(_Part):
         return self
 
     def target(self) -> AlertTarget:
-        """The same as plain data."""
         mail = {}
         if self.email is not None:
             given = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
@@ -177,7 +175,6 @@ class AlertsSpec(_Part):
         return self
 
     def settings(self) -> AlertSettings:
-        """The same as plain data."""
         return AlertSettings(
             rules=tuple(rule.rule_of() for rule in self.rules),
             targets=tuple(target.target() for target in self.to),

@@ -76,7 +76,6 @@ class SourceExecutor:
             self._running.pop()
 
     def forget(self) -> None:
-        """Forget what was executed."""
         self.missing_packages.clear()
         self._executed.clear()
 

@@ -67,7 +67,7 @@ class FileSettings:
     telemetry: TelemetrySettings | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
-        """Lay these settings over others: what they say wins, mappings are merged key by key."""
+        """Merge these settings over others: their values win, mappings are merged by key."""
         roots = [*self.import_roots, *base.import_roots]
         if base.root != self.root:
             roots.append(str(base.root))

@@ -148,7 +148,6 @@ class ProjectImports(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Find a module in the project's folders, or below a package that was found there."""
         parent = fullname.rpartition(".")[0]
         if parent:
             if parent not in self._imported_names:
@@ -163,7 +162,7 @@ class ProjectImports(MetaPathFinder):
     def found(
         self, fullname: str, search: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module in some folders; it belongs to the project then."""
+        """Find a module in these folders; it then belongs to the project."""
         spec = PathFinder.find_spec(fullname, search, target)
         if spec is None:
             return None
@@ -173,11 +172,10 @@ class ProjectImports(MetaPathFinder):
         return spec
 
     def known(self, path: str) -> ModuleType | None:
-        """Return the module of a file that was executed, or is being executed."""
+        """Return the module of a file that was or is being executed."""
         return self._modules.get(path)
 
     def execute(self, loader: "_Loader", module: ModuleType) -> None:
-        """Execute the file of a module, once."""
         if loader.path in self._failures:
             raise self._failures[loader.path]
         if loader.path in self._modules:
@@ -211,7 +209,7 @@ class ProjectImports(MetaPathFinder):
         return [str(place.resolve()) for place in dict.fromkeys(places) if place.is_dir()]
 
     def drop(self) -> None:
-        """Forget every file: the next one that is run or imported is read again."""
+        """Forget all files: they are read again when next run or imported."""
         for module in self._by_value:
             _pickle_as_usual(module)
         self._by_value.clear()
@@ -237,7 +235,7 @@ class ProjectImports(MetaPathFinder):
 
 
 class _AroundProject(MetaPathFinder):
-    """Finds what is nowhere else: in folders relative to a file, and above the project's folder."""
+    """Last finder: searches folders relative to a file, and those above the project."""
 
     def __init__(self, imports: ProjectImports) -> None:
         self._imports = imports
@@ -258,7 +256,7 @@ class _AroundProject(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Executes the source, never a cached file of the same second and size."""
+    """Always executes the source, never a cached file with the same mtime and size."""
 
     def __init__(self, fullname: str, path: str, imports: ProjectImports) -> None:
         super().__init__(fullname, path)

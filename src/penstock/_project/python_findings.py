@@ -43,7 +43,7 @@ class PythonFindings:
 
 
 def python_findings(code: str) -> PythonFindings:
-    """Return what code needs; of wrong code, what its lines tell."""
+    """Return what code needs; code with syntax errors is searched line by line."""
     try:
         tree = ast.parse(code)
     except SyntaxError as error:
@@ -150,7 +150,7 @@ class _Visitor(ast.NodeVisitor):
             self.found.findings += references_in(text, node.args[0].lineno if node.args else 1)
 
     def _argument(self, node: ast.Call, position: int, name: str) -> str | None:
-        """An argument as text, with what is computed in braces; `None` if it is not given."""
+        """An argument as a string with computed parts in braces; `None` if it is absent."""
         value: ast.expr | None = None
         if position < len(node.args):
             value = node.args[position]
@@ -160,7 +160,7 @@ class _Visitor(ast.NodeVisitor):
         return None if value is None else self._text(value)
 
     def _folder(self, value: ast.expr) -> str:
-        """A folder as text; `os.path.abspath` and `join` of texts count as texts."""
+        """A folder as a string; evaluates `os.path.abspath` and `join` of strings."""
         if isinstance(value, ast.Call) and not value.keywords and value.args:
             function = getattr(value.func, "attr", getattr(value.func, "id", ""))
             parts = [self._folder(part) for part in value.args]
@@ -218,7 +218,7 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """Names that are given a text once, at the level of the module."""
+    """Module-level names that are assigned a string exactly once."""
     values: dict[str, str] = {}
     several: set[str] = set()
     for node in tree.body:
@@ -242,7 +242,7 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
 
 
 def _line_findings(code: str) -> Iterator[Finding]:
-    """What lines tell without a syntax tree."""
+    """Findings of a search by line, without a syntax tree."""
     for number, line in enumerate(code.split("\n"), start=1):
         if line.lstrip().startswith("#"):
             continue

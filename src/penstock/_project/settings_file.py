@@ -121,7 +121,7 @@ class _Overlay:
     spec: PipelineSpec
 
     def is_over(self, path: Path, *, explicit: bool) -> bool:
-        """Whether it says itself what it lies over: the file, or one that wins over it."""
+        """Whether the file, or one that overrides it, has `extends`."""
         if self.spec.extends is None:
             return False
         base = self.document.file.parent / self.spec.extends.file

@@ -71,7 +71,7 @@ def declaring_files(folder: Path) -> tuple[Path, ...]:
 
 
 def imports_api(text: str) -> bool:
-    """Whether the text of a Python file imports the declarative API, under any of its names."""
+    """Whether a Python file imports the declarative API under any of its names."""
     return _API_IMPORT.search(text) is not None
 
 
@@ -118,7 +118,7 @@ def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
 
 
 def _pipeline_files(root: Path) -> tuple[Path, ...]:
-    """The files that declare something, at the first of the places that has some."""
+    """The declaring files of the first location that has some."""
     here = (path for path in sorted(root.iterdir()) if _is_candidate(path))
     usual = (path for name in _CONVENTIONAL for path in files_below(root / name))
     anywhere = files_below(root, most_folders=_MOST_FOLDERS)

@@ -13,7 +13,7 @@ _SET = re.compile(r"(?:^|;)\s*SET\s+([\w.\-]+)\s*=", re.IGNORECASE)
 
 
 def sql_findings(text: str) -> Iterator[Finding]:
-    """Give what SQL text needs; comments do not count."""
+    """Yield what a SQL string needs, without its comments."""
     text = _without_comments(text)
     for match in _SET.finditer(text):
         line = 1 + text.count("\n", 0, match.start(1))
@@ -28,7 +28,7 @@ def sql_findings(text: str) -> Iterator[Finding]:
 
 
 def _without_comments(text: str) -> str:
-    """Blank out comments; lines stay."""
+    """Blank out comments; line numbers do not change."""
 
     def blank(match: re.Match[str]) -> str:
         comment = match.group("comment")

@@ -89,7 +89,7 @@ class Substitution:
         return text_of(found, match.group(1)) or ""
 
     def _value(self, reference: str, part: Node, opened: tuple[str, ...]) -> Node | None:
-        """The filled value of a reference; `None` if only the workspace knows it."""
+        """The value of a reference; `None` if only the workspace has it."""
         if reference in opened or len(opened) > _DEEPEST:
             raise _variable_error(
                 part, f"`${{{reference}}}` refers to itself: {' -> '.join([*opened, reference])}"
@@ -148,7 +148,7 @@ class Substitution:
         )
 
     def _known(self, reference: str) -> str | None:
-        """What stands for facts of the workspace here."""
+        """Local values for properties of the workspace."""
         match reference.split("."):
             case ["bundle", "target" | "environment"]:
                 return self.target
@@ -174,7 +174,7 @@ class Substitution:
             return "user"
 
     def _identity(self, kind: str, key: str, wanted: str) -> str | None:
-        """Full names of schemas and volumes: all that can be said without a workspace."""
+        """Full names of schemas and volumes, the only attributes known without a workspace."""
         resource = self.tree.get("resources", kind, key)
         if resource is None:
             return None
@@ -196,7 +196,7 @@ def _sources(*mappings: Node | None, name: str) -> Iterator[Node]:
 
 
 def _assigned(source: Node) -> tuple[Node | None, bool]:
-    """The value that one place assigns to a variable, and whether it is looked up instead."""
+    """The value that a document assigns to a variable, and whether it is a lookup."""
     if isinstance(source.value, dict) and (
         set(source.value) & {"default", "lookup", "description", "type"} or not source.value
     ):

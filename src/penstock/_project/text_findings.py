@@ -11,8 +11,6 @@ _NOWHERE = SourceLocation("", 1)
 
 
 class FindingKind(Enum):
-    """What was found."""
-
     KEY = auto()
     KEY_SET = auto()
     WIDGET = auto()
@@ -55,7 +53,7 @@ _OF_SPARK = ("spark.sql.", "spark.app.", "spark.master", "spark.driver.", "spark
 
 
 def path_in(text: str, line: int = 1) -> Finding | None:
-    """Return what a string literal says if it is a path of Databricks or of a store."""
+    """Return a string literal if it is a path of Databricks or of an object store."""
     match = _PATH.match(text)
     if match is None or "\n" in text:
         return None
@@ -64,7 +62,7 @@ def path_in(text: str, line: int = 1) -> Finding | None:
 
 
 def references_in(text: str, line: int = 1) -> Iterator[Finding]:
-    """Give the `${key}` and `${secret:...}` of a text."""
+    """Yield the `${key}` and `${secret:...}` references in a string."""
     for match in _REFERENCE.finditer(text):
         at = line + text.count("\n", 0, match.start())
         name = match.group(1)
@@ -75,12 +73,11 @@ def references_in(text: str, line: int = 1) -> Iterator[Finding]:
 
 
 def secret_references_in(text: str, line: int = 1) -> Iterator[Finding]:
-    """Give only the `${secret:...}` of a text."""
+    """Yield only the `${secret:...}` references in a string."""
     return (item for item in references_in(text, line) if item.kind is FindingKind.SECRET)
 
 
 def key(name: str, *, line: int, has_default: bool = False) -> Finding:
-    """Return the finding of a key that is read."""
     is_of_spark = name.startswith(_OF_SPARK)
     return Finding(
         kind=FindingKind.KEY, name=name, line=line, has_default=has_default or is_of_spark

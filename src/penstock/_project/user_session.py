@@ -14,7 +14,7 @@ _REMOTE = ("spark.remote", "spark.api.mode")
 
 @contextmanager
 def shared_session(spark: Any) -> Iterator[None]:
-    """Keep source files from ending the session while this is open; it changes its classes."""
+    """Prevent source files from stopping the session, by patching its classes."""
     with ExitStack() as patches:
         for owner in (spark, getattr(spark, "sparkContext", None)):
             if holder := _holder(type(owner), "stop"):

@@ -24,8 +24,6 @@ _COORDINATES = ("partition", "offset")
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Coordinates of a message in the topic."""
-
     partition: int
     offset: int
 
@@ -64,7 +62,7 @@ class Account:
         return self.read == accounted and not (self.lost or self.doubled or self.foreign)
 
     def findings(self) -> list[str]:
-        """What is wrong, one line per kind, with the coordinates of the first messages."""
+        """Problems, one line per kind, with the coordinates of the first messages."""
         kinds = (("lost", self.lost), ("doubled", self.doubled), ("not from Kafka", self.foreign))
         lines = []
         for kind, places in kinds:
@@ -129,7 +127,7 @@ def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
 
 
 def order_id(value: bytes | None) -> str | None:
-    """The order id that a message carries; `None` when it is no JSON object or has none."""
+    """The order id of a message; `None` if it is not a JSON object or has no id."""
     try:
         content: Any = json.loads((value or b"").decode("utf-8", errors="replace"))
     except ValueError:
@@ -157,7 +155,6 @@ def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def _codes(rows: pa.Table) -> Any:
-    """Coordinates as one number per row."""
     partition, offset = (rows.column(name).cast(pa.int64()).to_numpy() for name in _COORDINATES)
     return (partition << _OFFSET_BITS) | offset
 
@@ -183,7 +180,7 @@ def _repeated(codes: Any) -> Any:
 
 
 def _same_order(orders: pa.Array, codes: Any) -> Any:
-    """Coordinates of the rows whose order id has a row already."""
+    """Coordinates of rows with the order id of an earlier row."""
     seen: set[str] = set()
     again = []
     for order, code in zip(orders.to_pylist(), codes, strict=True):

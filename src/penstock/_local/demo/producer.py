@@ -58,12 +58,12 @@ class OrderProducer:
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to send: the schedule of the stream starts now."""
+        """Start sending; the schedule of the stream starts now."""
         self._stream = replace(self._stream, start_ms=int(time.time() * 1000))
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Send nothing more; what is on its way is still acknowledged. Returns at once."""
+        """Stop sending; messages in flight are still acknowledged. Returns immediately."""
         self._stop.set()
 
     def join(self, timeout_seconds: float) -> bool:

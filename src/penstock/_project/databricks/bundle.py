@@ -58,7 +58,7 @@ class Choice:
     environ: Mapping[str, str]
 
     def names_sources_in(self, root: Path) -> bool:
-        """Whether other sources are meant than those that the settings of a project list."""
+        """Whether the bundle selects other sources than the project settings list."""
         return self.source is not None and self.source != root
 
     @property
@@ -186,7 +186,7 @@ def _included(main: Node) -> Iterator[Path]:
 
 
 def _has_pipelines(tree: Node) -> bool:
-    """Whether a bundle declares a pipeline, be it in a target that is not meant."""
+    """Whether a bundle declares a pipeline, even if only in another target."""
     targets = tree.get("targets") or tree.get("environments") or tree
     places = [tree, *(target for _, target in targets.items())]
     return any(place.get("resources", "pipelines") is not None for place in places)
@@ -234,7 +234,7 @@ def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
 
 
 def _development(targets: Node) -> list[str]:
-    """Targets that developers try a bundle with: no other can be meant on this machine."""
+    """Targets in development mode, one of which is the default here."""
     return [
         name for name, part in targets.items() if text_of(part.get("mode"), "mode") == "development"
     ]
@@ -278,7 +278,7 @@ class _Bundle:
         return Node(kept, clusters.file, clusters.line)
 
     def _or_nothing(self, part: Node) -> Node:
-        """The value of a part that is a reference; a cluster's needs none, it has no effect."""
+        """The value of a reference; references to clusters have no effect."""
         if not isinstance(part.value, str):
             return part
         try:
@@ -288,7 +288,7 @@ class _Bundle:
         return Node(None, part.file, part.line) if isinstance(filled.value, str) else filled
 
     def chosen(self, choice: Choice, only: Path | None) -> str | None:
-        """Key of the pipeline that is meant; `None` if the source is of none of several."""
+        """Key of the selected pipeline; `None` if the source belongs to none of several."""
         keys = list(self.pipelines)
         wanted = choice.wanted_pipeline
         if wanted is not None:
@@ -330,7 +330,7 @@ class _Bundle:
             yield [key for key in own or keys if self._uses(key, choice.source)]
 
     def _is_in(self, key: str, file: Path) -> bool:
-        """Whether a file says something about a pipeline."""
+        """Whether a file configures a pipeline."""
         pipeline = self.pipelines[key]
         parts = [pipeline, *(part for _, part in pipeline.items())]
         return any(part.file.resolve() == file.resolve() for part in parts)

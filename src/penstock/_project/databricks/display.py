@@ -7,16 +7,16 @@ from typing import Any
 
 
 def display(*_objects: Any, **_options: Any) -> None:
-    """Take anything and show nothing; no query is started."""
+    """Ignore the arguments; starts no query."""
 
 
 def display_html(_html: str = "", *_options: Any, **_more: Any) -> None:
-    """Take a text and show nothing."""
+    """Ignore the HTML."""
 
 
 @contextmanager
 def displayable_frames() -> Iterator[None]:
-    """Let `df.display()` be there while this is open; it changes Spark's class."""
+    """Add `DataFrame.display` for the duration of the context."""
     # Looked up rather than imported: without Spark there are no DataFrames.
     frames: Any = getattr(sys.modules.get("pyspark.sql"), "DataFrame", None)
     if frames is None or "display" in vars(frames):

@@ -85,7 +85,7 @@ _LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\
 
 
 def unwrapped(document: Node) -> Node:
-    """Return the settings inside of an answer of the REST API, else the document itself."""
+    """Return the settings in a response of the REST API, else the document itself."""
     inside = document.get("spec")
     if inside is not None and (document.get("pipeline_id") or inside.get("libraries")):
         return inside
@@ -215,7 +215,7 @@ def _default_names(pipeline: Node) -> tuple[str | None, str | None]:
 
 
 def _label(name: str | None) -> str | None:
-    """Names of a workspace may hold anything; ours are part of file names."""
+    """A pipeline name that is safe in file names; workspace names may have any character."""
     if name is None:
         return None
     return "".join("-" if c in "/\\" or not c.isprintable() else c for c in name).strip() or None
@@ -310,7 +310,7 @@ class _Libraries:
 
 
 def _is_of_workspace(part: Node) -> bool:
-    """Whether a library is named by its place in a workspace."""
+    """Whether a library is a workspace path."""
     named = part.get("path") or part.get("include")
     return named is not None and _WORKSPACE_PATH.match(str(named.value)) is not None
 

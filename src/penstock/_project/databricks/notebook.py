@@ -60,12 +60,11 @@ def is_notebook_source(text: str) -> bool:
 
 
 def file_of_cell(filename: str) -> str:
-    """Return the path of the file of a `Cell.file`."""
     return _CELL_NAME.sub("", filename)
 
 
 def find_notebook(place: Path) -> Path | None:
-    """Return the source file that a path means, with or without its suffix; `None` = no such."""
+    """Return the source file of a path with or without its suffix; `None` if it does not exist."""
     if place.suffix.lower() in SUFFIXES and place.is_file():
         return place
     for suffix in SUFFIXES:
