@@ -81,15 +81,15 @@ def open_session(
 
 def _configuration(settings: PipelineSettings) -> dict[str, str]:
     """What `spark.conf.get` finds: parameters and configuration, secrets filled in."""
-    given = {**settings.parameters, **settings.configuration}
-    return {key: resolve_secrets(value, root=settings.root) for key, value in given.items()}
+    configured = {**settings.parameters, **settings.configuration}
+    return {key: resolve_secrets(value, root=settings.root) for key, value in configured.items()}
 
 
 @contextlib.contextmanager
 def _configured(spark: "SparkSession", settings: PipelineSettings) -> Iterator[None]:
-    given = _configuration(settings)
-    before = {key: spark.conf.get(key, None) for key in given}
-    for key, value in given.items():
+    configured = _configuration(settings)
+    before = {key: spark.conf.get(key, None) for key in configured}
+    for key, value in configured.items():
         spark.conf.set(key, value)
     try:
         yield

@@ -54,11 +54,11 @@ def status(
 
 def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str, Any] | None:
     """As `status`, for settings that are read already."""
-    found = read_status(settings, update=update)
-    if found is None:
+    body = read_status(settings, update=update)
+    if body is None:
         return None
     holder = living_holder(pipeline_lease_path(settings.storage))
-    is_holder = holder is not None and holder.get("update") == found["update_id"]
-    found["is_alive"] = is_holder and not found["has_ended"]
-    found["process_id"] = holder.get("pid") if holder is not None and is_holder else None
-    return found
+    is_holder = holder is not None and holder.get("update") == body["update_id"]
+    body["is_alive"] = is_holder and not body["has_ended"]
+    body["process_id"] = holder.get("pid") if holder is not None and is_holder else None
+    return body

@@ -104,8 +104,8 @@ def ui(
     logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
     if not rows:
         logs = [replace(log, tables=None) for log in logs]
-    with serving.listen(host, port) as found:
-        address = serving.address_of(found, host, token)
+    with serving.listen(host, port) as listener:
+        address = serving.address_of(listener, host, token)
 
         def ready() -> None:
             for log in logs:
@@ -113,7 +113,7 @@ def ui(
             print_as_is(f"dashboard at {address} (Ctrl-C ends it)")  # with its token
 
         with suppress(KeyboardInterrupt):
-            serving.serve(logs, found, host=host, token=token, acts=control, ready=ready)
+            serving.serve(logs, listener, host=host, token=token, acts=control, ready=ready)
 
 
 _SHORTEST_TOKEN = 12
@@ -198,13 +198,13 @@ def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[
 
     serving.require_extra()
     log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
-    with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as found:
-        address = serving.address_of(found, serving.DEFAULT_HOST, None)
+    with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as listener:
+        address = serving.address_of(listener, serving.DEFAULT_HOST, None)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            serving.companion_command(log, found.fileno(), settings.storage, settings.root),
+            serving.companion_command(log, listener.fileno(), settings.storage, settings.root),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(found.fileno(),),
+            pass_fds=(listener.fileno(),),
             start_new_session=True,
         )
     print(f"dashboard at {address}", file=sys.stderr, flush=True)

@@ -106,8 +106,8 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
     """Compare every jar with the jar lock; exit 3 if one is missing or wrong."""
     from penstock._local import jars
 
-    found = jars.verify(sets)
-    bad = [item for item in found if item.state is not jars.JarState.OK]
+    statuses = jars.verify(sets)
+    bad = [item for item in statuses if item.state is not jars.JarState.OK]
     if output is OutputFormat.JSON:
         body = [
             {
@@ -116,7 +116,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
                 "locked_sha256": item.jar.sha256,
                 "actual_sha256": item.actual_sha256,
             }
-            for item in found
+            for item in statuses
         ]
         print(json.dumps(body, indent=2))
         return exit_codes.ENVIRONMENT if bad else exit_codes.OK
@@ -125,7 +125,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
         if item.actual_sha256 is not None:
             print(f"         locked SHA-256 {item.jar.sha256}")
             print(f"         file's SHA-256 {item.actual_sha256}")
-    print(f"{len(found) - len(bad)} of {len(found)} jars are as locked")
+    print(f"{len(statuses) - len(bad)} of {len(statuses)} jars are as locked")
     if bad:
         print("run `penstock jars sync` to repair them", file=sys.stderr)
         return exit_codes.ENVIRONMENT
@@ -232,21 +232,21 @@ def status(
     """Print whether the broker runs; exit 3 if it does not."""
     from penstock._local.broker import broker_status
 
-    found = broker_status(directory)
+    broker = broker_status(directory)
     if output is OutputFormat.JSON:
         body = {
-            "running": found.running,
-            "bootstrap_servers": found.bootstrap_servers,
-            "pid": found.pid,
-            "directory": str(found.directory),
-            "log_file": str(found.log_file),
+            "running": broker.running,
+            "bootstrap_servers": broker.bootstrap_servers,
+            "pid": broker.pid,
+            "directory": str(broker.directory),
+            "log_file": str(broker.log_file),
         }
         print(json.dumps(body, indent=2))
-    elif found.running:
-        print(f"running at {found.bootstrap_servers} (pid {found.pid}, log {found.log_file})")
+    elif broker.running:
+        print(f"running at {broker.bootstrap_servers} (pid {broker.pid}, log {broker.log_file})")
     else:
-        print(f"not running ({found.directory})")
-    return exit_codes.OK if found.running else exit_codes.ENVIRONMENT
+        print(f"not running ({broker.directory})")
+    return exit_codes.OK if broker.running else exit_codes.ENVIRONMENT
 
 
 def topic(

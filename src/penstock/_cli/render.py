@@ -109,8 +109,8 @@ def summary_lines(view: UpdateView) -> list[str]:
         if dataset.late:
             lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}")
         if dataset.duplicates:
-            found = plural(dataset.duplicates, "duplicate")
-            lines.append(f"{found} of {dataset.display} left out")
+            duplicates = plural(dataset.duplicates, "duplicate")
+            lines.append(f"{duplicates} of {dataset.display} left out")
     if view.properties.get("event_log"):
         lines.append(f"event log: {view.properties['event_log']}")
     if view.properties.get("spark_log"):

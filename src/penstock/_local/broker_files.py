@@ -195,8 +195,8 @@ def _formatted_cluster_id(directory: Path) -> str | None:
         text = (directory / "data" / "meta.properties").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = [line.partition("=")[2] for line in text.splitlines() if line.startswith("cluster.id=")]
-    return found[0].strip() if found else None
+    ids = [line.partition("=")[2] for line in text.splitlines() if line.startswith("cluster.id=")]
+    return ids[0].strip() if ids else None
 
 
 def _new_cluster_id() -> str:

@@ -104,15 +104,15 @@ def check_package(name: str, installed: str | None = None) -> Check:
         installed: Instead of the version that is installed.
     """
     try:
-        found = installed or importlib.metadata.version(name)
+        actual = installed or importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return _fail(name, "not installed", "install Penstock again: pip install penstock")
     wanted = _requirement(name)
     if wanted is None:
-        return _warn(name, found, "Penstock itself is not installed: pip install penstock")
-    if satisfies(found, wanted):
-        return _ok(name, found)
-    return _fail(name, f"{found}, but Penstock needs {wanted}", f"pip install '{name}{wanted}'")
+        return _warn(name, actual, "Penstock itself is not installed: pip install penstock")
+    if satisfies(actual, wanted):
+        return _ok(name, actual)
+    return _fail(name, f"{actual}, but Penstock needs {wanted}", f"pip install '{name}{wanted}'")
 
 
 def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: bool) -> Check:
@@ -191,22 +191,22 @@ def check_clock(
 
 def check_memory(available: int | None = None) -> Check:
     """Whether the machine has enough memory for Spark and the broker."""
-    found = available if available is not None else _available_memory()
-    if found is None:
+    memory = available if available is not None else _available_memory()
+    if memory is None:
         return _ok("memory", "unknown on this system")
-    detail = f"{found / 1024**3:.1f} GiB available"
-    if found < _LOW_MEMORY_BYTES:
+    detail = f"{memory / 1024**3:.1f} GiB available"
+    if memory < _LOW_MEMORY_BYTES:
         return _warn("memory", detail, "close other programs: Spark and the broker want 3 GiB")
     return _ok("memory", detail)
 
 
 def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
-    found = _numbers(version)
+    actual = _numbers(version)
     for operator, text in _CLAUSE.findall(specifier):
         wanted = _numbers(text)
-        width = max(len(found), len(wanted))
-        left = found + (0,) * (width - len(found))
+        width = max(len(actual), len(wanted))
+        left = actual + (0,) * (width - len(actual))
         right = wanted + (0,) * (width - len(wanted))
         holds = {
             "==": left == right,

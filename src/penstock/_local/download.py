@@ -42,9 +42,9 @@ class SyncStoppedError(Exception):
 class _TransientError(Exception):
     """The transfer broke; the received part is valid and the rest can be requested."""
 
-    def __init__(self, reason: str, *, reached: bool) -> None:
+    def __init__(self, reason: str, *, has_response: bool) -> None:
         self.reason = reason
-        self.reached = reached
+        self.has_response = has_response
         super().__init__(reason)
 
 
@@ -155,7 +155,7 @@ def _transfer(
 
 
 def _give_up(jar: Jar, repository: Repository, error: _TransientError) -> NoReturn:
-    if error.reached:
+    if error.has_response:
         raise SetupError(
             "JAR_DOWNLOAD_FAILED",
             f"{jar.file_name} could not be fetched from {repository.url}: {error.reason}",
@@ -188,7 +188,7 @@ def _receive(
             _refused(jar, part, repository, error.code)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
-        raise _TransientError(str(reason) or type(error).__name__, reached=False) from error
+        raise _TransientError(str(reason) or type(error).__name__, has_response=False) from error
     with response:
         if offset and not _continues(response, offset):
             part.truncate(0)
@@ -198,16 +198,16 @@ def _receive(
         received = _append(part, response, jar, stop, lambda count: report(offset + count))
     if announced is not None and received < int(announced):
         raise _TransientError(
-            f"the answer ended after {received} of {announced} bytes", reached=True
+            f"the answer ended after {received} of {announced} bytes", has_response=True
         )
 
 
 def _refused(jar: Jar, part: BufferedRandom, repository: Repository, status: int) -> NoReturn:
     if status == 416:
         part.truncate(0)
-        raise _TransientError("the repository refused to continue a transfer", reached=True)
+        raise _TransientError("the repository refused to continue a transfer", has_response=True)
     if status in _RETRYABLE_STATUS:
-        raise _TransientError(f"HTTP status {status}", reached=True)
+        raise _TransientError(f"HTTP status {status}", has_response=True)
     if status in (404, 410):
         raise SetupError(
             "JAR_NOT_FOUND",
@@ -241,7 +241,7 @@ def _append(
         try:
             chunk = stream.read(_CHUNK_BYTES)
         except (http.client.HTTPException, OSError) as error:
-            raise _TransientError(str(error) or type(error).__name__, reached=True) from error
+            raise _TransientError(str(error) or type(error).__name__, has_response=True) from error
         if not chunk:
             break
         part.write(chunk)

@@ -153,18 +153,18 @@ def verify(
         SpecError: `UNKNOWN_JAR_SET`.
     """
     root = cache_root or cache_directory()
-    found = []
+    statuses = []
     for jar_set in (lock or load_lock()).select(sets):
         for jar in jar_set.jars:
             path = jar.path(root)
             try:
                 actual = sha256_of(path)
             except OSError:
-                found.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
+                statuses.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
                 continue
             state = JarState.OK if actual == jar.sha256 else JarState.WRONG
-            found.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
-    return found
+            statuses.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
+    return statuses
 
 
 def sync(

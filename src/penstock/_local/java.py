@@ -73,10 +73,10 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
                 hint=f"correct or unset JAVA_HOME; or {_INSTALL_HINT}",
             )
     else:
-        found = shutil.which("java", path=env.get("PATH"))
-        if found is None:
+        path = shutil.which("java", path=env.get("PATH"))
+        if path is None:
             raise SetupError("JAVA_NOT_FOUND", "there is no Java on PATH", hint=_INSTALL_HINT)
-        executable = Path(found)
+        executable = Path(path)
     executable = executable.resolve()
     version = _release_version(executable) or _run_version(executable, env)
     return Java(executable=executable, version=version, feature=parse_feature(version))

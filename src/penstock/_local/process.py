@@ -91,9 +91,9 @@ def find_by_argument(*arguments: str) -> int | None:
     wanted = {argument.encode() for argument in arguments}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found = set(entry.read_bytes().split(b"\0"))
+            command_line = set(entry.read_bytes().split(b"\0"))
         except OSError:
             continue
-        if wanted <= found:
+        if wanted <= command_line:
             return int(entry.parent.name)
     return None

@@ -83,12 +83,12 @@ def find_repository(
 
     Raises:
         SpecError: `INVALID_JARS_REPOSITORY`.
-        SetupError: `JARS_REPOSITORY_UNKNOWN`: nothing given, and Spark's own cannot be found.
+        SetupError: `JARS_REPOSITORY_UNKNOWN`: not set, and Spark's own cannot be determined.
     """
     env = os.environ if environ is None else environ
-    given = argument or env.get(_VARIABLE)
-    if given:
-        return parse_repository(given)
+    url = argument or env.get(_VARIABLE)
+    if url:
+        return parse_repository(url)
     folder = spark_jars or spark_jars_directory()
     url = _ivy_default(folder) if folder is not None else None
     if url is None:

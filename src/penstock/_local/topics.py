@@ -92,12 +92,12 @@ def ensure_topic(
 def _partitions(admin: Any, topic: str) -> int:
     """Number of partitions of a topic; 0 while it is unknown or a partition has no leader."""
     try:
-        found = admin.list_topics(timeout=5.0).topics.get(topic)
+        metadata = admin.list_topics(timeout=5.0).topics.get(topic)
     except Exception:  # as above
         return 0
-    if found is None or found.error is not None:
+    if metadata is None or metadata.error is not None:
         return 0
-    leaders = [partition.leader for partition in found.partitions.values()]
+    leaders = [partition.leader for partition in metadata.partitions.values()]
     return len(leaders) if all(leader >= 0 for leader in leaders) else 0
 
 

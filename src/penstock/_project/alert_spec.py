@@ -69,8 +69,8 @@ class AlertRuleSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [value for value in self._kinds().values() if value is not None]
-        if len(given) != 1 or False in (self.failed, self.schema_change):
+        conditions = [value for value in self._kinds().values() if value is not None]
+        if len(conditions) != 1 or False in (self.failed, self.schema_change):
             known = ", ".join(f"`{kind.value}`" for kind in AlertKind)
             raise ValueError(f"needs exactly one of {known}")
         return self
@@ -134,15 +134,15 @@ class AlertTargetSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum(bool(one) for one in (self.webhook, self.command, self.email)) != 1:
+        if sum(map(bool, (self.webhook, self.command, self.email))) != 1:
             raise ValueError("needs exactly one of `webhook`, `command`, `email`")
         return self
 
     def target(self) -> AlertTarget:
         mail = {}
         if self.email is not None:
-            given = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
-            mail = {key: str(value) for key, value in given.items()}
+            server = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
+            mail = {key: str(value) for key, value in server.items()}
         return AlertTarget(
             webhook=self.webhook or "",
             slack=self.format == "slack",
@@ -158,13 +158,14 @@ class AlertsSpec(_Part):
 
     rules: list[AlertRuleSpec] = Field(default_factory=list, description="What to look out for.")
     to: list[AlertTargetSpec] = Field(
-        default_factory=list, description="Whom to tell; without it, only the event log is told."
+        default_factory=list,
+        description="Destinations of notifications; default: only the event log.",
     )
     repeat_seconds: float = Field(
         default=3600.0,
         strict=False,
         gt=0,
-        description="About the same thing nobody is told more often.",
+        description="Minimum interval between notifications about the same condition.",
     )
 
     @model_validator(mode="after")

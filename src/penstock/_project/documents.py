@@ -36,13 +36,13 @@ class Node:
 
     def get(self, *keys: str) -> "Node | None":
         """Return the part at a path of keys, or `None` if there is none or it is null."""
-        found = self
+        node = self
         for key in keys:
-            inside = found.value.get(key) if isinstance(found.value, dict) else None
+            inside = node.value.get(key) if isinstance(node.value, dict) else None
             if inside is None or inside.value is None:
                 return None
-            found = inside
-        return found
+            node = inside
+        return node
 
     def items(self) -> "Iterator[tuple[str, Node]]":
         """The non-null entries of a mapping; nothing for other parts."""
@@ -57,16 +57,16 @@ class Node:
 
     def at(self, path: KeyPath) -> "Node":
         """Return the part at a path, or the nearest one around it."""
-        found = self
+        node = self
         for key in path:
-            match found.value, key:
+            match node.value, key:
                 case dict(inside), str() if key in inside:
-                    found = inside[key]
+                    node = inside[key]
                 case list(entries), int() if key < len(entries):
-                    found = entries[key]
+                    node = entries[key]
                 case _:
                     break
-        return found
+        return node
 
     def plain(self) -> object:
         if isinstance(self.value, dict):
@@ -173,15 +173,15 @@ def texts_of(part: Node | None, key: str) -> dict[str, str]:
         return {}
     if not isinstance(part.value, dict):
         raise part.error(f"`{key}` must be a mapping of keys to values")
-    found = {}
+    texts = {}
     for name, value in part.items():
         if isinstance(value.value, bool):
-            found[name] = "true" if value.value else "false"
+            texts[name] = "true" if value.value else "false"
         elif isinstance(value.value, str):
-            found[name] = value.value
+            texts[name] = value.value
         else:
             raise value.error(f"`{key}.{name}` must be a text")
-    return found
+    return texts
 
 
 def list_of(part: Node | None, key: str) -> list[Node]:

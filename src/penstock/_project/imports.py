@@ -157,9 +157,9 @@ class ProjectImports(MetaPathFinder):
             if fullname in _PROTECTED:
                 return None
             search = self._search
-        return self.found(fullname, search, target)
+        return self.find_in(fullname, search, target)
 
-    def found(
+    def find_in(
         self, fullname: str, search: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module in these folders; it then belongs to the project."""
@@ -249,10 +249,10 @@ class _AroundProject(MetaPathFinder):
         if path is not None:
             return None
         appended = self._imports.appended_folders()
-        if appended and (spec := self._imports.found(fullname, appended, target)) is not None:
+        if appended and (spec := self._imports.find_in(fullname, appended, target)) is not None:
             return spec
         folder = folder_around(Path(self._imports.root), fullname)
-        return None if folder is None else self._imports.found(fullname, [str(folder)], target)
+        return None if folder is None else self._imports.find_in(fullname, [str(folder)], target)
 
 
 class _Loader(SourceFileLoader):
@@ -273,10 +273,10 @@ def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:
     """Return the folders where the modules of a project are searched, in order."""
     folders = [root, *([root / "src"] if (root / "src").is_dir() else [])]
     folders += [source.parent for source in sources]
-    found = dict.fromkeys(map(str, folders))
+    paths = dict.fromkeys(map(str, folders))
     for source in sources:
-        found.update(dict.fromkeys(_between(source.parent, root)))
-    return list(found)
+        paths.update(dict.fromkeys(_between(source.parent, root)))
+    return list(paths)
 
 
 def _between(folder: Path, root: Path) -> list[str]:

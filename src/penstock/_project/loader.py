@@ -94,7 +94,7 @@ def _load(
 def _run_all(
     imports: ProjectImports, namespace: Mapping[str, object], registry: SourceRegistry
 ) -> None:
-    told: set[tuple[str, str, str]] = set()
+    reported: set[tuple[str, str, str]] = set()
     for source in imports.sources:
         try:
             imports.run(source, namespace)
@@ -106,6 +106,6 @@ def _run_all(
                 )
             # A file that several others import or run fails in each of them.
             key = (error.condition, error.message, str(error.origin))
-            if key not in told:
-                told.add(key)
+            if key not in reported:
+                reported.add(key)
                 registry.record(error)

@@ -120,7 +120,7 @@ class ProjectNeeds:
         packages: What `%pip` installs.
         ignored: Files in source folders that are of another language.
         problems: Sources that cannot be read or are not valid Python; of the latter, needs are
-            still found as far as single lines tell.
+            still searched line by line.
     """
 
     configuration: tuple[ConfigurationNeed, ...] = ()
@@ -157,24 +157,24 @@ def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = Non
     reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
     for source in sources:
         reader.read(source)
-    found = reader.findings
+    findings = reader.findings
     return ProjectNeeds(
-        configuration=tuple(_configuration(found, settings)),
-        widgets=tuple(_widgets(found, settings)),
-        secrets=tuple(_secrets(found, settings, environ)),
+        configuration=tuple(_configuration(findings, settings)),
+        widgets=tuple(_widgets(findings, settings)),
+        secrets=tuple(_secrets(findings, settings, environ)),
         paths=tuple(
             PathNeed(path=item.name, scheme=item.detail, origin=item.origin)
-            for item in found
+            for item in findings
             if item.kind is FindingKind.PATH
         ),
         imports=tuple(
             ImportNeed(module=item.name, is_optional=item.has_default, origin=item.origin)
-            for item in found
+            for item in findings
             if item.kind is FindingKind.IMPORT and not reader.modules.is_known(item.name)
         ),
         packages=tuple(
             PackageNeed(name=item.name, is_installed=is_installed(item.name), origin=item.origin)
-            for item in found
+            for item in findings
             if item.kind is FindingKind.PACKAGE
         ),
         ignored=ignored_sources(settings),
@@ -235,8 +235,8 @@ class _Reader:
             self._add(sql_findings(cell.text), cell)
         elif cell.kind is CellKind.RUN:
             target, _ = run_arguments(cell.text)
-            found = find_run_target(target, path, self._root)
-            return [found] if found is not None else []
+            notebook = find_run_target(target, path, self._root)
+            return [] if notebook is None else [notebook]
         elif cell.kind is CellKind.PACKAGES:
             names = requested_packages(cell.text, path.parent)
             self._add([Finding(kind=FindingKind.PACKAGE, name=name) for name in names], cell)
@@ -264,10 +264,10 @@ class _Reader:
 
 
 def _configuration(
-    found: Iterable[Finding], settings: PipelineSettings
+    findings: Iterable[Finding], settings: PipelineSettings
 ) -> Iterable[ConfigurationNeed]:
-    own = {item.name for item in found if item.kind is FindingKind.KEY_SET}
-    for item in found:
+    own = {item.name for item in findings if item.kind is FindingKind.KEY_SET}
+    for item in findings:
         if item.kind is FindingKind.KEY:
             yield ConfigurationNeed(
                 key=item.name,
@@ -277,9 +277,11 @@ def _configuration(
             )
 
 
-def _widgets(found: Iterable[Finding], settings: PipelineSettings) -> Iterable[ConfigurationNeed]:
-    declared = {item.name for item in found if item.kind is FindingKind.WIDGET_DEFAULT}
-    for item in found:
+def _widgets(
+    findings: Iterable[Finding], settings: PipelineSettings
+) -> Iterable[ConfigurationNeed]:
+    declared = {item.name for item in findings if item.kind is FindingKind.WIDGET_DEFAULT}
+    for item in findings:
         if item.kind is FindingKind.WIDGET:
             yield ConfigurationNeed(
                 key=item.name,
@@ -290,9 +292,9 @@ def _widgets(found: Iterable[Finding], settings: PipelineSettings) -> Iterable[C
 
 
 def _secrets(
-    found: Iterable[Finding], settings: PipelineSettings, environ: Mapping[str, str] | None
+    findings: Iterable[Finding], settings: PipelineSettings, environ: Mapping[str, str] | None
 ) -> Iterable[SecretNeed]:
-    for item in found:
+    for item in findings:
         if item.kind is FindingKind.SECRET:
             is_found: bool | None = None
             if "{" not in item.name:

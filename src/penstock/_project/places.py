@@ -57,5 +57,5 @@ def nearest_file(path: Path) -> str | None:
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     names = [entry.name for entry in path.parent.iterdir()]
-    found = get_close_matches(path.name, names, n=1)
-    return f"did you mean `{path.parent / found[0]}`?" if found else None
+    matches = get_close_matches(path.name, names, n=1)
+    return f"did you mean `{path.parent / matches[0]}`?" if matches else None

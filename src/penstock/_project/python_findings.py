@@ -55,13 +55,13 @@ def python_findings(code: str) -> PythonFindings:
     try:
         visitor.visit(tree)
     except RecursionError:  # an expression of a thousand terms
-        visitor.found.findings = list(_line_findings(code))
-    return visitor.found
+        visitor.result.findings = list(_line_findings(code))
+    return visitor.result
 
 
 class _Visitor(ast.NodeVisitor):
     def __init__(self, constants: dict[str, str]) -> None:
-        self.found = PythonFindings()
+        self.result = PythonFindings()
         self._constants = constants
         self._is_guarded = False
 
@@ -76,13 +76,13 @@ class _Visitor(ast.NodeVisitor):
         if node.level == 0:
             self._import(module, node.lineno)
         else:
-            self.found.modules.append(module)
+            self.result.modules.append(module)
         # `from package import module`
         joint = "" if module.endswith(".") else "."
-        self.found.modules += [f"{module}{joint}{alias.name}" for alias in node.names]
+        self.result.modules += [f"{module}{joint}{alias.name}" for alias in node.names]
 
     def _import(self, module: str, line: int) -> None:
-        self.found.modules.append(module)
+        self.result.modules.append(module)
         self._add(FindingKind.IMPORT, module, line, has_default=self._is_guarded)
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -113,7 +113,7 @@ class _Visitor(ast.NodeVisitor):
             if function.attr == "sql":
                 self._sql(node)
             if ast.unparse(owner) == "sys.path" and function.attr in ("append", "insert"):
-                self.found.folders += [
+                self.result.folders += [
                     text for value in node.args[-1:] if "{" not in (text := self._folder(value))
                 ]
         elif isinstance(function, ast.Name):
@@ -131,7 +131,7 @@ class _Visitor(ast.NodeVisitor):
                 self._add(FindingKind.KEY_SET, name, line)
             elif name:
                 has_default = self._argument(node, 1, "default") is not None
-                self.found.findings.append(key(name, line=line, has_default=has_default))
+                self.result.findings.append(key(name, line=line, has_default=has_default))
         elif part == "secrets" and function in ("get", "getBytes"):
             scope, secret = self._argument(node, 0, "scope"), self._argument(node, 1, "key")
             if scope and secret:
@@ -147,7 +147,7 @@ class _Visitor(ast.NodeVisitor):
     def _sql(self, node: ast.Call) -> None:
         text = self._argument(node, 0, "sqlQuery")
         if text is not None:
-            self.found.findings += references_in(text, node.args[0].lineno if node.args else 1)
+            self.result.findings += references_in(text, node.args[0].lineno if node.args else 1)
 
     def _argument(self, node: ast.Call, position: int, name: str) -> str | None:
         """An argument as a string with computed parts in braces; `None` if it is absent."""
@@ -207,12 +207,12 @@ class _Visitor(ast.NodeVisitor):
             self._literal(text, node.lineno)
 
     def _literal(self, text: str, line: int) -> None:
-        if found := path_in(text, line):
-            self.found.findings.append(found)
-        self.found.findings += secret_references_in(text, line)
+        if finding := path_in(text, line):
+            self.result.findings.append(finding)
+        self.result.findings += secret_references_in(text, line)
 
     def _add(self, kind: FindingKind, name: str, line: int, *, has_default: bool = False) -> None:
-        self.found.findings.append(
+        self.result.findings.append(
             Finding(kind=kind, name=name, line=line, has_default=has_default)
         )
 
@@ -247,19 +247,19 @@ def _line_findings(code: str) -> Iterator[Finding]:
         if line.lstrip().startswith("#"):
             continue
         for match in _CALL.finditer(line):
-            one, two = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
+            first, second = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
             has_default = match.group("comma") is not None
             part, function = match.group("part"), match.group("function")
             if part == "conf" and function == "get":
-                yield key(one, line=number, has_default=has_default)
-            elif part == "secrets" and two:
-                yield Finding(kind=FindingKind.SECRET, name=f"{one}/{two}", line=number)
+                yield key(first, line=number, has_default=has_default)
+            elif part == "secrets" and second:
+                yield Finding(kind=FindingKind.SECRET, name=f"{first}/{second}", line=number)
             elif part == "widgets" and function in _WIDGET_KINDS:
-                yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=one, line=number)
+                yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=first, line=number)
             elif part == "widgets":
                 yield Finding(
-                    kind=FindingKind.WIDGET, name=one, line=number, has_default=has_default
+                    kind=FindingKind.WIDGET, name=first, line=number, has_default=has_default
                 )
         for match in _LITERAL.finditer(line):
-            if found := path_in(match.group(1) or match.group(2) or "", number):
-                yield found
+            if finding := path_in(match.group(1) or match.group(2) or "", number):
+                yield finding

@@ -48,8 +48,8 @@ def find_spec(folder: Path) -> Path | None:
         SpecError: One folder has several.
     """
     for candidate in (folder, *folder.parents):
-        if (found := spec_in(candidate)) is not None:
-            return found
+        if (file := spec_in(candidate)) is not None:
+            return file
     return None
 
 
@@ -59,8 +59,8 @@ def spec_in(folder: Path) -> Path | None:
     Raises:
         SpecError: It has several.
     """
-    for found in _candidates(folder):
-        if (path := _only(folder, found)) is not None:
+    for paths in _candidates(folder):
+        if (path := _only(folder, paths)) is not None:
             return path
     return None
 
@@ -72,8 +72,8 @@ def existing_spec(path: Path) -> Path:
         SpecError: There is none, or there are several.
     """
     if path.is_dir():
-        if (found := spec_in(path)) is not None:
-            return found
+        if (file := spec_in(path)) is not None:
+            return file
         raise SpecError(
             "SPEC_NOT_FOUND",
             f"the folder {path} has no spec file",
@@ -136,15 +136,15 @@ def _overlay_in(folder: Path) -> _Overlay | None:
     return _Overlay(document, spec_of(document))
 
 
-def _only(folder: Path, found: list[Path]) -> Path | None:
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
+def _only(folder: Path, paths: list[Path]) -> Path | None:
+    if len(paths) > 1:
+        names = " and ".join(path.name for path in paths)
         raise SpecError(
             "SPEC_AMBIGUOUS",
             f"the folder {folder} has several spec files: {names}",
             hint="keep one of them, or name one with --spec",
         )
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 def _candidates(folder: Path) -> Iterator[list[Path]]:
@@ -220,13 +220,13 @@ def _is_lakeflow(document: Node) -> bool:
 
 
 def _refuse_choice(document: Node, choice: Choice) -> None:
-    for condition, what, given in (
+    for condition, what, name in (
         ("UNKNOWN_PIPELINE", "pipeline", choice.pipeline),
         ("UNKNOWN_TARGET", "target", choice.target),
     ):
-        if given is not None:
+        if name is not None:
             raise SpecError(
                 condition,
-                f"{document.origin.file} is no bundle: it has no {what} `{given}` to choose",
+                f"{document.origin.file} is no bundle: it has no {what} `{name}`",
                 hint=f"leave --{what} out, or name the bundle with --spec",
             )

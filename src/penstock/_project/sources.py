@@ -58,16 +58,16 @@ def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     root = Path(settings.root)
     if not settings.source_patterns:
         return _pipeline_files(root)
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for pattern in settings.source_patterns:
-        found.update(dict.fromkeys(_matches(root, pattern)))
-    return tuple(found)
+        files.update(dict.fromkeys(_matches(root, pattern)))
+    return tuple(files)
 
 
 def declaring_files(folder: Path) -> tuple[Path, ...]:
     """Return the files below a folder that declare something."""
-    found = files_below(folder, most_folders=_MOST_FOLDERS)
-    return tuple(path for path in found if _declares(path))
+    files = files_below(folder, most_folders=_MOST_FOLDERS)
+    return tuple(path for path in files if _declares(path))
 
 
 def imports_api(text: str) -> bool:
@@ -105,13 +105,13 @@ def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     ]
     if not settings.source_patterns:
         folders = [root]
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for folder in folders:
         below = files_below(
             Path(os.path.normpath(folder)), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS
         )
-        found.update(dict.fromkeys(below))
-    return tuple(found)
+        files.update(dict.fromkeys(below))
+    return tuple(files)
 
 
 # -- without patterns ---------------------------------------------------------------------------
@@ -190,10 +190,10 @@ def _folder_matches(folder: Path, pattern: str) -> list[Path]:
             f"the source pattern `{pattern}` ends in `/**`, but {folder} is a file",
             hint="leave the `/**` out",
         )
-    found = list(files_below(folder))
-    if not found:
+    files = list(files_below(folder))
+    if not files:
         raise _nothing_matches(pattern, f"{folder} has none")
-    return found
+    return files
 
 
 def _wildcard_matches(root: Path, pattern: str) -> list[Path]:
@@ -201,27 +201,27 @@ def _wildcard_matches(root: Path, pattern: str) -> list[Path]:
     full = os.path.join(glob.escape(str(root)), pattern)  # noqa: PTH118
     names = glob.glob(full, recursive=True)  # noqa: PTH207
     matched = [Path(os.path.normpath(name)) for name in names]
-    found = {
+    files = {
         path
         for path in matched
         if _is_candidate(path) and not _NO_FOLDERS.intersection(path.parts[len(root.parts) :])
     }
-    if not found:
+    if not files:
         if others := [path for path in matched if path.suffix.lower() in OTHER_LANGUAGES]:
             raise _not_supported(min(others))
         raise _nothing_matches(pattern, f"searched from {root}")
     # As of a folder: its own files first.
-    return sorted(found, key=lambda path: (path.parent, path.name))
+    return sorted(files, key=lambda path: (path.parent, path.name))
 
 
 def _named(root: Path, path: Path, pattern: str) -> Path:
     if path.is_file() and path.suffix.lower() not in SUFFIXES:
         raise _not_supported(path)
-    found = find_notebook(path)
-    if found is None and pattern.strip().startswith("/"):
-        found = find_notebook_of_workspace(pattern.strip(), root)
-    if found is not None:
-        return found
+    notebook = find_notebook(path)
+    if notebook is None and pattern.strip().startswith("/"):
+        notebook = find_notebook_of_workspace(pattern.strip(), root)
+    if notebook is not None:
+        return notebook
     if path.is_dir():
         raise SpecError(
             "SOURCE_PATTERN_INVALID",

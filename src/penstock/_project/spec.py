@@ -148,14 +148,14 @@ def load_settings(
 
 
 def _read(folder: Path, spec: Path | None, choice: Choice) -> FileSettings:
-    found = find_spec(folder) if spec is None else spec
-    read = None if found is None else read_settings(found, choice, explicit=spec is not None)
+    file = find_spec(folder) if spec is None else spec
+    read = None if file is None else read_settings(file, choice, explicit=spec is not None)
     if read is not None:
         return read
     notes: tuple[str, ...] = ()
-    if found is not None:
-        which = f" with {choice.source}" if choice.names_sources_in(found.parent) else ""
-        notes = (f"{found} declares no pipeline{which}, so nothing is read from it",)
+    if file is not None:
+        which = f" with {choice.source}" if choice.names_sources_in(file.parent) else ""
+        notes = (f"{file} declares no pipeline{which}, so nothing is read from it",)
     return FileSettings(root=folder, notes=notes)
 
 

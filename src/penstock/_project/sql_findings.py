@@ -23,8 +23,8 @@ def sql_findings(text: str) -> Iterator[Finding]:
         line = 1 + text.count("\n", 0, match.start())
         # As Python's f-strings are shown: `/Volumes/{catalog}/raw`.
         literal = re.sub(r"\$\{\s*([^}]*?)\s*\}", r"{\1}", match.group()[1:-1])
-        if found := path_in(literal, line):
-            yield found
+        if finding := path_in(literal, line):
+            yield finding
 
 
 def _without_comments(text: str) -> str:

@@ -68,8 +68,8 @@ class Substitution:
         text = _WORKSPACE.sub("", text)
         whole = _REFERENCE.fullmatch(text.strip())
         if whole is not None:
-            found = self._value(whole.group(1), part, _open)
-            value = text if found is None else found.value
+            node = self._value(whole.group(1), part, _open)
+            value = text if node is None else node.value
             return Node(value, part.file, part.line)
         filled_text = _REFERENCE.sub(lambda match: self._text(match, part, _open), text)
         result = Node(filled_text, part.file, part.line)
@@ -78,15 +78,15 @@ class Substitution:
         return self.fill(result, _open) if is_nested else result
 
     def _text(self, match: re.Match[str], part: Node, opened: tuple[str, ...]) -> str:
-        found = self._value(match.group(1), part, opened)
-        if found is None:
+        node = self._value(match.group(1), part, opened)
+        if node is None:
             return match.group(0)
-        if isinstance(found.value, dict | list):
+        if isinstance(node.value, dict | list):
             raise part.error(
-                f"`{match.group(0)}` is a {'mapping' if isinstance(found.value, dict) else 'list'}"
+                f"`{match.group(0)}` is a {'mapping' if isinstance(node.value, dict) else 'list'}"
                 " and does not fit into a text"
             )
-        return text_of(found, match.group(1)) or ""
+        return text_of(node, match.group(1)) or ""
 
     def _value(self, reference: str, part: Node, opened: tuple[str, ...]) -> Node | None:
         """The value of a reference; `None` if only the workspace has it."""
@@ -100,27 +100,27 @@ class Substitution:
             name, *steps = _STEP.findall(rest) or [""]
             if kind == "variables" and steps[:1] == ["value"]:
                 steps = steps[1:]
-            found = self._variable(name, part)
-            found = found and _walked(self.fill(found, inner), steps)
+            node = self._variable(name, part)
+            node = node and _walked(self.fill(node, inner), steps)
         else:
             known = self._known(reference)
             if known is not None:
                 return Node(known, part.file, part.line)
-            found = _walked(self.tree, _STEP.findall(reference))
-            found = found and self.fill(found, inner)
-        if found is None or found.value is None:
+            node = _walked(self.tree, _STEP.findall(reference))
+            node = node and self.fill(node, inner)
+        if node is None or node.value is None:
             self.notes[f"`${{{reference}}}` is known in the workspace only and stays as it is"] = (
                 None
             )
             return None
-        return found
+        return node
 
     def _variable(self, name: str, part: Node) -> Node | None:
         declared = self.tree.get("variables")
         names = list(declared.value) if declared and isinstance(declared.value, dict) else []
-        given = self.environ.get(f"BUNDLE_VAR_{name}")
-        if given is not None:
-            return Node(given, part.file, part.line)
+        value = self.environ.get(f"BUNDLE_VAR_{name}")
+        if value is not None:
+            return Node(value, part.file, part.line)
         if name not in names:
             close = nearest(name, names)
             raise _variable_error(
@@ -165,9 +165,9 @@ class Substitution:
         return None
 
     def _user(self) -> str:
-        given = self.environ.get("USER") or self.environ.get("USERNAME")
-        if given:
-            return given
+        user = self.environ.get("USER") or self.environ.get("USERNAME")
+        if user:
+            return user
         try:
             return getpass.getuser()
         except (KeyError, OSError, ImportError):  # no name for this user id
@@ -205,16 +205,16 @@ def _assigned(source: Node) -> tuple[Node | None, bool]:
 
 
 def _walked(part: Node, steps: list[str]) -> Node | None:
-    found: Node | None = part
+    node: Node | None = part
     for step in steps:
-        if found is None:
+        if node is None:
             return None
-        if isinstance(found.value, list):
-            entries = found.value
-            found = entries[int(step)] if step.isdigit() and int(step) < len(entries) else None
+        if isinstance(node.value, list):
+            entries = node.value
+            node = entries[int(step)] if step.isdigit() and int(step) < len(entries) else None
         else:
-            found = found.get(step)
-    return found
+            node = node.get(step)
+    return node
 
 
 def _variable_error(part: Node, message: str, *, hint: str | None = None) -> SpecError:

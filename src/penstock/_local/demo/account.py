@@ -132,13 +132,13 @@ def order_id(value: bytes | None) -> str | None:
         content: Any = json.loads((value or b"").decode("utf-8", errors="replace"))
     except ValueError:
         return None
-    found = content.get("order_id") if isinstance(content, dict) else None
-    return found if isinstance(found, str) else None
+    order = content.get("order_id") if isinstance(content, dict) else None
+    return order if isinstance(order, str) else None
 
 
 def _are_repeats(values: Sequence[bytes | None], accepted: set[str | None]) -> list[bool]:
-    found = (order_id(value) for value in values)
-    return [repeated is not None and repeated in accepted for repeated in found]
+    orders = (order_id(value) for value in values)
+    return [order is not None and order in accepted for order in orders]
 
 
 def _files(table: Any) -> tuple[DataFile, ...]:

@@ -87,7 +87,7 @@ class OrderProducer:
     def _run(self) -> None:
         try:
             self._send_all()
-        except Exception as error:  # told by `join`
+        except Exception as error:  # raised by `join`
             self._failure = self._failure or f"{type(error).__name__}: {error}"
 
     def _send_all(self) -> None:

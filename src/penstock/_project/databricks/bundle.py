@@ -175,14 +175,14 @@ def _included(main: Node) -> Iterator[Path]:
         if pattern is None:
             continue
         # Not Path.glob: it refuses absolute patterns.
-        found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
-        if not found and not glob.has_magic(pattern):
+        matches = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
+        if not matches and not glob.has_magic(pattern):
             raise SpecError(
                 "SPEC_NOT_FOUND",
                 f"{entry.origin.file}: there is no file `{pattern}` to include",
                 origin=entry.origin,
             )
-        yield from (folder / name for name in found if Path(name).suffix in _SUFFIXES)
+        yield from (folder / name for name in matches if Path(name).suffix in _SUFFIXES)
 
 
 def _has_pipelines(tree: Node) -> bool:

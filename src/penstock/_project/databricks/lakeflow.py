@@ -182,11 +182,11 @@ def foreign_notes(pipeline: Node) -> Iterator[str]:
 
 def cluster_configuration(pipeline: Node) -> dict[str, str]:
     """Return the `spark_conf` of the clusters that run updates, without what sizes them."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for cluster in list_of(pipeline.get("clusters"), "clusters"):
         if text_of(cluster.get("label"), "clusters.label") != "maintenance":
-            found.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
-    return {key: value for key, value in found.items() if key not in _CLUSTER_ONLY}
+            values.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
+    return {key: value for key, value in values.items() if key not in _CLUSTER_ONLY}
 
 
 def _needs_databricks(key: str, value: str) -> bool:
@@ -250,13 +250,13 @@ def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
 
     Nothing is installed, so source files import them from where they are.
     """
-    found: list[str] = []
+    folders: list[str] = []
     for requirement in requirements:
         match = _EDITABLE.fullmatch(requirement)
         if match is not None:
             folder = Path(match.group(1).strip())
-            found += [str(place) for place in (folder, folder / "src") if place.is_dir()]
-    return tuple(dict.fromkeys(found))
+            folders += [str(path) for path in (folder, folder / "src") if path.is_dir()]
+    return tuple(dict.fromkeys(folders))
 
 
 @dataclass(frozen=True)

@@ -171,25 +171,25 @@ def _without_magics(lines: list[str]) -> tuple[list[str], dict[int, str]]:
     as well go on with an expression, or be part of a text.
     """
     lines = list(lines)
-    found: dict[int, str] = {}
+    magics: dict[int, str] = {}
     while True:
         try:
             ast.parse("\n".join(lines))
         except SyntaxError as error:
             number = (error.lineno or 0) - 1
-            if not 0 <= number < len(lines) or number in found:
-                return lines, found
+            if not 0 <= number < len(lines) or number in magics:
+                return lines, magics
             match = _BARE_MAGIC.match(lines[number])
             if match is None or (match.group(1) and _is_run(lines[number])):
-                return lines, found  # compiling it tells; only a whole notebook can be run
-            found[number], count = _continued(lines, number, lines[number])
+                return lines, magics  # compiling it tells; only a whole notebook can be run
+            magics[number], count = _continued(lines, number, lines[number])
             timed = _TIMED.match(lines[number])
             lines[number] = match.group(1) + (timed.group(2) if timed else "pass")
             lines[number + 1 : number + count] = [""] * (count - 1)
         except (ValueError, RecursionError, MemoryError):
-            return lines, found  # compiling it tells
+            return lines, magics  # compiling it tells
         else:
-            return lines, found
+            return lines, magics
 
 
 def _is_run(line: str) -> bool:

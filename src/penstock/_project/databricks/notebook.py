@@ -81,9 +81,9 @@ def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
     """
     parts = [part for part in place.split("/") if part]
     for start in range(len(parts)):
-        found = find_notebook(root.joinpath(*parts[start:]))
-        if found is not None:
-            return found
+        notebook = find_notebook(root.joinpath(*parts[start:]))
+        if notebook is not None:
+            return notebook
     return None
 
 
@@ -150,12 +150,12 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
 
     def end_magics(number: int) -> None:
         nonlocal begin
-        found = cells_of(magics, file=file, line=number - len(magics), language=language)
-        if any(cell.kind is not CellKind.PACKAGES for cell in found):
+        parsed = cells_of(magics, file=file, line=number - len(magics), language=language)
+        if any(cell.kind is not CellKind.PACKAGES for cell in parsed):
             cells.extend(_plain(code[: len(code) - len(magics)], file, begin, language))
             code.clear()
             begin = number
-        cells.extend(found)
+        cells.extend(parsed)
         magics.clear()
 
     for number, line in enumerate(text.split("\n"), start=1):
@@ -241,7 +241,7 @@ def _language(metadata: object) -> CellKind:
 
 def _own_language(metadata: object) -> CellKind | None:
     name = _text(_part(metadata, "vscode"), "languageId")
-    if not name or name.lower() == "plaintext":  # what the editor writes when it was told nothing
+    if not name or name.lower() == "plaintext":  # the editor's default
         return None
     return _LANGUAGES.get(name.lower(), CellKind.LOST)
 

@@ -96,12 +96,12 @@ class _Absent:
         # As a decorator it must not swallow the function below it.
         if len(arguments) == 1 and callable(arguments[0]):
             return arguments[0]
-        for given in arguments:
-            kind = type(given)
+        for argument in arguments:
+            kind = type(argument)
             if kind.__module__.startswith("pyspark.") and kind.__name__.endswith("DataFrame"):
-                return given
+                return argument
             if kind.__module__.startswith("pyspark.") and kind.__name__.endswith("Column"):
-                return given.cast("string")
+                return argument.cast("string")
         return self
 
     def __getattr__(self, name: str) -> Any:

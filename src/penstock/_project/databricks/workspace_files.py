@@ -51,9 +51,9 @@ class WorkspaceFiles:
                 if candidate.is_file():
                     return self._pattern(candidate)
         if path.startswith("/"):
-            found = self._longest_suffix(named, path, folders=False)
-            if found is not None:
-                return self._pattern(found)
+            file = self._longest_suffix(named, path, folders=False)
+            if file is not None:
+                return self._pattern(file)
         raise self._missing(named, path, what)
 
     def folder(self, named: Node, path: str) -> Path | None:
@@ -78,9 +78,9 @@ class WorkspaceFiles:
         head, tail = "/".join(parts[:wild]), parts[wild:]
         if not head and not include.startswith("/"):
             return self._pattern(named.file.parent.resolve(), *tail)
-        found = self.folder(named, head or "/")
-        if found is not None:
-            return self._pattern(found, *(tail or ["**"]))
+        folder = self.folder(named, head or "/")
+        if folder is not None:
+            return self._pattern(folder, *(tail or ["**"]))
         if tail:
             raise self._missing(named, head, "folder")
         return self.file(named, include, "file or folder")
