@@ -22,8 +22,8 @@ from types import ModuleType
 
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.databricks.display import displayable_frames
 from penstock._project.databricks.modules import databricks_modules
+from penstock._project.databricks.notebook_globals import displayable_frames
 from penstock._project.execution import SourceExecutor
 from penstock._project.mapped_files import mapped_files
 from penstock._project.module_search import folder_around

@@ -13,14 +13,12 @@ from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.magics import Cell, CellKind
 from penstock._project.databricks.notebook import find_run_target, read_cells, run_arguments
+from penstock._project.findings import Finding, FindingKind, python_findings, sql_findings
 from penstock._project.imports import module_folders
 from penstock._project.module_search import ModuleSearch
 from penstock._project.packages import is_installed, requested_packages
-from penstock._project.python_findings import python_findings
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources, ignored_sources
-from penstock._project.sql_findings import sql_findings
-from penstock._project.text_findings import Finding, FindingKind
 from penstock._project.user_code import user_code_error
 from penstock.errors import PenstockError, SpecError
 

@@ -1,18 +1,121 @@
-"""What Python code needs, from its syntax tree; from its lines where it has none."""
+"""What source files need: configuration keys, secrets, paths and modules, found in their text."""
 
 import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from penstock._project.text_findings import (
-    Finding,
-    FindingKind,
-    key,
-    path_in,
-    references_in,
-    secret_references_in,
+from penstock._model.origin import SourceLocation
+
+_NOWHERE = SourceLocation("", 1)
+
+
+class FindingKind(Enum):
+    KEY = auto()
+    KEY_SET = auto()
+    WIDGET = auto()
+    WIDGET_DEFAULT = auto()
+    SECRET = auto()
+    PATH = auto()
+    IMPORT = auto()
+    PACKAGE = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that a source needs.
+
+    Attributes:
+        kind: What it is.
+        name: Key, `scope/key`, path, module or package.
+        line: Of the text that was searched, counted from 1.
+        has_default: Whether the source goes on without it.
+        detail: Of a path, what it begins with.
+        origin: Filled in where the file is known.
+    """
+
+    kind: FindingKind
+    name: str
+    line: int = 1
+    has_default: bool = False
+    detail: str = ""
+    origin: SourceLocation = _NOWHERE
+
+
+_PATH = re.compile(
+    r"(?:(?P<scheme>dbfs|abfss?|wasbs?|s3[an]?|gs|adl|hdfs):/"
+    r"|(?P<folder>/Volumes|/mnt|/dbfs|/FileStore|/databricks-datasets|/Workspace|/Repos)(?=/|$))"
 )
+_REFERENCE = re.compile(r"\$\{\s*([\w.\-:/]+)\s*\}")
+_FOREIGN_REFERENCES = ("env:", "system:", "bundle.", "var.", "workspace.", "resources.")
+# Of these Spark always has a value.
+_OF_SPARK = ("spark.sql.", "spark.app.", "spark.master", "spark.driver.", "spark.databricks.delta.")
+
+
+def path_in(text: str, line: int = 1) -> Finding | None:
+    """Return a string literal if it is a path of Databricks or of an object store."""
+    match = _PATH.match(text)
+    if match is None or "\n" in text:
+        return None
+    scheme = match.group("folder") or f"{match.group('scheme')}:"
+    return Finding(kind=FindingKind.PATH, name=text, line=line, detail=scheme)
+
+
+def references_in(text: str, line: int = 1) -> Iterator[Finding]:
+    """Yield the `${key}` and `${secret:...}` references in a string."""
+    for match in _REFERENCE.finditer(text):
+        at = line + text.count("\n", 0, match.start())
+        name = match.group(1)
+        if name.startswith("secret:"):
+            yield Finding(kind=FindingKind.SECRET, name=name.removeprefix("secret:"), line=at)
+        elif not name.startswith(_FOREIGN_REFERENCES):
+            yield key(name, line=at)
+
+
+def secret_references_in(text: str, line: int = 1) -> Iterator[Finding]:
+    """Yield only the `${secret:...}` references in a string."""
+    return (item for item in references_in(text, line) if item.kind is FindingKind.SECRET)
+
+
+def key(name: str, *, line: int, has_default: bool = False) -> Finding:
+    is_of_spark = name.startswith(_OF_SPARK)
+    return Finding(
+        kind=FindingKind.KEY, name=name, line=line, has_default=has_default or is_of_spark
+    )
+
+
+_TOKEN = re.compile(
+    r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\")",
+    re.DOTALL,
+)
+_SET = re.compile(r"(?:^|;)\s*SET\s+([\w.\-]+)\s*=", re.IGNORECASE)
+
+
+def sql_findings(text: str) -> Iterator[Finding]:
+    """Yield what a SQL string needs, without its comments."""
+    text = _without_comments(text)
+    for match in _SET.finditer(text):
+        line = 1 + text.count("\n", 0, match.start(1))
+        yield Finding(kind=FindingKind.KEY_SET, name=match.group(1), line=line)
+    yield from references_in(text)
+    for match in _TOKEN.finditer(text):
+        line = 1 + text.count("\n", 0, match.start())
+        # As Python's f-strings are shown: `/Volumes/{catalog}/raw`.
+        literal = re.sub(r"\$\{\s*([^}]*?)\s*\}", r"{\1}", match.group()[1:-1])
+        if finding := path_in(literal, line):
+            yield finding
+
+
+def _without_comments(text: str) -> str:
+    """Blank out comments; line numbers do not change."""
+
+    def blank(match: re.Match[str]) -> str:
+        comment = match.group("comment")
+        return match.group() if comment is None else "\n" * comment.count("\n")
+
+    return _TOKEN.sub(blank, text)
+
 
 _IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 _WIDGET_KINDS = {"text", "dropdown", "combobox", "multiselect"}
