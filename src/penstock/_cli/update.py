@@ -83,7 +83,7 @@ def run(
     )
     as_json = output is OutputFormat.JSON
     aside = options.stdout_to_stderr() if as_json else nullcontext()
-    with dashboard_beside(settings, wanted=ui), aside:
+    with dashboard_beside(settings, enabled=ui), aside:
         watched = watch_update(
             settings, update_options, log_format=log_format, quiet=quiet, summary=summary
         )

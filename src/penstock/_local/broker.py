@@ -312,7 +312,7 @@ def _failed(directory: Path, offset: int, reason: str) -> SetupError:
     return SetupError(
         "BROKER_FAILED",
         f"the Kafka broker in {directory} did not start: {reason}{_log_tail(directory, offset)}",
-        hint=f"the whole log is {directory / LOG_FILE}",
+        hint=f"see the log {directory / LOG_FILE}",
     )
 
 
@@ -320,7 +320,7 @@ def _timeout(directory: Path, offset: int, what: str) -> SetupError:
     return SetupError(
         "BROKER_TIMEOUT",
         f"the Kafka broker in {directory} took too long for {what}{_log_tail(directory, offset)}",
-        hint=f"the whole log is {directory / LOG_FILE}; is the machine very busy?",
+        hint=f"see the log {directory / LOG_FILE}; the machine may be overloaded",
     )
 
 

@@ -145,6 +145,6 @@ def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None
 def _failure(reason: str) -> SetupError:
     return SetupError(
         "CLASS_ARCHIVE_FAILED",
-        f"no class-data archive was made: {reason}",
+        f"the class-data archive was not created: {reason}",
         hint="pipelines run without it; each start of Spark takes a few seconds longer",
     )

@@ -196,7 +196,7 @@ def check_memory(available: int | None = None) -> Check:
         return _ok("memory", "unknown on this system")
     detail = f"{memory / 1024**3:.1f} GiB available"
     if memory < _LOW_MEMORY_BYTES:
-        return _warn("memory", detail, "close other programs: Spark and the broker want 3 GiB")
+        return _warn("memory", detail, "close other programs: Spark and the broker need 3 GiB")
     return _ok("memory", detail)
 
 

@@ -159,7 +159,7 @@ def _give_up(jar: Jar, repository: Repository, error: _TransientError) -> NoRetu
         raise SetupError(
             "JAR_DOWNLOAD_FAILED",
             f"{jar.file_name} could not be fetched from {repository.url}: {error.reason}",
-            hint="run `penstock jars sync` again: it continues where this one ended",
+            hint="run `penstock jars sync` again: it resumes the download",
         ) from error
     raise SetupError(
         "JARS_UNREACHABLE",
@@ -274,7 +274,7 @@ def _publish(jar: Jar, target: Path, part: BufferedRandom, source: str) -> None:
         raise SetupError(
             "JAR_CHECKSUM_MISMATCH",
             f"{source} has SHA-256 {actual} ({size} bytes), "
-            f"but the lock wants {jar.sha256} ({jar.size} bytes); it was not used",
+            f"but the lock requires {jar.sha256} ({jar.size} bytes); it was not used",
             hint=f"the source is damaged or not genuine; {_HINT_OTHER_SOURCE}",
         )
     os.fsync(part.fileno())

@@ -73,8 +73,8 @@ def ensure_topic(
         if not _already_exists(error):
             raise SetupError(
                 "TOPIC_FAILED",
-                f"the broker at {bootstrap_servers} did not make the topic {topic!r}: {error}",
-                hint="see whether it runs (`penstock broker status`), and look into its log",
+                f"the broker at {bootstrap_servers} did not create the topic {topic!r}: {error}",
+                hint="run `penstock broker status`, and see its log",
             ) from error
     pause = threading.Event()
     while time.monotonic() < deadline:
@@ -85,7 +85,7 @@ def ensure_topic(
     raise SetupError(
         "BROKER_TIMEOUT",
         f"the topic {topic!r} got no leader within {timeout_seconds:g} s",
-        hint="look into the broker's log",
+        hint="see the broker's log",
     )
 
 

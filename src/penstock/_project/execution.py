@@ -124,9 +124,9 @@ class SourceExecutor:
             circle = [*self._running[self._running.index(path) :], path]
             raise DefinitionError(
                 "NOTEBOOK_CYCLE",
-                "notebooks run each other in a circle: " + " -> ".join(p.name for p in circle),
+                "notebooks run each other in a cycle: " + " -> ".join(p.name for p in circle),
                 origin=origin,
-                hint="move what both need to a third notebook",
+                hint="move the shared code to a third notebook",
             )
         with widget_values(namespace.get("dbutils"), arguments):
             self.execute(path, namespace, context)
@@ -150,5 +150,5 @@ def _lost(cell: Cell) -> SpecError:
         "SOURCE_NOT_SUPPORTED",
         f"{subject} is not supported",
         origin=source_location(cell.file, cell.line),
-        hint="write it in Python or SQL; a cell that the pipeline does not need can go",
+        hint="rewrite it in Python or SQL, or remove the cell if the pipeline does not need it",
     )

@@ -90,7 +90,7 @@ def _resolve(reference: str, root: Path, environ: Mapping[str, str]) -> str:
     if value is None:
         raise SpecError(
             "SECRET_NOT_FOUND",
-            f"the secret `{name}` was not found; looked at {', '.join(looked)}",
+            f"the secret `{name}` was not found; searched {', '.join(looked)}",
             hint=f"set the environment variable {_variable(name)}",
         )
     remember_secret(value)

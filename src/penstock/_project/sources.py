@@ -129,7 +129,7 @@ def _pipeline_files(root: Path) -> tuple[Path, ...]:
         "SOURCE_NOT_FOUND",
         f"{root} has no pipeline: no spec file here or above, no Python file or notebook that "
         "imports penstock, dlt or pyspark.pipelines, and no SQL that creates a dataset",
-        hint="name a file (`penstock run my_pipeline.py`), or make a project with "
+        hint="name a file (`penstock run my_pipeline.py`), or create a project with "
         "`penstock init NAME`",
     )
 
@@ -188,7 +188,7 @@ def _folder_matches(folder: Path, pattern: str) -> list[Path]:
         raise SpecError(
             "SOURCE_PATTERN_INVALID",
             f"the source pattern `{pattern}` ends in `/**`, but {folder} is a file",
-            hint="leave the `/**` out",
+            hint="remove `/**`",
         )
     files = list(files_below(folder))
     if not files:
@@ -249,7 +249,7 @@ def _nothing_matches(pattern: str, why: str) -> SpecError:
     return SpecError(
         "SOURCE_NOT_FOUND",
         f"the source pattern `{pattern}` matches no source file: {why}",
-        hint=f"source files end in {', '.join(SUFFIXES)}; tests and hidden files do not count",
+        hint=f"source files end in {', '.join(SUFFIXES)}; tests and hidden files are ignored",
     )
 
 

@@ -144,7 +144,7 @@ class Substitution:
         raise _variable_error(
             part,
             f"the variable `{name}` has no value for target `{self.target}`",
-            hint=f"set the environment variable BUNDLE_VAR_{name}, or give it a `default`",
+            hint=f"set the environment variable BUNDLE_VAR_{name}, or declare a `default`",
         )
 
     def _known(self, reference: str) -> str | None:

@@ -64,5 +64,5 @@ def unreachable(bootstrap_servers: str, reason: str) -> SetupError:
     return SetupError(
         "BROKER_UNREACHABLE",
         f"the Kafka broker at {bootstrap_servers} does not answer: {reason}",
-        hint="see whether it runs (`penstock broker status`), and look into its log",
+        hint="run `penstock broker status`, and see its log",
     )

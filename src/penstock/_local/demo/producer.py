@@ -80,7 +80,7 @@ class OrderProducer:
             raise SetupError(
                 "DEMO_PRODUCER_FAILED",
                 f"orders could not be sent to Kafka: {self._failure}",
-                hint="see whether the broker runs, then start the demo again: it continues",
+                hint="run `penstock broker status`, then start the demo again: it resumes",
             )
         return not self._thread.is_alive()
 
