@@ -224,7 +224,8 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     A parameter of the command whose type is a dataclass of this module is replaced, in the
     signature that Typer reads, by one option per field of the dataclass.
     """
-    groups = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
+    hints = get_type_hints(command)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     signature = inspect.signature(command)
     parameters = []
     for parameter in signature.parameters.values():

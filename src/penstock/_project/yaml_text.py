@@ -65,8 +65,8 @@ def parse_yaml(text: str, file: str) -> YamlText:
             hint=(
                 "JSON requires a comma between entries and double quotes around strings"
                 if is_json
-                else "YAML requires spaces, not tabs, and quotes around strings with `: ` or leading "
-                "`*`"
+                else "YAML requires spaces, not tabs, and quotes around strings with `: ` or "
+                "leading `*`"
             ),
         ) from None
     except RecursionError:
