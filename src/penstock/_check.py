@@ -1,7 +1,7 @@
-"""Looks at a project on a machine that may have none of its data, secrets and packages.
+"""Checks a project on a machine without its data, secrets and packages.
 
-Nothing runs and nothing is written. What is missing is assumed where that is possible, so that
-everything else can be told; see `_analysis.assumptions` and `_project.stand_ins`.
+Nothing runs and nothing is written. Assumptions replace missing parts where possible, so that
+everything else can be checked; see `_analysis.assumptions` and `_project.databricks.stand_ins`.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import Wishes, make_plan
+from penstock._project.databricks.stand_ins import stand_ins
 from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
-from penstock._project.stand_ins import stand_ins
 from penstock.errors import DefinitionErrors, PenstockError
 
 _TABLE = "table "
@@ -51,7 +51,7 @@ class MissingSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectCheck:
-    """What can be told of a project.
+    """Result of a check.
 
     Attributes:
         settings: As read.
@@ -60,9 +60,9 @@ class ProjectCheck:
         flows: Names of all flows, those of datasets included.
         planned: Flows that could be planned, maybe with assumed columns.
         refused: What is certainly wrong.
-        unsure: Flow, or source file, to why it cannot be told without what is missing.
+        unsure: Flow or source file to why it cannot be checked without the missing parts.
         missing: Sources that are not here.
-        assumed_settings: Settings that nobody gave, with the values that were assumed.
+        assumed_settings: Settings without a value, with the assumed values.
         servers: Kafka brokers that the code names, and that are not on this machine.
         needs: What the sources need, read from their text.
         notes: What the user should know, one sentence each.
@@ -97,7 +97,7 @@ def check_project(
         SpecError: The source files cannot be found.
         SetupError: No Java, no jars, no Spark.
     """
-    os.chdir(settings.root)  # where the places of all that is found begin
+    os.chdir(settings.root)  # origins are relative to it
     needed = needs(settings)
     absent = {need.module: need.origin.file for need in needed.imports if not need.is_optional}
     with opened_project(settings, absent, assuming=needed.files_that_assume()) as opened:
@@ -129,11 +129,11 @@ class OpenedProject:
     Attributes:
         loaded: What the sources declared.
         index: The same by name.
-        survey: What the analysis told.
+        survey: Result of the analysis.
         notes: Of index and plan.
-        assumed_settings: Settings that nobody gave, with the values that were assumed.
+        assumed_settings: Settings without a value, with the assumed values.
         servers: Kafka brokers that the code names, and that are not on this machine.
-        guessing: Files that went on with what was assumed in place of something missing.
+        guessing: Files that were executed with assumed rows in place of a missing source.
         assuming: Files that read a secret or a setting that is not here.
         read_while_loaded: Names of the sources that were stood in for while files were loaded.
         is_loaded_from_guesses: Whether one of them read a source that is not here while it was
@@ -152,7 +152,7 @@ class OpenedProject:
     is_loaded_from_guesses: bool = False
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
-        """What is certainly wrong; and of each flow or place, what cannot be told."""
+        """Certain errors; and uncertain ones by flow or location."""
         unsure: dict[str, PenstockError] = dict(self.survey.unsure)
         flows = {id(error): name for name, error in self.survey.failed.items()}
         refused: list[PenstockError] = []

@@ -24,9 +24,9 @@ from penstock._graph.index import DefinitionIndex, build_index
 from penstock._graph.windows import with_windows
 from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSettings
 from penstock._observe.log import event_directory
+from penstock._project.databricks.notebook_globals import notebook_globals
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
-from penstock._project.notebook_globals import notebook_globals
 from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
 from penstock._runtime.leases import PipelineLeases

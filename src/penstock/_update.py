@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions:
-    """What the user asked of an update.
+    """Options of an update.
 
     Attributes:
         refresh: Tables to update; empty = all.
@@ -92,11 +92,11 @@ def plan_update(
 
     Args:
         settings: The pipeline.
-        options: What is asked.
+        options: Of the update.
         plan_texts: Takes the analysed plan of each flow as text.
 
     Raises:
-        PlanError: What was asked is not possible.
+        PlanError: The options cannot be applied.
         PenstockError: As `open_pipeline`.
     """
     evaluator: Callable[..., Evaluator] = Evaluator
@@ -120,7 +120,7 @@ def run_update(
 
     Args:
         settings: The pipeline.
-        options: What is asked.
+        options: Of the update.
         bus: Gets every event; the event log in the storage root is subscribed here.
         on_running: Called once, before the first step, with what can stop the update.
         edit: See `open_pipeline`.

@@ -1,7 +1,7 @@
-"""What a pipeline does, seen from another process: for scripts, probes and dashboards.
+"""The state of a pipeline, read from another process: for scripts, probes and dashboards.
 
-Nothing here needs Spark or Java, takes a lease or disturbs the pipeline: it reads two files that
-the pipeline writes, on the machine that runs it.
+Needs neither Spark nor Java, takes no lease and does not affect the pipeline: it reads two files
+that the pipeline writes, on the machine that runs it.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ def status(
     target: str | None = None,
     update: str = "latest",
 ) -> Mapping[str, Any] | None:
-    """What the newest update of a pipeline does now, or how it ended.
+    """The state of the newest update of a pipeline.
 
     The keys are those of `penstock status --output json`; see the page on monitoring.
 
     Args:
-        project: Project folder, source file or settings file; by default around the current folder.
+        project: Project folder, source file or settings file; default: the current folder.
         storage: Root of tables and checkpoints instead of the one of the settings.
-        pipeline: Key of the pipeline, where a bundle has several.
+        pipeline: Key of the pipeline if the bundle has several.
         target: Target of a bundle.
-        update: `latest`, or the id of an update or its beginning.
+        update: `latest`, or the prefix of an id.
 
     Returns:
         `None` if no update is recorded.
@@ -53,7 +53,7 @@ def status(
 
 
 def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str, Any] | None:
-    """As `status`, for settings that are read already."""
+    """As `status`, for loaded settings."""
     body = read_status(settings, update=update)
     if body is None:
         return None

@@ -150,7 +150,7 @@ def test_the_dashboard_beside_an_update_is_gone_when_the_update_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = PipelineSettings(name="story", storage=str(tmp_path), root=str(tmp_path))
-    with dashboard_beside(settings, wanted=True):
+    with dashboard_beside(settings, enabled=True):
         address = re.search(r"http://\S+", capsys.readouterr().err)[0]
         assert json.loads(get(address + "api/pipelines"))["pipelines"][0]["total"] == 0
         Story(tmp_path / "events").begin()

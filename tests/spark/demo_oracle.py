@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock._local.demo.delta_log import read_rows, read_snapshot
-from penstock._local.demo.kafka_log import Ranges, consumer_of, import_client, unreachable
+from penstock._local.demo.kafka_log import Ranges, import_client, open_consumer, unreachable
 from penstock._local.demo.places import TOPIC, DemoPlaces
 
 Row = dict[str, Any]
@@ -32,48 +32,18 @@ _SILVER = (
 _JSON = json.JSONDecoder(parse_float=Decimal)
 _SHOWN = 20
 _TIMEOUT_SECONDS = 20.0
+_BATCH = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One message as it lies in the log."""
+    """A message of the topic."""
 
     partition: int
     offset: int
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-
-
-def read_records(bootstrap_servers: str, topic: str, ranges: Ranges) -> Iterator[Record]:
-    """Every message of these ranges, in the order of its partition."""
-    kafka = import_client()
-    consumer = consumer_of(kafka, bootstrap_servers)
-    left = {partition: end for partition, (begin, end) in ranges.items() if end > begin}
-    try:
-        consumer.assign([kafka.TopicPartition(topic, number, ranges[number][0]) for number in left])
-        while left:
-            messages = consumer.consume(1_000, timeout=_TIMEOUT_SECONDS)
-            if not messages:
-                raise unreachable(bootstrap_servers, f"no messages in {_TIMEOUT_SECONDS:g} s")
-            for message in messages:
-                if message.error() is not None:
-                    raise unreachable(bootstrap_servers, str(message.error()))
-                partition, offset = message.partition(), message.offset()
-                if offset < ranges[partition][1]:
-                    yield Record(
-                        partition=partition,
-                        offset=offset,
-                        timestamp_ms=message.timestamp()[1],
-                        key=message.key(),
-                        value=message.value(),
-                    )
-                if offset + 1 >= ranges[partition][1]:
-                    left.pop(partition, None)
-    except kafka.KafkaException as error:
-        raise unreachable(bootstrap_servers, str(error)) from error
-    finally:
-        consumer.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,3 +310,39 @@ def _read(table: Any, columns: Sequence[str]) -> list[Row]:
     snapshot = read_snapshot(table)
     rows: list[Row] = read_rows(snapshot.files, columns).to_pylist() if snapshot else []
     return rows
+
+
+def read_records(bootstrap_servers: str, topic: str, ranges: Ranges) -> Iterator[Record]:
+    """Read all messages of these ranges, per partition in order.
+
+    Raises:
+        SetupError: `BROKER_UNREACHABLE`.
+        MissingExtraError: `MISSING_EXTRA`.
+    """
+    kafka = import_client()
+    consumer = open_consumer(kafka, bootstrap_servers)
+    left = {partition: end for partition, (begin, end) in ranges.items() if end > begin}
+    try:
+        consumer.assign([kafka.TopicPartition(topic, number, ranges[number][0]) for number in left])
+        while left:
+            messages = consumer.consume(_BATCH, timeout=_TIMEOUT_SECONDS)
+            if not messages:
+                raise unreachable(bootstrap_servers, f"no messages in {_TIMEOUT_SECONDS:g} s")
+            for message in messages:
+                if message.error() is not None:
+                    raise unreachable(bootstrap_servers, str(message.error()))
+                partition, offset = message.partition(), message.offset()
+                if offset < ranges[partition][1]:
+                    yield Record(
+                        partition=partition,
+                        offset=offset,
+                        timestamp_ms=message.timestamp()[1],
+                        key=message.key(),
+                        value=message.value(),
+                    )
+                if offset + 1 >= ranges[partition][1]:
+                    left.pop(partition, None)
+    except kafka.KafkaException as error:
+        raise unreachable(bootstrap_servers, str(error)) from error
+    finally:
+        consumer.close()

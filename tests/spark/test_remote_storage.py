@@ -91,7 +91,7 @@ def test_commands_give_right_answers_when_the_storage_is_not_local(
     assert code == 2
     assert f"no checkpoint below {storage}/checkpoints" in text
     code, text = command("checkpoint", "doctor")
-    assert (code, text.strip()) == (0, "nothing is wrong")
+    assert (code, text.strip()) == (0, "no problems found")
     folder = tmp_path / "mounted/shop/checkpoints/silver"
     (offsets,) = folder.glob("*/offsets/0")
     offsets.write_text("", encoding="utf-8")

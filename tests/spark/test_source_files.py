@@ -7,8 +7,8 @@ from update_project import Project
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
+from penstock._project.databricks.notebook_globals import notebook_globals
 from penstock._project.loader import load_definitions
-from penstock._project.notebook_globals import notebook_globals
 from penstock._project.spec import load_settings
 from penstock._update import UpdateOptions, plan_update
 

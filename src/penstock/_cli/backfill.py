@@ -1,7 +1,5 @@
-"""`backfill`: a flow once more over a range of its sources, without doubled rows."""
+"""`backfill`: reprocess a range of a flow's sources without duplicate rows."""
 
-import sys
-from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "backfill",
         epilog="Examples: penstock backfill bronze --from 2026-03-01 --to 2026-03-02 "
@@ -24,17 +21,10 @@ def register(app: typer.Typer) -> None:
     )(backfill)
 
 
+@options.grouped
 def backfill(
     flow: options.FlowName,
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="Start of the range: `earliest` (the default), a timestamp, `version=4`, "
-            "`key=500`, or offsets as JSON.",
-            metavar="POSITION",
-        ),
-    ] = None,
+    begin: options.From = None,
     end: Annotated[
         str | None,
         typer.Option(
@@ -46,14 +36,14 @@ def backfill(
     ] = None,
     files: Annotated[
         str | None,
-        typer.Option("--files", help="Only files with such a name.", metavar="PATTERN"),
+        typer.Option("--files", help="Read only files whose names match.", metavar="PATTERN"),
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(
             "--by",
-            help="Columns that say where a row comes from, or identify it: rows that the table has "
-            "are left out.",
+            help="Columns that identify a row or its source position: rows that the table already "
+            "has are skipped.",
             metavar="A,B",
         ),
     ] = None,
@@ -61,50 +51,58 @@ def backfill(
         str | None,
         typer.Option(
             "--replace-where",
-            help="Replace the rows that fulfil this by those of the range that do.",
+            help="Replace the rows that match this condition with the matching rows of the range.",
             metavar="CONDITION",
         ),
     ] = None,
     accept_fewer: Annotated[
         bool,
-        typer.Option("--accept-fewer", help="Though the range has fewer of these than the table."),
+        typer.Option(
+            "--accept-fewer",
+            help="Proceed even if the range has fewer matching rows than the table.",
+        ),
     ] = False,
     resume: options.Resume = False,
     abandon: options.Abandon = False,
     yes: options.Yes = False,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.RepairOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Read a range of a flow's sources again, into its table, without doubling rows.
+    """Reprocess a range of a flow's sources into its table without duplicate rows.
 
-    Prints the plan first. The range must have been read by the flow. Killed half-way, it continues
-    with --resume. The flow's own checkpoint is not touched. Refused while the pipeline runs.
+    Prints the plan first. The flow must have read the range before. An interrupted backfill
+    continues with --resume. The flow's checkpoint does not change. Not possible while the pipeline
+    runs.
     """
-    range_ = {"--from": begin, "--to": end, "--files": files}
-    how = {"--by": by, "--replace-where": where, "--accept-fewer": accept_fewer}
-    options.check_ways({"--resume": resume, "--abandon": abandon}, {**range_, **how})
-    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    options.check_conflicts(
+        {"--resume": resume, "--abandon": abandon},
+        {
+            "--from": begin,
+            "--to": end,
+            "--files": files,
+            "--by": by,
+            "--replace-where": where,
+            "--accept-fewer": accept_fewer,
+        },
+    )
+    settings = project.settings()
     from penstock._repair.backfill import BackfillOptions, backfill_flow
     from penstock.sources.base import parse_start
 
-    options_of_backfill = BackfillOptions(
+    backfill_options = BackfillOptions(
         begin=None if begin is None else parse_start(begin),
         end=None if end is None else parse_start(end, "--to"),
         files=files,
-        by=tuple(name.strip() for name in (by or "").split(",") if name.strip()),
+        by=options.names([by] if by else None),
         where=where,
         accept_fewer=accept_fewer,
         resume=resume,
         abandon=abandon,
         execute=yes,
     )
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        report = backfill_flow(settings, flow, options_of_backfill)
+    with options.stdout_to_stderr():
+        report = backfill_flow(settings, flow, backfill_options)
     if output is OutputFormat.JSON:
         options.print_json(_as_json(report))
         return
@@ -112,7 +110,7 @@ def backfill(
     for step in report.steps:
         print(f"  {step}")
     if report.state == "planned":
-        print("nothing was changed: --yes does it")
+        print("nothing was changed; --yes applies the plan")
         return
     resumed = "resumed and " if report.resumed else ""
     print(f"{resumed}{report.state}")
@@ -122,23 +120,12 @@ def backfill(
 
 
 def _as_json(report: "BackfillReport") -> dict[str, object]:
+    names = ("flow", "target", "state", "backfill_id", "resumed", "way", "range", "steps")
     return {
-        "flow": report.flow,
-        "target": report.target,
-        "state": report.state,
-        "backfill_id": report.backfill_id,
-        "resumed": report.resumed,
-        "way": report.way,
-        "range": report.range,
+        **options.attributes(report, *names),
         "sources": [
-            {
-                "source": source.source,
-                "unit": source.unit,
-                "count": source.count,
-                "text": source.text,
-            }
+            options.attributes(source, "source", "unit", "count", "text")
             for source in report.sources
         ],
         "counts": dict(report.counts),
-        "steps": list(report.steps),
     }

@@ -1,9 +1,7 @@
-"""`checkpoint`: how far flows have read, what is wrong with their checkpoints, and a new one."""
+"""`checkpoint`: list, inspect, diagnose and reset the checkpoints of flows."""
 
 import json
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +15,10 @@ from penstock._display.text import size
 if TYPE_CHECKING:
     from penstock._tables.read.checkpoint_files import Checkpoint
 
-_app = typer.Typer(help="Checkpoints of flows: how far they have read, and what is wrong.")
+_app = typer.Typer(help="List, inspect, diagnose and reset the checkpoints of flows.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     _app.command("list", epilog="Example: penstock checkpoint list --output json")(list_all)
     _app.command("inspect", epilog="Example: penstock checkpoint inspect silver")(inspect)
     _app.command("doctor", epilog="Examples: penstock checkpoint doctor | ... doctor silver")(
@@ -36,19 +33,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(_app, name="checkpoint", no_args_is_help=True)
 
 
+@options.grouped
 def list_all(
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print all checkpoints: those that flows continue with, and those of earlier epochs."""
+    """List the checkpoints of all flows, current and earlier ones."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     with readable_storage(settings) as readable:
         listed = checkpoints(readable.settings)
     if output is OutputFormat.JSON:
@@ -76,45 +71,39 @@ def list_all(
     )
 
 
+@options.grouped
 def inspect(
     flow: options.FlowName,
     epoch: Annotated[
-        str | None, typer.Option("--epoch", help="Instead of the one that is used.")
+        str | None,
+        typer.Option("--epoch", help="Epoch to show, or its prefix; default: the current one."),
     ] = None,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print what a checkpoint holds: offsets per source, watermark, state, pinned settings."""
+    """Print the contents of a checkpoint: offsets per source, watermark, state, pinned settings."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     with readable_storage(settings) as readable:
         listed = checkpoints(readable.settings, flow)
-    chosen = [
-        checkpoint for checkpoint in listed if epoch is None or checkpoint.epoch.startswith(epoch)
-    ]
-    if not chosen:
+    chosen = next((each for each in listed if each.epoch.startswith(epoch or "")), None)
+    if chosen is None:
         raise typer.BadParameter(
-            f"epochs of {flow!r}: {', '.join(checkpoint.epoch for checkpoint in listed)}",
-            param_hint="--epoch",
+            f"epochs of {flow!r}: {', '.join(each.epoch for each in listed)}", param_hint="--epoch"
         )
-    checkpoint = chosen[0]
+    body = _details(chosen, readable.shown)
     if output is OutputFormat.JSON:
-        options.print_json(_details(checkpoint, readable.shown))
+        options.print_json(body)
         return
-    body = _details(checkpoint, readable.shown)
-    unused = "" if checkpoint.is_current else " (not used)"
-    print(f"flow {checkpoint.flow}, epoch {checkpoint.epoch}{unused}")
+    print(f"flow {flow}, epoch {chosen.epoch}{'' if chosen.is_current else ' (not used)'}")
     print(f"path {body['path']}")
-    print(f"query id {checkpoint.query_id or 'unknown'}")
+    print(f"query id {chosen.query_id or 'unknown'}")
     print(
-        f"batch {_number(checkpoint.last_planned)} planned at {body['planned_at'] or '-'}, "
-        f"{_number(checkpoint.last_finished)} finished, watermark {body['watermark'] or 'none'}"
+        f"batch {_number(chosen.last_planned)} planned at {body['planned_at'] or '-'}, "
+        f"{_number(chosen.last_finished)} finished, watermark {body['watermark'] or 'none'}"
     )
     for number, offset in enumerate(body["offsets"]):
         print(f"source {number}: {json.dumps(offset, ensure_ascii=False)}")
@@ -125,57 +114,54 @@ def inspect(
         )
     for key, value in body["conf"].items():
         print(f"pinned {key} = {value}")
-    for name, reason in checkpoint.damaged.items():
+    for name, reason in chosen.damaged.items():
         print(f"damaged: {name} {reason}")
 
 
+@options.grouped
 def doctor(
     flow: Annotated[
-        str | None, typer.Argument(help="Only this flow.", metavar="FLOW", show_default=False)
+        str | None, typer.Argument(help="Check only this flow.", metavar="FLOW", show_default=False)
     ] = None,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Look for damage, and for checkpoints that do not fit their tables. Changes nothing.
+    """Check checkpoints for damage and for mismatches with their tables. Changes nothing.
 
-    Exit code 1 if something would make the next start fail or lose rows.
+    Exit code 1 if the next start would fail or lose rows.
     """
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_doctor import Severity, examine
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     with readable_storage(settings) as readable:
-        diagnosis = examine(readable.settings, flow)
+        findings = examine(readable.settings, flow)
     if output is OutputFormat.JSON:
         options.print_json(
             [
                 {
-                    "flow": problem.flow,
-                    "epoch": problem.epoch,
-                    "kind": problem.kind,
-                    "weight": problem.severity.value,
-                    "message": readable.shown(problem.message),
-                    "hint": readable.shown(problem.hint),
+                    **options.attributes(finding, "flow", "epoch", "kind"),
+                    "weight": finding.severity.value,
+                    "message": readable.shown(finding.message),
+                    "hint": readable.shown(finding.hint),
                 }
-                for problem in diagnosis
+                for finding in findings
             ]
         )
     else:
-        for problem in diagnosis:
-            message = readable.shown(problem.message)
-            print(f"{problem.severity} {problem.flow} {problem.kind}: {message}")
-            if problem.hint:
-                print(f"    hint: {readable.shown(problem.hint)}")
-        if not diagnosis:
-            print("nothing is wrong")
-    bad = any(problem.severity is Severity.ERROR for problem in diagnosis)
-    return exit_codes.UPDATE_FAILED if bad else exit_codes.OK
+        for finding in findings:
+            message = readable.shown(finding.message)
+            print(f"{finding.severity} {finding.flow} {finding.kind}: {message}")
+            if finding.hint:
+                print(f"    hint: {readable.shown(finding.hint)}")
+        if not findings:
+            print("no problems found")
+    has_error = any(finding.severity is Severity.ERROR for finding in findings)
+    return exit_codes.UPDATE_FAILED if has_error else exit_codes.OK
 
 
+@options.grouped
 def reset(
     flow: options.FlowName,
     start: Annotated[
@@ -189,39 +175,35 @@ def reset(
         ),
     ],
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Empty its table and quarantine first.")
+        bool, typer.Option("--truncate", help="Truncate the table and its quarantine first.")
     ] = False,
     accept_duplicates: Annotated[
         bool,
         typer.Option(
-            "--accept-duplicates", help="Though rows will be in the target twice, or wrong."
+            "--accept-duplicates",
+            help="Proceed even if the target will have duplicate or wrong rows.",
         ),
     ] = False,
     yes: options.Yes = False,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.RepairOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Give a flow a new checkpoint: it reads its sources from another place.
+    """Give a flow a new checkpoint that starts at another position of its sources.
 
-    Prints what will be read again and what the target does with it. A reset that would double rows
-    is refused. The old checkpoint stays; so do the rows in the target, unless they are removed
-    first. Refused while the pipeline runs.
+    Prints what is read again and what the target does with these rows. A reset that would
+    duplicate rows is refused. The old checkpoint is kept, and so are the rows of the target unless
+    they are removed first. Not possible while the pipeline runs.
     """
-    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    settings = project.settings()
     from penstock._repair.reset import reset_flow
     from penstock.sources.base import parse_start
 
-    place = parse_start(start)
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    with options.stdout_to_stderr():
         plan = reset_flow(
             settings,
             flow,
-            place,
+            parse_start(start),
             truncate=truncate,
             accept_duplicates=accept_duplicates,
             execute=yes,
@@ -229,26 +211,15 @@ def reset(
     if output is OutputFormat.JSON:
         options.print_json(
             {
-                "flow": plan.flow,
-                "target": plan.target,
+                **options.attributes(plan, "flow", "target", "old_epoch", "new_epoch"),
+                **options.attributes(plan, "old_checkpoint", "effect", "refused", "steps"),
                 "done": yes,
                 "from": plan.start,
-                "old_epoch": plan.old_epoch,
-                "new_epoch": plan.new_epoch,
-                "old_checkpoint": plan.old_checkpoint,
-                "effect": plan.effect,
                 "truncate": plan.truncates,
-                "refused": plan.refused,
                 "sources": [
-                    {
-                        "source": source.source,
-                        "unit": source.unit,
-                        "again": source.again,
-                        "skipped": source.skipped,
-                    }
+                    options.attributes(source, "source", "unit", "again", "skipped")
                     for source in plan.sources
                 ],
-                "steps": list(plan.steps),
             }
         )
         return
@@ -257,18 +228,15 @@ def reset(
         print(f"  {step}")
     if plan.refused is not None:
         print(f"refused: {plan.refused}")
-        print("  --truncate, --accept-duplicates or another place")
-    print("done" if yes else "nothing was changed: --yes does it")
+        print("  use --truncate, --accept-duplicates or another start position")
+    print("done" if yes else "nothing was changed; --yes applies the plan")
 
 
 def _summary(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:
     return {
-        "flow": checkpoint.flow,
-        "epoch": checkpoint.epoch,
+        **options.attributes(checkpoint, "flow", "epoch", "exists", "query_id"),
         "used": checkpoint.is_current,
         "path": shown(str(checkpoint.path)),
-        "exists": checkpoint.exists,
-        "query_id": checkpoint.query_id,
         "planned_batch": checkpoint.last_planned,
         "finished_batch": checkpoint.last_finished,
         "state_bytes": sum(part.size for part in checkpoint.state),
@@ -294,19 +262,22 @@ def _details(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str,
         )
     return {
         **_summary(checkpoint, shown),
-        "planned_at": _moment(None if last is None else last.timestamp_ms),
-        "watermark": _moment(None if last is None else last.watermark_ms or None),
+        "planned_at": _timestamp(None if last is None else last.timestamp_ms),
+        "watermark": _timestamp(None if last is None else last.watermark_ms or None),
         "offsets": [] if last is None else list(last.offsets),
         "state": state,
         "conf": {} if last is None else dict(last.conf),
     }
 
 
-def _moment(milliseconds: int | None) -> str | None:
-    if milliseconds is None:
-        return None
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _timestamp(milliseconds: int | None) -> str | None:
+    from penstock._observe.codec import time_text
+
+    return (
+        None
+        if milliseconds is None
+        else time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    )
 
 
 def _number(value: int | None) -> str:

@@ -1,7 +1,7 @@
-"""What a visitor of the dashboard may do to a pipeline: start, stop, replay of quarantine.
+"""Actions of the dashboard on a pipeline: start, stop, replay of the quarantine.
 
-Each of them is what the command line does: an update is a process of its own with its own lease,
-which continues when the dashboard ends, and hears a signal when it shall stop.
+Each action runs a command in a separate process with its own lease, which continues after the
+dashboard ends and is stopped by a signal.
 """
 
 import os
@@ -29,7 +29,7 @@ _SHOWN_OUTPUT = 6000
 
 @dataclass
 class _Job:
-    """A process that this dashboard has started."""
+    """A process that this dashboard started."""
 
     what: str
     process: "subprocess.Popen[bytes]"
@@ -83,7 +83,7 @@ class ProcessControl:
         self._cwd = Path.cwd()
         self._lock = threading.Lock()
         self._jobs: deque[_Job] = deque(maxlen=_KEPT_JOBS)
-        self._asked: tuple[object, ...] | None = None
+        self._stop_requested: tuple[object, ...] | None = None
 
     def state(self) -> dict[str, Any]:
         """`runs`: what holds the pipeline, or null; `is_stopping`; `jobs`: the newest first."""
@@ -97,7 +97,7 @@ class ProcessControl:
                     "since": str(holder.get("since") or ""),
                     "is_here": holder.get("host") == socket.gethostname(),
                 },
-                "is_stopping": holder is not None and self._asked == _identity(holder),
+                "is_stopping": holder is not None and self._stop_requested == _identity(holder),
                 "jobs": [job.view() for job in reversed(self._jobs)],
             }
 
@@ -119,8 +119,8 @@ class ProcessControl:
             SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
         """
         arguments = ["run", "--quiet"]
-        arguments += [f"--refresh={_name(table)}" for table in refresh]
-        arguments += [f"--full-refresh={_name(table)}" for table in full_refresh]
+        arguments += [f"--refresh={_name(name)}" for name in refresh]
+        arguments += [f"--full-refresh={_name(name)}" for name in full_refresh]
         if continuous is not None:
             arguments.append("--continuous" if continuous else "--triggered")
         self._run("update", [*arguments, *self._choice, "--", *self._project])
@@ -136,8 +136,8 @@ class ProcessControl:
         Raises:
             SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
         """
-        project = [f"--project={argument}" for argument in self._project]
-        chosen = [f"--rule={argument}" for argument in rules]
+        project = [f"--project={path}" for path in self._project]
+        chosen = [f"--rule={one}" for one in rules]
         what = f"replay of {dataset}"
         if rows:
             chosen.append(f"--row={','.join(map(_name, rows))}")
@@ -162,19 +162,19 @@ class ProcessControl:
                 raise _refused(f"pipeline {self._name!r} does not run")
             if holder.get("host") != socket.gethostname():
                 raise _refused(f"pipeline {self._name!r} runs on {holder.get('host')}, not here")
-            is_asked = self._asked == _identity(holder)
-            if is_asked is not now:
+            is_requested = self._stop_requested == _identity(holder)
+            if is_requested is not now:
                 raise _refused(
-                    "it was asked to stop already, and ends after its batches in flight"
-                    if is_asked
-                    else "it was not asked to stop gracefully yet"
+                    "a stop was already requested; it ends after the batches in flight"
+                    if is_requested
+                    else "request a graceful stop first"
                 )
             self._note("stop now" if now else "stop")
             try:
                 os.kill(int(holder["pid"]), signal.SIGTERM)
             except OSError as error:
                 raise _refused(f"the signal was refused: {error.strerror}") from error
-            self._asked = _identity(holder)
+            self._stop_requested = _identity(holder)
 
     def _holder(self) -> dict[str, Any] | None:
         from penstock._runtime.lease import living_holder
@@ -190,9 +190,9 @@ class ProcessControl:
                     f"pipeline {self._name!r} is held by {_command(holder) or 'a process'}"
                 )
             if any(job.process.poll() is None for job in self._jobs):
-                raise _refused("what was started before has not ended yet")
+                raise _refused("the previous command has not ended yet")
             self._note(what)
-            # Whoever starts a pipeline from a page gives it nothing but this machine's own things.
+            # The environment of this machine, without the dashboard's token.
             environment = {k: v for k, v in os.environ.items() if k != "PENSTOCK_UI_TOKEN"}
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
@@ -208,16 +208,16 @@ class ProcessControl:
                         start_new_session=True,
                     )
             except OSError as error:
-                raise _refused(f"it could not be started: {error.strerror}") from error
+                raise _refused(f"the command could not be started: {error.strerror}") from error
             self._jobs.append(_Job(what=what, process=process, log=log))
 
     def _note(self, what: str) -> None:
-        """Who watches the dashboard's own terminal sees what was done from pages."""
+        """Log the action to the terminal of the dashboard."""
         print(f"{self._name}: {what}, from the dashboard", file=sys.stderr, flush=True)
 
 
 def _command(holder: dict[str, Any]) -> str:
-    """As people type it, also where Python was told to run the module."""
+    """The command as typed, also if Python runs the module."""
     return str(holder.get("command") or "").replace("__main__.py", "penstock", 1)
 
 
@@ -226,7 +226,7 @@ def _identity(holder: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _name(text: str) -> str:
-    """A dataset as one argument; what could be read as something else is refused."""
+    """A dataset name that is safe as an argument."""
     if not text or text.startswith("-") or any(c in text for c in ",\n\r\0"):
         raise _refused(f"{text!r} cannot be named here")
     return text
@@ -240,7 +240,7 @@ def _tail(log: Path) -> str:
             text = lines.read().decode(errors="replace")
     except OSError:
         return ""
-    # A line that was cut could hide what its secret is called.
+    # A truncated line could lose the key that identifies its secret.
     return text if size <= _SHOWN_OUTPUT else text.partition("\n")[2]
 
 
@@ -248,5 +248,5 @@ def _refused(reason: str) -> SetupError:
     return SetupError("CONTROL_REFUSED", reason)
 
 
-def _millis(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
+def _millis(timestamp: datetime) -> int:
+    return int(timestamp.timestamp() * 1000)

@@ -24,12 +24,11 @@ _STOP_SECONDS = 3.0
 _NICENESS = 10
 
 WithDashboard = Annotated[
-    bool, typer.Option("--ui", help="Serve the dashboard as long as it runs.")
+    bool, typer.Option("--ui", help="Serve the dashboard while the pipeline runs.")
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command("ui", epilog="Examples: penstock ui | penstock ui shop invoices --port 8080")(ui)
 
 
@@ -43,28 +42,27 @@ def ui(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; any but loopback needs a token.")
+        str,
+        typer.Option("--host", help="Address to listen on; other than loopback requires a token."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free port.")
     ] = 7070,
     token: Annotated[
         str | None,
         typer.Option(
             "--token",
             envvar="PENSTOCK_UI_TOKEN",
-            help="What a visitor must know; made up where one is needed and none is given.",
+            help="Access token; generated if it is required but not set.",
             show_envvar=True,
         ),
     ] = None,
     control: Annotated[
         bool,
-        typer.Option(
-            "--control", help="Let visitors start, stop and replay; they need the token then."
-        ),
+        typer.Option("--control", help="Allow starts, stops and replays; requires the token."),
     ] = False,
     rows: Annotated[
-        bool, typer.Option("--rows/--no-rows", help="Show rows of tables and of quarantine.")
+        bool, typer.Option("--rows/--no-rows", help="Show rows of tables and quarantines.")
     ] = True,
     storage: options.Storage = None,
     spec: options.Spec = None,
@@ -76,7 +74,7 @@ def ui(
     sources: Annotated[Path | None, typer.Option("--sources", hidden=True)] = None,
     listening: Annotated[int | None, typer.Option("--listening", hidden=True)] = None,
 ) -> None:
-    """Show pipelines in the browser, live and long after; needs no Spark and no Java."""
+    """Show running and past updates of pipelines in the browser, without Spark or Java."""
     from penstock._ui import serving
     from penstock._ui.guard import is_loopback
 
@@ -97,7 +95,7 @@ def ui(
         return
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise typer.BadParameter(
-            f"it has fewer than {_SHORTEST_TOKEN} characters", param_hint="--token"
+            f"expected at least {_SHORTEST_TOKEN} characters", param_hint="--token"
         )
     if token is None and (control or not is_loopback(host)):
         token = serving.new_token()
@@ -105,8 +103,8 @@ def ui(
     logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
     if not rows:
         logs = [replace(log, tables=None) for log in logs]
-    with serving.listen(host, port) as listening_socket:
-        address = serving.address_of(listening_socket, host, token)
+    with serving.listen(host, port) as listener:
+        address = serving.address_of(listener, host, token)
 
         def ready() -> None:
             for log in logs:
@@ -114,7 +112,7 @@ def ui(
             print_as_is(f"dashboard at {address} (Ctrl-C ends it)")  # with its token
 
         with suppress(KeyboardInterrupt):
-            serving.serve(logs, listening_socket, host=host, token=token, acts=control, ready=ready)
+            serving.serve(logs, listener, host=host, token=token, acts=control, ready=ready)
 
 
 _SHORTEST_TOKEN = 12
@@ -127,7 +125,7 @@ def _log_of(
     pipeline: str | None,
     target: str | None,
 ) -> "WatchedLog":
-    """The event log at a path: of a project, or a folder of recorded events of any origin."""
+    """The event log at a path: of a project, or any folder of recorded events."""
     from penstock._cli.controls import ProcessControl
     from penstock._observe.log import event_directory
     from penstock._observe.segments import updates
@@ -182,16 +180,16 @@ def _sources_of(root: Path) -> "Sources":
 
 
 @contextmanager
-def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[None]:
+def dashboard_beside(settings: "PipelineSettings", *, enabled: bool) -> Iterator[None]:
     """Serve the dashboard of a pipeline from a process of its own while the body runs.
 
-    A process, so that watching costs the driver nothing but the events it writes anyway. It hears
-    no signal of the terminal, and ends when its standard input does: also after a `kill -9`.
+    A separate process, so that the dashboard does not slow down the driver. It ignores signals of
+    the terminal and ends when its standard input is closed, also after a `kill -9`.
 
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
     from penstock._observe.log import event_directory
@@ -199,13 +197,13 @@ def dashboard_beside(settings: "PipelineSettings", *, wanted: bool) -> Iterator[
 
     serving.require_extra()
     log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
-    with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as listening:
-        address = serving.address_of(listening, serving.DEFAULT_HOST, None)
+    with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as listener:
+        address = serving.address_of(listener, serving.DEFAULT_HOST, None)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            serving.companion_command(log, listening.fileno(), settings.storage, settings.root),
+            serving.companion_command(log, listener.fileno(), settings.storage, settings.root),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(listening.fileno(),),
+            pass_fds=(listener.fileno(),),
             start_new_session=True,
         )
     print(f"dashboard at {address}", file=sys.stderr, flush=True)

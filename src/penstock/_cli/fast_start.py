@@ -14,7 +14,7 @@ from penstock.errors import SetupError
 
 
 def prepare_fast_start(*, quiet: bool) -> None:
-    """Make the archive unless it is there; takes as long as a small update."""
+    """Build the archive if it is missing; takes as long as a small update."""
     from penstock._local import cds
     from penstock._local.jars import SPARK_JAR_SETS, class_path
 

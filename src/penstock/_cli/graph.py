@@ -1,8 +1,6 @@
-"""`graph` and `explain`: what a pipeline consists of, and what one dataset is made of."""
+"""`graph` and `explain`: the dataflow graph of a pipeline, and the details of one dataset."""
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GraphFormat(StrEnum):
-    """How a graph is drawn as text."""
+    """Format of a drawn graph."""
 
     TEXT = "text"
     MERMAID = "mermaid"
@@ -25,7 +23,6 @@ class GraphFormat(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "graph",
         epilog="Examples: penstock graph | penstock graph --format mermaid | "
@@ -38,15 +35,10 @@ def register(app: typer.Typer) -> None:
     )(explain)
 
 
+@options.grouped
 def graph(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.GraphOptions,
     form: Annotated[
         GraphFormat, typer.Option("--format", help="A tree, Mermaid, or DOT for Graphviz.")
     ] = GraphFormat.TEXT,
@@ -54,75 +46,61 @@ def graph(
         str | None,
         typer.Option(
             "--update",
-            help="Draw a recorded update, with its states and without Spark: `latest`, or an id.",
+            help="Draw a recorded update with its states, without Spark: `latest`, or an id.",
         ),
     ] = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Draw the datasets, sinks and sources of a pipeline, and what reads what; nothing runs."""
+    """Draw the dataflow graph of a pipeline: datasets, sinks and sources; nothing runs."""
     from penstock._observe import flow_graph as drawing
     from penstock._observe.masking import shown
 
-    settings = options.settings_of(
-        path, spec, storage, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-    )
-    flow_graph = drawing.flow_graph(_events(settings, update))
+    flow_graph = drawing.flow_graph(_events(project.settings(), update))
     if output is OutputFormat.JSON:
         options.print_json(flow_graph.as_json())
         return
-    match form:
-        case GraphFormat.TEXT:
-            lines = drawing.text_lines(flow_graph)
-        case GraphFormat.MERMAID:
-            lines = drawing.mermaid_lines(flow_graph)
-        case GraphFormat.DOT:
-            lines = drawing.dot_lines(flow_graph)
-    for line in lines:
+    draw = {
+        GraphFormat.TEXT: drawing.text_lines,
+        GraphFormat.MERMAID: drawing.mermaid_lines,
+        GraphFormat.DOT: drawing.dot_lines,
+    }[form]
+    for line in draw(flow_graph):
         print(shown(line))
 
 
 def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
     from penstock._cli.inspection import one_update
-    from penstock._observe import log, segments
+    from penstock._observe import log
     from penstock._observe.events import EventOrigin
     from penstock._observe.masking import without_secrets
 
     if update is not None:
         directory = log.event_directory(settings)
-        chosen = update if update == segments.LATEST else one_update(directory, update)
-        for event in log.recorded_events(directory, chosen):
+        for event in log.recorded_events(directory, one_update(directory, update)):
             yield without_secrets(event)
         return
     from penstock._runtime.definitions import definitions
     from penstock._update import UpdateOptions, plan_update
 
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    with options.stdout_to_stderr():
         planned, _ = plan_update(settings, UpdateOptions())
     for defined in definitions(planned, EventOrigin(pipeline_name=settings.name), {}):
         yield without_secrets(defined)
 
 
+@options.grouped
 def explain(
     dataset: Annotated[str, typer.Argument(help="Table, view or sink.", metavar="DATASET")],
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.ExplainOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Say what a dataset is made of: its queries, rules, state and columns; nothing runs.
+    """Describe a dataset: its queries, expectations, state and columns; nothing runs.
 
-    Also where its checkpoints are and, of a materialized view, whether its last refresh computed
-    it anew, and why. That is read from the storage, if it is on this machine.
+    Also prints its checkpoints and, for a materialized view, the technique of its last refresh and
+    the reason, if the storage is on this machine.
     """
-    settings = options.settings_of(
-        project, spec, storage, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-    )
-    body = _explanation(settings, dataset)
+    body = _explanation(project.settings(), dataset)
     if output is OutputFormat.JSON:
         options.print_json(body)
         return
@@ -135,16 +113,14 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
     from penstock._update import UpdateOptions, plan_update
 
     plans: dict[str, str] = {}
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    with options.stdout_to_stderr():
         graph, _ = plan_update(settings, UpdateOptions(), plan_texts=plans)
     node = graph.find(dataset)
     if node is None and dataset not in graph.sinks:
-        known = [
-            *(known_dataset.display for known_dataset in graph.datasets.values()),
-            *graph.sinks,
-        ]
+        known = [*(each.display for each in graph.datasets.values()), *graph.sinks]
         raise typer.BadParameter(
-            f"there is no dataset {dataset!r}; there are {', '.join(known)}", param_hint="DATASET"
+            f"there is no dataset {dataset!r}; the datasets are {', '.join(known)}",
+            param_hint="DATASET",
         )
     key = dataset if node is None else node.key
     checkpoints = _checkpoints(settings)
@@ -159,7 +135,7 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             "kind": node.kind.value,
             "declared_at": str(node.declared.origin),
             "path": layout.table_path(node.name, override) if stored else None,
-            "read_by": sorted(graph.datasets[key].display for key in node.downstream),
+            "read_by": sorted(graph.datasets[reader].display for reader in node.downstream),
             "rules": _rules(node, layout.quarantine_path(node.name, override), settings),
             "last_refresh": _last_refresh(settings, node.key),
         }
@@ -204,15 +180,14 @@ def _flow(
     columns: dict[str, list[str]] = {}
     if lineage is not None:
 
-        def place(number: int) -> str:
+        def source_name(number: int) -> str:
             source = lineage.sources[number]
-            known = graph.datasets.get(source.dataset)
-            return known.display if known is not None else source.dataset or source.name
+            read = graph.datasets.get(source.dataset)
+            return read.display if read is not None else source.dataset or source.name
 
         columns = {
             column: [
-                f"{place(external.source)}.{external.column} {external.transformation}"
-                for external in inputs
+                f"{source_name(each.source)}.{each.column} {each.transformation}" for each in inputs
             ]
             for column, inputs in lineage.columns.items()
         }
@@ -221,14 +196,10 @@ def _flow(
         "type": flow.type_name(graph.datasets.get(flow.target)),
         "declared_at": str(flow.flow.origin),
         "reads": sorted(graph.datasets[key].display for key in analysis.inputs),
-        "reads_external": [shown(external) for external in analysis.external_inputs],
-        "output_mode": None if analysis.output_mode is None else analysis.output_mode.value,
+        "reads_external": [shown(name) for name in analysis.external_inputs],
+        "output_mode": analysis.output_mode and analysis.output_mode.value,
         "merge_keys": list(analysis.merge_keys),
-        "state": [
-            external
-            for external in analysis.stateful_operators
-            if not external.startswith("source ")
-        ],
+        "state": [name for name in analysis.stateful_operators if not name.startswith("source ")],
         "state_grows": list(analysis.growing_state),
         "checkpoint": checkpoint,
         "plan": shown(plan).splitlines(),
@@ -237,18 +208,18 @@ def _flow(
 
 
 def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
-    """By flow, the checkpoint that it continues with."""
+    """The current checkpoint of each flow."""
     from penstock._tables.read.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 
     try:
         listed = checkpoints(settings)
-    except PenstockError:  # the storage is elsewhere, or there is none yet
+    except PenstockError:  # the storage is on another machine or does not exist yet
         return {}
     return {
         checkpoint.flow: {
             "path": str(checkpoint.path),
-            "last_batch": checkpoint.finished[-1] if checkpoint.finished else None,
+            "last_batch": checkpoint.last_finished,
             "state_bytes": sum(part.size for part in checkpoint.state),
         }
         for checkpoint in listed
@@ -296,8 +267,8 @@ def _lines(body: Mapping[str, Any]) -> Iterator[str]:
         yield f"  reads {', '.join(sources) or 'nothing from elsewhere'}"
         if flow["merge_keys"]:
             yield f"  merges by {', '.join(flow['merge_keys'])}"
-        yield from (f"  state: {state}" for state in flow["state"] or ["none"])
-        yield from (f"  warning: {state}" for state in flow["state_grows"])
+        yield from (f"  state: {operator}" for operator in flow["state"] or ["none"])
+        yield from (f"  warning: {warning}" for warning in flow["state_grows"])
         checkpoint = flow["checkpoint"]
         if checkpoint is not None:
             last = checkpoint["last_batch"]
@@ -311,6 +282,6 @@ def _lines(body: Mapping[str, Any]) -> Iterator[str]:
                 yield f"    {name} <- {', '.join(inputs) or 'nothing'}"
     if body.get("rules"):
         yield ""
-        yield "rules, on the rows that the queries give, before they are written"
+        yield "expectations, checked on the rows of the queries before they are written"
         for rule in body["rules"]:
             yield f"  {rule['name']}: {rule['condition']} [{rule['on_violation']}] {rule['acts']}"

@@ -1,8 +1,7 @@
-"""`preview`, `quarantine` and `events`: what is in the tables and in the event log."""
+"""`preview`, `quarantine`, `quality` and `events`: the contents of tables and of the event log."""
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +9,18 @@ import typer
 
 from penstock._cli import options
 from penstock._cli.options import OutputFormat
+from penstock._display.text import plural, seconds
 
 if TYPE_CHECKING:
     from penstock._observe.events import Event
+    from penstock._tables.read.preview import TablePreview
 
 _UNBOUNDED = 1_000_000
 
-_quarantine = typer.Typer(help="Rows that broke a drop rule, with the reasons.")
+_quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "preview",
         epilog="Examples: penstock preview silver | penstock preview silver -n 5 --output json",
@@ -52,41 +52,32 @@ def register(app: typer.Typer) -> None:
 Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
 
 
+@options.grouped
 def preview(
     table: Table,
     limit: options.Limit = 20,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print rows of a table."""
     from penstock._repair.reading import read_table
 
-    rows = read_table(
-        options.settings_of(project, spec, storage, pipeline=pipeline, target=target), table, limit
-    )
-    _print_rows(table, rows.columns, rows.rows, rows.total, output)
+    _print_rows(table, read_table(project.settings(), table, limit), output)
 
 
+@options.grouped
 def list_tables(
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print how many rows of each table are in quarantine, and which rules they broke."""
     from penstock._repair.reading import list_quarantines
 
-    quarantines = list_quarantines(
-        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    )
+    quarantines = list_quarantines(project.settings())
     if output is OutputFormat.JSON:
-        _print_json(
+        options.print_json(
             [
                 {"table": item.table, "rows": item.rows, "by_rule": dict(item.by_rule)}
                 for item in quarantines
@@ -96,73 +87,63 @@ def list_tables(
     if not quarantines:
         print("no table has a quarantine yet")
         return
-    print_table(
-        ("table", "rows", "rule", "broken by"),
-        [
-            (item.table if first else "", f"{item.rows:,}" if first else "", rule, broken)
-            for item in quarantines
-            for first, (rule, broken) in _with_first(
-                [(rule, f"{rows:,}") for rule, rows in item.by_rule.items()] or [("-", "-")]
-            )
-        ],
-        right=("rows", "broken by"),
-    )
+    lines: list[tuple[str, str, str, str]] = []
+    for item in quarantines:
+        table, count = item.table, f"{item.rows:,}"
+        for rule, rows in (item.by_rule or {"-": None}).items():
+            lines.append((table, count, rule, "-" if rows is None else f"{rows:,}"))
+            table = count = ""
+    print_table(("table", "rows", "rule", "broken by"), lines, right=("rows", "broken by"))
 
 
+@options.grouped
 def show(
     table: Table,
     limit: options.Limit = 20,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print quarantined rows of a table with the rules that they broke. JSON has their ids."""
     from penstock._repair.reading import read_quarantine
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    quarantine = read_quarantine(settings, table, limit, ids=output is OutputFormat.JSON)
-    _print_rows(
-        f"the quarantine of {table}", quarantine.columns, quarantine.rows, quarantine.total, output
-    )
+    rows = read_quarantine(project.settings(), table, limit, ids=output is OutputFormat.JSON)
+    _print_rows(f"the quarantine of {table}", rows, output)
 
 
+@options.grouped
 def replay(
     table: Table,
     rule: Annotated[
         list[str] | None,
-        typer.Option("--rule", help="Only rows that broke this rule; may be repeated."),
+        typer.Option(
+            "--rule", help="Replay only rows that violated this expectation; may be repeated."
+        ),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option(
             "--where",
             metavar="CONDITION",
-            help="Only rows for which this is true: SQL over the columns of the quarantine.",
+            help="Replay only rows that match: SQL over the columns of the quarantine.",
         ),
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option("--row", metavar="A,B", help="Only the rows with these ids; may be repeated."),
+        typer.Option("--row", metavar="A,B", help="Replay only these row ids; may be repeated."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would become of the rows; change nothing.")
+        bool, typer.Option("--dry-run", help="Print what a replay would do; changes nothing.")
     ] = False,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.RepairOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Let quarantined rows go through the rules of their table again, after a rule was corrected.
+    """Evaluate the expectations of a table again on its quarantined rows, after a correction.
 
-    All rows, or those that fulfil everything that is given. Rows that pass get into the table, the
-    others stay, with the rules that they break now. Killed half-way, the next replay finishes it:
-    no row is lost or duplicated. Refused while the pipeline runs.
+    Replays all rows, or those that match all options. Rows that pass move into the table; the
+    others stay, with the expectations that they violate now. The next replay finishes an
+    interrupted one: no row is lost or duplicated. Not possible while the pipeline runs.
     """
     from penstock._cli import replay_report
     from penstock._repair.quarantine import preview_replay, replay_quarantine
@@ -170,46 +151,42 @@ def replay(
 
     rows = options.names(row)
     if row is not None and not rows:
-        raise typer.BadParameter("it names no row", param_hint="--row")
+        raise typer.BadParameter("expected at least one row id", param_hint="--row")
     selection = RowSelection(rules=tuple(rule or ()), where=where, rows=rows)
-    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    settings = project.settings()
+    with options.stdout_to_stderr():
         if dry_run:
-            planned = preview_replay(settings, table, selection=selection)
-            body = replay_report.preview_body(planned)
-            lines = replay_report.preview_lines(planned, is_all=selection.is_all)
+            preview = preview_replay(settings, table, selection=selection)
+            body = replay_report.preview_body(preview)
+            lines = replay_report.preview_lines(preview, is_all=selection.is_all)
         else:
             done = replay_quarantine(settings, table, selection=selection)
             body = replay_report.replayed_body(done)
             lines = replay_report.replayed_lines(done, is_all=selection.is_all)
     if output is OutputFormat.JSON:
-        _print_json(body)
+        options.print_json(body)
         return
     for line in lines:
         print(line)
 
 
+@options.grouped
 def events(
-    update: Annotated[
-        str, typer.Option("--update", help="`latest`, `all`, or an id or its beginning.")
-    ] = "latest",
+    update: options.RecordedUpdates = "latest",
     event_type: Annotated[
-        str | None, typer.Option("--type", help="Only this type, for example flow_progress.")
+        str | None, typer.Option("--type", help="Print only this type, for example flow_progress.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Only this dataset or sink.")
+        str | None, typer.Option("--dataset", help="Print only this dataset or sink.")
     ] = None,
     level: Annotated[
-        str | None, typer.Option("--level", help="INFO, WARN or ERROR and above; or METRICS.")
+        str | None, typer.Option("--level", help="Minimum level: INFO, WARN or ERROR; or METRICS.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new events as they come.")
+        bool, typer.Option("--follow", "-f", help="Print new events as they are recorded.")
     ] = False,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the event log."""
@@ -218,17 +195,15 @@ def events(
     from penstock._observe.events import Level
 
     if level is not None and level.upper() not in set(Level):
-        raise typer.BadParameter(f"{level!r} is none of {', '.join(Level)}", param_hint="--level")
-    directory = log.event_directory(
-        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    )
-    chosen = None if update == "all" else update
-    if update not in (segments.LATEST, "all"):
-        chosen = one_update(directory, update)
+        raise typer.BadParameter(
+            f"{level!r} is not one of {', '.join(Level)}", param_hint="--level"
+        )
+    directory = log.event_directory(project.settings())
+    chosen = None if update == "all" else one_update(directory, update)
     read = log.follow if follow else log.read_events
-    recorded = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
+    bodies = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
     is_empty, shows_metrics = True, level is not None or event_type is not None
-    for body in recorded:
+    for body in bodies:
         is_empty = False
         if output is OutputFormat.JSON:
             options.print_json(body, indent=None)
@@ -240,43 +215,35 @@ def events(
         print(f"{what} in {directory}", file=sys.stderr)
 
 
+@options.grouped
 def quality(
-    update: Annotated[
-        str, typer.Option("--update", help="`latest`, `all`, or an id or its beginning.")
-    ] = "latest",
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Only this dataset.")] = None,
-    rule: Annotated[str | None, typer.Option("--rule", help="Only this rule.")] = None,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    update: options.RecordedUpdates = "latest",
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Print only this dataset.")
+    ] = None,
+    rule: Annotated[str | None, typer.Option("--rule", help="Print only this rule.")] = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print how many rows passed and broke each rule, per batch. JSON has an object per line."""
-    from penstock._observe import log, segments
+    """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
+    from penstock._observe import log
 
-    directory = log.event_directory(
-        options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
-    )
-    chosen = None if update == "all" else update
-    if update not in (segments.LATEST, "all"):
-        chosen = one_update(directory, update)
+    directory = log.event_directory(project.settings())
+    chosen = None if update == "all" else one_update(directory, update)
     events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
-    counts = [
-        count for event in events for count in _counts(event) if rule in (None, count["rule"])
-    ]
+    batches = [row for event in events for row in _counts(event) if rule in (None, row["rule"])]
     if output is OutputFormat.JSON:
-        for count in counts:
-            options.print_json(count, indent=None)
+        for row in batches:
+            options.print_json(row, indent=None)
         return
-    if not counts:
+    if not batches:
         print(f"no batch has counts of rules in {directory}", file=sys.stderr)
         return
     heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
     rows = [
-        [f"{count[head]:,}" if isinstance(count[head], int) else str(count[head]) for head in heads]
-        for count in counts
+        [f"{row[head]:,}" if isinstance(row[head], int) else str(row[head]) for head in heads]
+        for row in batches
     ]
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
 
@@ -302,18 +269,24 @@ def _counts(event: "Event") -> Iterable[dict[str, Any]]:
         }
 
 
-def one_update(directory: Path, wanted: str) -> str:
-    """The whole id of the one update that the beginning of an id means."""
+def one_update(directory: Path, prefix: str) -> str:
+    """The id of the only update that begins with `prefix`; `latest` as it is.
+
+    Raises:
+        SpecError: `UNKNOWN_UPDATE`.
+    """
     from penstock._observe import segments
     from penstock.errors import SpecError
 
-    selected = segments.select_updates(directory, wanted)
-    if len(selected) == 1:
-        return selected[0].update_id
+    if prefix == segments.LATEST:
+        return prefix
+    matches = segments.select_updates(directory, prefix)
+    if len(matches) == 1:
+        return matches[0].update_id
     recorded = [each.update_id for each in segments.updates(directory)[-5:]]
     raise SpecError(
         "UNKNOWN_UPDATE",
-        f"{len(selected)} updates in {directory} begin with {wanted!r}",
+        f"{len(matches)} updates in {directory} begin with {prefix!r}",
         hint=f"the newest ones are {', '.join(recorded)}" if recorded else "none is recorded yet",
     )
 
@@ -337,8 +310,7 @@ def _event_lines(event: "Event") -> list[str]:
 
 
 def _figures(event: "Event") -> str:
-    """What a micro-batch did, as far as this event knows."""
-    from penstock._display.text import plural, seconds
+    """The metrics of a micro-batch, as far as the event has them."""
     from penstock._observe.events import FlowMetrics, FlowProgress
 
     if not isinstance(event.body, FlowProgress):
@@ -374,29 +346,20 @@ def _figures(event: "Event") -> str:
     return ", ".join(parts)
 
 
-def _print_rows(
-    what: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    total: int,
-    output: OutputFormat,
-) -> None:
+def _print_rows(table: str, preview: "TablePreview", output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
-        _print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        options.print_json([dict(zip(preview.columns, row, strict=True)) for row in preview.rows])
         return
-    print_table(columns, rows)
-    print(f"{len(rows):,} of {total:,} row{'' if total == 1 else 's'} of {what}")
+    print_table(preview.columns, preview.rows)
+    print(f"{len(preview.rows):,} of {plural(preview.total, 'row')} of {table}")
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
-    """A table that fits the terminal; into a pipe nothing is cut.
+    """Print a table that fits the terminal; in a pipe, nothing is truncated.
 
-    Args:
-        columns: Heads.
-        rows: Cells.
-        right: Heads of the columns that are aligned to the right.
+    The columns named in `right` are aligned to the right.
     """
     from rich import box
     from rich.table import Table as RichTable
@@ -415,11 +378,3 @@ def print_table(
         drawing.width = _UNBOUNDED
         drawing.width = max(terminal.width, drawing.measure(drawn).maximum)
     drawing.print(drawn)
-
-
-def _print_json(body: Any) -> None:
-    options.print_json(body)
-
-
-def _with_first(items: list[tuple[str, str]]) -> Iterable[tuple[bool, tuple[str, str]]]:
-    return ((index == 0, item) for index, item in enumerate(items))

@@ -1,9 +1,7 @@
-"""`lint`: what a reviewer would say about a pipeline, before it runs."""
+"""`lint`: check a pipeline for likely mistakes before it runs."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +12,12 @@ from penstock._cli import exit_codes, options, reports
 if TYPE_CHECKING:
     from penstock._lint.finding import Finding
     from penstock._lint.project import LintReport
-    from penstock.errors import PenstockError
 
 _VERSION = 1
 
 
 class FindingFormat(StrEnum):
-    """Form of the findings."""
+    """Format of the findings."""
 
     TEXT = "text"
     JSON = "json"
@@ -29,7 +26,7 @@ class FindingFormat(StrEnum):
 
 
 class FailOn(StrEnum):
-    """From which severity on the exit code is 1."""
+    """Minimum severity for exit code 1."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -38,7 +35,6 @@ class FailOn(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(
         "lint",
         epilog="Examples: penstock lint | penstock lint shop --fail-on error | "
@@ -46,44 +42,38 @@ def register(app: typer.Typer) -> None:
     )(lint)
 
 
+@options.grouped
 def lint(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.CheckOptions,
     fail_on: Annotated[
-        FailOn, typer.Option("--fail-on", help="Exit code 1 for findings that are at least this.")
+        FailOn, typer.Option("--fail-on", help="Minimum severity for exit code 1.")
     ] = FailOn.WARNING,
     text_only: Annotated[
         bool,
-        typer.Option("--text-only", help="Look at the text only: without Spark, in a second."),
+        typer.Option("--text-only", help="Check the source text only, without Spark."),
     ] = False,
     explain: Annotated[
         str | None,
-        typer.Option("--explain", metavar="ID", help="Print what a rule is about, and end."),
+        typer.Option("--explain", metavar="ID", help="Print the description of a rule and exit."),
     ] = None,
     output: Annotated[
-        FindingFormat, typer.Option("--output", "-o", help="Form of the answer.")
+        FindingFormat, typer.Option("--output", "-o", help="Output format.")
     ] = FindingFormat.TEXT,
     junit: reports.JUnit = None,
 ) -> int:
-    """Look for mistakes that an expert would find: state that grows, rows that get lost, secrets.
+    """Check for likely mistakes: unbounded state, lost rows, secrets in code.
 
     Nothing runs, and no data is needed. A comment `# penstock: ignore[PSL101]` accepts a finding.
-    Exit code 0 without findings, 1 with some, 2 if the pipeline itself is wrong.
+    Exit code 0 without findings, 1 with findings, 2 if the pipeline is invalid.
     """
     if explain is not None:
         print("\n".join(_explanation(explain)))
         return exit_codes.OK
     from penstock._lint.project import lint_project
 
-    settings = options.settings_of(
-        path, spec, None, conf, pipeline=pipeline, target=target, maps=maps, parameters=param
-    )
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
+    settings = project.settings()
+    with options.stdout_to_stderr():
         report = lint_project(settings, text_only=text_only)
     if junit is not None:
         reports.write_junit(junit, "penstock lint", _cases(report, fail_on))
@@ -133,11 +123,11 @@ def _as_text(report: "LintReport") -> Iterator[str]:
         yield f"    fix: {rule.fix}"
         yield f"    page: {rule.page}"
         yield ""
-    for error in _distinct(report.refused):
+    for error in reports.distinct(report.refused):
         yield f"refused: {error}"
         yield ""
     for name, error in report.unsure.items():
-        yield f"not looked at: {name}: {error.message}"
+        yield f"not checked: {name}: {error.message}"
     yield _verdict(report)
 
 
@@ -148,20 +138,16 @@ def _verdict(report: "LintReport") -> str:
         for severity in ("error", "warning", "note")
         if counts[severity]
     ]
-    text = ", ".join(parts) or "nothing found"
+    text = ", ".join(parts) or "no findings"
     if report.accepted:
         text += f", {len(report.accepted)} accepted"
     if report.refused:
-        text += f", {len(_distinct(report.refused))} refused"
-    return text if report.is_complete else f"{text} (text only: queries were not looked at)"
+        text += f", {len(reports.distinct(report.refused))} refused"
+    return text if report.is_complete else f"{text} (text only: queries were not checked)"
 
 
 def _message(finding: "Finding") -> str:
     return f"{finding.flow}: {finding.message}" if finding.flow else finding.message
-
-
-def _distinct(errors: "tuple[PenstockError, ...]") -> "list[PenstockError]":
-    return list({str(error): error for error in errors}.values())
 
 
 def _as_json(report: "LintReport") -> dict[str, Any]:
@@ -174,44 +160,31 @@ def _as_json(report: "LintReport") -> dict[str, Any]:
         "counts": {severity: counts[severity] for severity in ("error", "warning", "note")},
         "findings": [_finding(finding) for finding in report.findings],
         "accepted": [_finding(finding) for finding in report.accepted],
-        "refused": [_error(error) for error in _distinct(report.refused)],
-        "not_looked_at": [{"what": name, **_error(error)} for name, error in report.unsure.items()],
+        "refused": [reports.error_body(error) for error in reports.distinct(report.refused)],
+        "not_looked_at": [
+            {"what": name, **reports.error_body(error)} for name, error in report.unsure.items()
+        ],
     }
 
 
 def _finding(finding: "Finding") -> dict[str, Any]:
     rule = finding.rule
     return {
+        **options.attributes(rule, "name", "severity", "why", "fix", "page"),
+        **options.attributes(finding, "flow", "message"),
+        **options.attributes(finding.origin, "file", "line"),
         "rule": rule.id,
-        "name": rule.name,
-        "severity": rule.severity.value,
-        "file": finding.origin.file,
-        "line": finding.origin.line,
-        "flow": finding.flow,
-        "message": finding.message,
-        "why": rule.why,
-        "fix": rule.fix,
-        "page": rule.page,
-    }
-
-
-def _error(error: "PenstockError") -> dict[str, Any]:
-    return {
-        "condition": error.condition,
-        "message": error.message,
-        "declared_at": str(error.origin) if error.origin is not None else None,
-        "hint": error.hint,
     }
 
 
 def _as_github(report: "LintReport") -> Iterator[str]:
-    """Commands that GitHub's runners turn into annotations of a change."""
+    """Annotations in the format of GitHub Actions."""
     yield from reports.annotations(_cases(report, FailOn.NOTE))
     yield _verdict(report)
 
 
 def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
-    """Findings as cases: those that do not count are skipped; one that passed if there are none."""
+    """Findings as cases, skipped below `fail_on`; a single passed case without findings."""
     from penstock._lint.finding import Severity
 
     words = {"note": "notice", "warning": "warning", "error": "error"}
@@ -233,12 +206,12 @@ def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
                 line=finding.origin.line,
             )
         )
-    cases += [reports.failed(error, "refused") for error in _distinct(report.refused)]
+    cases += [reports.failed(error, "refused") for error in reports.distinct(report.refused)]
     cases += [
-        reports.failed(error, "not looked at", name, reports.Verdict.SKIPPED)
+        reports.failed(error, "not checked", name, reports.Verdict.SKIPPED)
         for name, error in report.unsure.items()
     ]
-    return cases or [reports.Case(name=report.settings.name, group="nothing found")]
+    return cases or [reports.Case(name=report.settings.name, group="no findings")]
 
 
 def _as_sarif(report: "LintReport") -> dict[str, Any]:

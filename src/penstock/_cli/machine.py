@@ -1,4 +1,4 @@
-"""`jars`, `doctor`, `broker` and `demo`: what the machine needs, and trying it out."""
+"""`jars`, `doctor`, `broker` and `demo`: the requirements of the machine, and a demo."""
 
 import json
 import sys
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
     from penstock._runtime.update import UpdateResult
 
-_jars = typer.Typer(help="The jars that Spark and the embedded Kafka broker need.")
-_broker = typer.Typer(help="An embedded Kafka broker for development.")
+_jars = typer.Typer(help="Manage the jars of Spark and of the embedded Kafka broker.")
+_broker = typer.Typer(help="Manage the embedded Kafka broker for development.")
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Only this set; may be repeated.", metavar="NAME"),
+    typer.Option("--set", help="Only this jar set; may be repeated.", metavar="NAME"),
 ]
 Directory = Annotated[
     Path, typer.Option("--dir", help="Folder of the broker's data.", metavar="DIR")
@@ -34,7 +34,6 @@ _BROKER_DIRECTORY = Path(".penstock/broker")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     _jars.command(
         "sync",
         epilog="Examples: penstock jars sync | penstock jars sync --set delta --set kafka | "
@@ -61,22 +60,25 @@ def register(app: typer.Typer) -> None:
 def sync(
     sets: Sets = None,
     repo: Annotated[
-        str | None, typer.Option("--repo", help="A Maven repository.", metavar="URL")
+        str | None, typer.Option("--repo", help="Maven repository to download from.", metavar="URL")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="A folder of jars; no network.", metavar="DIR")
+        Path | None,
+        typer.Option(
+            "--from", help="Folder to copy the jars from, without a network.", metavar="DIR"
+        ),
     ] = None,
     archive: Annotated[
         bool,
         typer.Option(
             "--archive/--no-archive",
-            help="Also prepare faster starts of Spark, by one training run of a small update.",
+            help="Also speed up starts of Spark, with a class-data archive from a training run.",
         ),
     ] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Fetch what is missing, check it against the jar lock, keep it for all projects."""
+    """Download missing jars into the shared cache and verify them against the jar lock."""
     from penstock._cli.fast_start import prepare_fast_start
     from penstock._cli.transfer import shown_progress
     from penstock._display.text import plural, size
@@ -104,11 +106,11 @@ def sync(
 
 
 def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int:
-    """Compare every jar with the jar lock; exit 3 if one is missing or wrong."""
+    """Verify all jars against the jar lock; exit code 3 if one is missing or differs."""
     from penstock._local import jars
 
-    checked = jars.verify(sets)
-    bad = [item for item in checked if item.state is not jars.JarState.OK]
+    statuses = jars.verify(sets)
+    bad = [item for item in statuses if item.state is not jars.JarState.OK]
     if output is OutputFormat.JSON:
         body = [
             {
@@ -117,7 +119,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
                 "locked_sha256": item.jar.sha256,
                 "actual_sha256": item.actual_sha256,
             }
-            for item in checked
+            for item in statuses
         ]
         print(json.dumps(body, indent=2))
         return exit_codes.ENVIRONMENT if bad else exit_codes.OK
@@ -126,7 +128,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
         if item.actual_sha256 is not None:
             print(f"         locked SHA-256 {item.jar.sha256}")
             print(f"         file's SHA-256 {item.actual_sha256}")
-    print(f"{len(checked) - len(bad)} of {len(checked)} jars are as locked")
+    print(f"{len(statuses) - len(bad)} of {len(statuses)} jars are as locked")
     if bad:
         print("run `penstock jars sync` to repair them", file=sys.stderr)
         return exit_codes.ENVIRONMENT
@@ -134,7 +136,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
 
 
 def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
-    """Print the sets of the jar lock and whether their jars are there."""
+    """List the jar sets and whether their jars are cached."""
     from penstock._display.text import size
     from penstock._local import jars
 
@@ -168,24 +170,18 @@ def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> 
 
 def doctor(
     storage: Annotated[
-        Path | None, typer.Option("--storage", help="Folder that the tables shall live in.")
+        Path | None,
+        typer.Option("--storage", help="Storage folder to check; default: the current folder."),
     ] = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Look whether this machine can run pipelines; exit 3 and say how to fix it if it cannot."""
+    """Check whether this machine can run pipelines; exit code 3 and fixes if it cannot."""
     from penstock._local.doctor import CheckState, run_checks
 
     checks = run_checks(storage if storage is not None else Path.cwd())
     if output is OutputFormat.JSON:
-        body = [
-            {
-                "name": check.name,
-                "state": check.state.value,
-                "detail": check.detail,
-                "fix": check.fix,
-            }
-            for check in checks
-        ]
+        names = ("name", "state", "detail", "fix")
+        body = [options.attributes(check, *names) for check in checks]
         print(json.dumps(body, indent=2, ensure_ascii=False))
     else:
         for check in checks:
@@ -199,7 +195,7 @@ def doctor(
 def start(
     directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> None:
-    """Start the broker, or find the one that runs, and print where it listens."""
+    """Start the broker unless it is running, and print its address."""
     from penstock._local.broker import start_broker
 
     handle = start_broker(directory)
@@ -217,7 +213,7 @@ def start(
 def stop(
     directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> None:
-    """Stop the broker; its data stay."""
+    """Stop the broker; its data is kept."""
     from penstock._local.broker import stop_broker
 
     if output is OutputFormat.JSON:
@@ -230,15 +226,13 @@ def status(
     directory: Directory = _BROKER_DIRECTORY,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Print whether the broker runs; exit 3 if it does not."""
+    """Print the state of the broker; exit code 3 if it is not running."""
     from penstock._local.broker import broker_status
 
     broker = broker_status(directory)
     if output is OutputFormat.JSON:
         body = {
-            "running": broker.running,
-            "bootstrap_servers": broker.bootstrap_servers,
-            "pid": broker.pid,
+            **options.attributes(broker, "running", "bootstrap_servers", "pid"),
             "directory": str(broker.directory),
             "log_file": str(broker.log_file),
         }
@@ -252,11 +246,13 @@ def status(
 
 def topic(
     name: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
-    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Number of them.")] = 1,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, help="Number of partitions.")
+    ] = 1,
     directory: Directory = _BROKER_DIRECTORY,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Make a topic on the broker unless it exists; exit 3 if the broker does not run."""
+    """Create a topic unless it exists; exit code 3 if the broker is not running."""
     from penstock._local.broker import broker_status
     from penstock._local.topics import ensure_topic
 
@@ -274,23 +270,21 @@ def topic(
 
 def demo(
     events: Annotated[
-        int | None, typer.Option("--events", min=1, help="How many; else until Ctrl-C.")
+        int | None, typer.Option("--events", min=1, help="Number of events; default: until Ctrl-C.")
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", min=1, help="Events per second; else its own choice.")
-    ] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=1, help="Events per second.")] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Make the events first, then one triggered update.")
+        bool, typer.Option("--once", help="Send all events first, then run one triggered update.")
     ] = False,
     storage: Annotated[
-        Path, typer.Option("--storage", help="Folder of everything that it makes.", metavar="DIR")
+        Path, typer.Option("--storage", help="Folder for all files of the demo.", metavar="DIR")
     ] = Path("demo"),
     ui: WithDashboard = False,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Watch made-up orders flow from a real Kafka through bronze, silver and gold.
+    """Run a demo pipeline: generated orders from a real Kafka through bronze, silver and gold.
 
-    Without --events or --once, Ctrl-C is how it ends; that is no failure.
+    Without --events or --once it runs until Ctrl-C, with exit code 0.
     """
     from penstock._cli.update import show_failures
     from penstock._local.demo.run import run_demo
@@ -308,7 +302,7 @@ def demo(
     ) -> "UpdateResult":
         nonlocal was_interrupted
         options = UpdateOptions(continuous=continuous)
-        with dashboard_beside(settings, wanted=ui):
+        with dashboard_beside(settings, enabled=ui):
             watched = watch_update(settings, options, on_running=on_running)
         show_failures(watched.result)
         was_interrupted = watched.was_interrupted

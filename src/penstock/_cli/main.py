@@ -120,7 +120,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 
 def _quieten_logging(*, debug: bool) -> None:
-    """Show warnings of our own on stderr; those of libraries (py4j on Ctrl-C) only to debug."""
+    """Log our own warnings to stderr; those of libraries (py4j on Ctrl-C) only with `--debug`."""
     root = logging.getLogger()
     if root.handlers:
         return

@@ -1,7 +1,7 @@
-"""`metrics`: the figures of an update, from its event log."""
+"""`metrics`: the metrics of an update, from its event log."""
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -11,7 +11,6 @@ from penstock._cli.options import OutputFormat
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(
         "metrics",
         epilog="Examples: penstock metrics | penstock metrics shop --update 8c1f | "
@@ -19,20 +18,16 @@ def register(app: typer.Typer) -> None:
     )(metrics)
 
 
+@options.grouped
 def metrics(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    update: Annotated[
-        str, typer.Option("--update", help="`latest`, or an id or its beginning.")
-    ] = "latest",
+    *,
+    project: options.StatusOptions,
+    update: options.RecordedUpdate = "latest",
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print the metrics of an update as Prometheus reads them, from its event log; needs no Spark.
+    """Print the metrics of an update in Prometheus format, from its event log, without Spark.
 
-    The same figures as the endpoint of `run --metrics-port`, also when the update has ended.
+    The same metrics as the endpoint of `run --metrics-port`, also after the end of the update.
     """
     from penstock._observe import log, segments
     from penstock._observe.metrics_endpoint import exposition, require_metrics_extra
@@ -40,12 +35,9 @@ def metrics(
 
     if output is OutputFormat.TEXT:
         require_metrics_extra()
-    directory = log.event_directory(
-        options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
-    )
-    chosen = update if update == segments.LATEST else one_update(directory, update)
+    directory = log.event_directory(project.settings())
     state = ObservedUpdate()
-    for event in log.recorded_events(directory, chosen):
+    for event in log.recorded_events(directory, one_update(directory, update)):
         state(event)
     if output is OutputFormat.JSON:
         options.print_json(_as_json(state))
@@ -59,7 +51,7 @@ def _as_json(state: Any) -> list[dict[str, Any]]:
     from penstock._observe.metrics import metric_series
     from penstock._observe.state import BATCH_BUCKETS
 
-    families = []
+    body = []
     for series in metric_series(state):
         metric = series.metric
         samples: list[dict[str, Any]] = [
@@ -74,8 +66,8 @@ def _as_json(state: Any) -> list[dict[str, Any]]:
             ]
             sums = {"count": sum(histogram.counts), "sum": histogram.total, "buckets": buckets}
             samples.append({"labels": named, **sums})
-        families.append(
+        body.append(
             {"name": metric.name, "type": metric.kind.value, "help": metric.help}
             | {"samples": samples}
         )
-    return families
+    return body

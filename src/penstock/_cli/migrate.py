@@ -1,7 +1,5 @@
-"""`migrate`: a changed flow on a new checkpoint, its table recomputed and replaced at once."""
+"""`migrate`: recompute the table of a changed flow on a new checkpoint and swap it in."""
 
-import sys
-from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "migrate",
         epilog="Examples: penstock migrate per_hour | penstock migrate per_hour --yes | "
@@ -23,53 +20,46 @@ def register(app: typer.Typer) -> None:
     )(migrate)
 
 
+@options.grouped
 def migrate(
     flow: options.FlowName,
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="Start position: `earliest` (the default), a timestamp, `version=4`, `key=500`, "
-            "or offsets as JSON.",
-            metavar="POSITION",
-        ),
-    ] = None,
+    begin: options.From = None,
     accept_less: Annotated[
         bool,
         typer.Option(
-            "--accept-less", help="Though its sources have less than its table was made of."
+            "--accept-less",
+            help="Proceed even if the sources no longer have all the data of the table.",
         ),
     ] = False,
     resume: options.Resume = False,
     abandon: options.Abandon = False,
     undo: Annotated[
         bool,
-        typer.Option("--undo", help="Go back to the table and the checkpoint before the last one."),
+        typer.Option(
+            "--undo", help="Restore the table and the checkpoint from before the last migration."
+        ),
     ] = False,
     yes: options.Yes = False,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.RepairOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Give a flow whose query changed a new checkpoint, and recompute its table.
+    """Give a flow with a changed query a new checkpoint and recompute its table.
 
-    Prints the plan first. The new table is filled beside the old one, and takes its place in one
-    commit; the next update continues from there. Killed half-way, it continues with --resume.
-    Refused while the pipeline runs, and where the sources have less than the table was made of.
+    Prints the plan first. The new table is written beside the old one and replaces it in one
+    commit; the next update continues from there. An interrupted migration continues with --resume.
+    Not possible while the pipeline runs, or if the sources no longer have all the data of the
+    table.
     """
-    options.check_ways(
+    options.check_conflicts(
         {"--resume": resume, "--abandon": abandon, "--undo": undo},
         {"--from": begin, "--accept-less": accept_less},
     )
-    settings = options.settings_of(project, spec, storage, conf, pipeline=pipeline, target=target)
+    settings = project.settings()
     from penstock._repair.migrate import MigrationOptions, migrate_flow
     from penstock.sources.base import parse_start
 
-    options_of_migration = MigrationOptions(
+    migration_options = MigrationOptions(
         begin=None if begin is None else parse_start(begin),
         accept_less=accept_less,
         resume=resume,
@@ -77,8 +67,8 @@ def migrate(
         undo=undo,
         execute=yes,
     )
-    with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-        report = migrate_flow(settings, flow, options_of_migration)
+    with options.stdout_to_stderr():
+        report = migrate_flow(settings, flow, migration_options)
     if output is OutputFormat.JSON:
         options.print_json(_as_json(report))
         return
@@ -92,31 +82,20 @@ def migrate(
         return
     if report.refused is not None:
         print(f"refused: {report.refused}")
-        print("  --accept-less does it nevertheless")
-    print("nothing was changed: --yes does it")
+        print("  --accept-less proceeds anyway")
+    print("nothing was changed; --yes applies the plan")
 
 
 def _as_json(report: "MigrationReport") -> dict[str, object]:
+    names = ("flow", "target", "state", "migration_id", "resumed", "old_epoch", "new_epoch")
+    more = ("old_version", "new_version", "rows", "operators", "columns", "refused", "steps")
     return {
-        "flow": report.flow,
-        "target": report.target,
-        "state": report.state,
-        "migration_id": report.migration_id,
-        "resumed": report.resumed,
+        **options.attributes(report, *names, *more),
         "from": report.start,
-        "old_epoch": report.old_epoch,
-        "new_epoch": report.new_epoch,
-        "old_version": report.old_version,
-        "new_version": report.new_version,
-        "rows": report.rows,
         "bytes": report.size,
-        "operators": list(report.operators),
-        "columns": list(report.columns),
         "sources": [
             {
-                "source": source.source,
-                "unit": source.unit,
-                "again": source.again,
+                **options.attributes(source, "source", "unit", "again"),
                 "bytes": source.size,
                 "missing": source.missing or None,
                 "note": source.note or None,
@@ -124,14 +103,7 @@ def _as_json(report: "MigrationReport") -> dict[str, object]:
             for source in report.sources
         ],
         "readers": [
-            {
-                "flow": source.flow,
-                "target": source.target,
-                "effect": source.effect,
-                "text": source.text,
-            }
-            for source in report.readers
+            options.attributes(reader, "flow", "target", "effect", "text")
+            for reader in report.readers
         ],
-        "refused": report.refused,
-        "steps": list(report.steps),
     }

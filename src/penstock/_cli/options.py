@@ -1,9 +1,15 @@
 """Options that several commands share."""
 
+import inspect
 import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 
@@ -14,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OutputFormat(StrEnum):
-    """What a command that answers a question writes to stdout."""
+    """Format of a command's result on stdout."""
 
     TEXT = "text"
     JSON = "json"
@@ -24,20 +30,20 @@ ProjectPath = Annotated[
     Path | None,
     typer.Argument(
         metavar="PATH",
-        help="Project folder, or a single pipeline file; the current folder by default.",
+        help="Project folder or a single pipeline file; default: the current folder.",
         show_default=False,
     ),
 ]
 Project = Annotated[
     Path | None,
-    typer.Option("--project", help="Project folder instead of the current one.", metavar="PATH"),
+    typer.Option("--project", help="Project folder; default: the current folder.", metavar="PATH"),
 ]
 Spec = Annotated[
-    Path | None, typer.Option("--spec", help="Spec file instead of the one in the folder.")
+    Path | None, typer.Option("--spec", help="Spec file; default: the one in the project folder.")
 ]
 Storage = Annotated[
     str | None,
-    typer.Option("--storage", help="Root of tables and checkpoints: a folder or a URI."),
+    typer.Option("--storage", help="Root of tables and checkpoints: a folder or URI."),
 ]
 Conf = Annotated[
     list[str] | None,
@@ -45,20 +51,23 @@ Conf = Annotated[
 ]
 Refresh = Annotated[
     list[str] | None,
-    typer.Option("--refresh", "--select", help="Only these tables.", metavar="A,B"),
+    typer.Option("--refresh", "--select", help="Update only these tables.", metavar="A,B"),
 ]
 FullRefresh = Annotated[
     list[str] | None,
-    typer.Option("--full-refresh", help="Empty these tables and start them over.", metavar="A,B"),
+    typer.Option(
+        "--full-refresh", help="Truncate these tables and process all input again.", metavar="A,B"
+    ),
 ]
 FullRefreshAll = Annotated[
-    bool, typer.Option("--full-refresh-all", help="Empty all tables and start over.")
+    bool,
+    typer.Option("--full-refresh-all", help="Truncate all tables and process all input again."),
 ]
 ReplaceWhere = Annotated[
     list[str] | None,
     typer.Option(
         "--replace-where",
-        help="Other rows for a flow to replace, this time only; may be repeated.",
+        help="Override the rows that a flow replaces, for this update only; may be repeated.",
         metavar="FLOW=CONDITION",
     ),
 ]
@@ -66,7 +75,7 @@ Continuous = Annotated[
     bool | None,
     typer.Option(
         "--continuous/--triggered",
-        help="Keep running until stopped, or end when everything is read; as the settings say.",
+        help="Run until stopped, or until all available input is processed; default: settings.",
         show_default=False,
     ),
 ]
@@ -76,71 +85,222 @@ TriggerText = Annotated[
         "--trigger",
         metavar="TRIGGER",
         help="availableNow, once, default, processingTime=10s, continuous=1s or realTime=5m; "
-        "tables with a trigger of their own keep it.",
+        "tables with their own trigger keep it.",
     ),
 ]
 Pipeline = Annotated[
     str | None,
-    typer.Option("--pipeline", help="Key of the pipeline, where a bundle has several."),
+    typer.Option("--pipeline", help="Key of the pipeline if the bundle has several."),
 ]
 Target = Annotated[str | None, typer.Option("--target", help="Target of a bundle.")]
 Maps = Annotated[
     list[str] | None,
     typer.Option(
         "--map",
-        help="Where paths with this beginning are on this machine; may be repeated.",
-        metavar="PREFIX=PLACE",
+        help="Local location for paths with this prefix; may be repeated.",
+        metavar="PREFIX=LOCATION",
     ),
 ]
 Parameters = Annotated[
     list[str] | None,
+    typer.Option("--param", help="Pipeline parameter; may be repeated.", metavar="KEY=VALUE"),
+]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
+FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted operation.")]
+Abandon = Annotated[bool, typer.Option("--abandon", help="Discard an interrupted operation.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Apply the plan; without it, the plan is only printed.")
+]
+Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number of rows.")]
+
+
+RecordedUpdate = Annotated[
+    str, typer.Option("--update", help="Update to show: `latest`, or the prefix of an id.")
+]
+RecordedUpdates = Annotated[
+    str, typer.Option("--update", help="Updates to show: `latest`, `all`, or the prefix of an id.")
+]
+From = Annotated[
+    str | None,
     typer.Option(
-        "--param", help="Parameter of the pipeline; may be repeated.", metavar="KEY=VALUE"
+        "--from",
+        help="Start position: `earliest` (the default), a timestamp, `version=4`, `key=500`, or "
+        "offsets as JSON.",
+        metavar="POSITION",
     ),
 ]
-Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
-FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with one that was interrupted.")]
-Abandon = Annotated[bool, typer.Option("--abandon", help="Forget one that was interrupted.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, only the plan is printed.")]
-Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many rows.")]
 
 
-def check_ways(ways: dict[str, bool], others: dict[str, object]) -> None:
-    """Refuse two ways of a command at once, and what a way would pass over without a word.
+@dataclass(frozen=True, kw_only=True)
+class _ProjectOptions:
+    """Options that choose a pipeline and its settings, named as the arguments of `settings_of`."""
+
+    def settings(self) -> "PipelineSettings":
+        """The settings of the pipeline; raises as `settings_of` does."""
+        return settings_of(**vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(_ProjectOptions):
+    """Of commands that read tables, checkpoints or event logs."""
+
+    path: Project = None
+    spec: Spec = None
+    storage: Storage = None
+    pipeline: Pipeline = None
+    target: Target = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions(ReadOptions):
+    """Of `status` and `metrics`."""
+
+    path: ProjectPath = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions(ReadOptions):
+    """Of commands that change tables or checkpoints outside an update."""
+
+    conf: Conf = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(_ProjectOptions):
+    """Of commands that analyse the source files without the storage."""
+
+    path: ProjectPath = None
+    spec: Spec = None
+    conf: Conf = None
+    pipeline: Pipeline = None
+    target: Target = None
+    maps: Maps = None
+    parameters: Parameters = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(CheckOptions):
+    """Of `graph`."""
+
+    storage: Storage = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(GraphOptions):
+    """Of `explain`."""
+
+    path: Project = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(GraphOptions):
+    """Of `run` and `dry-run`."""
+
+    continuous: Continuous = None
+    trigger: TriggerText = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What an update processes and what it resets."""
+
+    refresh: Refresh = None
+    full_refresh: FullRefresh = None
+    full_refresh_all: FullRefreshAll = False
+    replace_where: ReplaceWhere = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as arguments of `UpdateOptions` and of `penstock.plan`."""
+        return {
+            "refresh": names(self.refresh),
+            "full_refresh": names(self.full_refresh),
+            "full_refresh_all": self.full_refresh_all,
+            "replace_where": assignments(self.replace_where, "--replace-where"),
+        }
+
+
+def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of its groups.
+
+    A parameter of the command whose type is a dataclass of this module is replaced, in the
+    signature that Typer reads, by one option per field of the dataclass.
+    """
+    hints = get_type_hints(command)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    signature = inspect.signature(command)
+    parameters = []
+    for parameter in signature.parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        types = get_type_hints(group, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                option.name, parameter.kind, default=option.default, annotation=types[option.name]
+            )
+            for option in fields(group)
+        ]
+
+    @wraps(command)
+    def expanded(**values: Any) -> Any:
+        for name, group in groups.items():
+            values[name] = group(
+                **{option.name: values.pop(option.name) for option in fields(group)}
+            )
+        return command(**values)
+
+    expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def stdout_to_stderr() -> redirect_stdout[TextIO]:
+    """Keep what the pipeline's own code prints out of the command's output."""
+    return redirect_stdout(sys.stderr)
+
+
+def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None:
+    """Reject two actions at once, and options that an action ignores.
 
     Args:
-        ways: Switches such as `--resume`, of which at most one is given.
-        others: Options that only count without them.
+        actions: Switches such as `--resume`, of which at most one is set.
+        others: Options that have an effect only without them.
 
     Raises:
-        typer.BadParameter: One of both was given.
+        typer.BadParameter: The options conflict.
     """
-    chosen = [name for name, is_given in ways.items() if is_given]
+    chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
-        raise typer.BadParameter("only one of them", param_hint=", ".join(chosen))
+        raise typer.BadParameter("these options exclude each other", param_hint=", ".join(chosen))
     ignored = [name for name, value in others.items() if value]
     if chosen and ignored:
         raise typer.BadParameter(
-            f"means nothing with {chosen[0]}: what is done was decided when it was begun",
+            f"cannot be combined with {chosen[0]}: the options of the original operation apply",
             param_hint=", ".join(ignored),
         )
 
 
+def attributes(value: object, *names: str) -> dict[str, Any]:
+    """The attributes of an object as a JSON object with the same keys."""
+    return {name: getattr(value, name) for name in names}
+
+
 def print_json(body: Any, *, indent: int | None = 2) -> None:
-    """The answer of a command with `--output json`: texts are masked, and it stays JSON."""
+    """Print the result of a command with `--output json`; secrets in it are masked."""
     print_as_is(json.dumps(masked_json(body), indent=indent, ensure_ascii=False))
 
 
 def masked_json(body: Any) -> Any:
-    """A body of JSON whose texts are masked."""
+    """A JSON value with secrets in its strings masked."""
     from penstock._observe.masking import masked_values
 
     return masked_values({"body": body})["body"]
 
 
 def names(values: list[str] | None) -> tuple[str, ...]:
-    """The names of a repeatable, comma-separated option, each once, in order."""
+    """The distinct names of a repeatable, comma-separated option, in order."""
     parts = [part.strip() for value in values or [] for part in value.split(",")]
     return tuple(dict.fromkeys(part for part in parts if part))
 
@@ -173,17 +333,17 @@ def settings_of(
     continuous: bool | None = None,
     trigger: str | None = None,
 ) -> "PipelineSettings":
-    """The settings of the project at `path`, or around the current folder.
+    """The settings of the project at `path`, or of the current folder.
 
     Raises:
-        SpecError: The project or its spec file is wrong.
+        SpecError: The project or its spec file is invalid.
     """
     from penstock._project.spec import load_settings
 
     configuration = assignments(conf)
     if trigger is not None:
         configuration["pipelines.trigger"] = trigger
-        continuous = _runs_on(trigger, continuous)
+        continuous = _is_continuous(trigger, continuous)
     return load_settings(
         Path.cwd(),
         source=path,
@@ -198,7 +358,7 @@ def settings_of(
     )
 
 
-def _runs_on(text: str, continuous: bool | None) -> bool:
+def _is_continuous(text: str, continuous: bool | None) -> bool:
     """Whether an update with this trigger runs until it is stopped.
 
     Raises:
@@ -208,7 +368,7 @@ def _runs_on(text: str, continuous: bool | None) -> bool:
 
     trigger = parse_trigger(text)
     if trigger is None:
-        raise typer.BadParameter(f"{text!r} is none of {TRIGGER_FORMS}", param_hint="--trigger")
+        raise typer.BadParameter(f"{text!r} is not one of {TRIGGER_FORMS}", param_hint="--trigger")
     if continuous is not None and continuous is trigger.ends:
         mode = "--continuous" if continuous else "--triggered"
         raise typer.BadParameter(f"{text!r} contradicts {mode}", param_hint="--trigger")

@@ -1,8 +1,9 @@
-"""What `quarantine replay` says: for programs, and for people."""
+"""The result of `quarantine replay` as JSON and as text."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock._cli.options import attributes
 from penstock._display.text import plural
 
 if TYPE_CHECKING:
@@ -10,84 +11,64 @@ if TYPE_CHECKING:
 
 
 def replayed_body(done: "Replayed") -> dict[str, Any]:
-    """What a replay did, for JSON."""
+    """The result of a replay as JSON."""
     return {
-        "table": done.table,
+        **attributes(done, "table", "chosen", "moved", "kept", "resumed"),
         "quarantine_version": done.version,
-        "chosen": done.chosen,
-        "moved": done.moved,
-        "kept": done.kept,
-        "resumed": done.resumed,
-        "finished": None if done.finished is None else _counts(done.finished),
+        "finished": done.finished and attributes(done.finished, "chosen", "moved", "kept"),
     }
 
 
-def preview_body(replay: "ReplayPreview") -> dict[str, Any]:
-    """What a replay would do, for JSON."""
+def preview_body(preview: "ReplayPreview") -> dict[str, Any]:
+    """The result of a dry run as JSON."""
     return {
-        "table": replay.table,
-        "quarantine_version": replay.version,
-        "chosen": replay.chosen,
-        "would_move": replay.moves,
-        "would_keep": replay.keeps,
-        "by_rule": dict(replay.by_rule),
-        "unfinished": replay.unfinished,
+        **attributes(preview, "table", "chosen", "unfinished"),
+        "quarantine_version": preview.version,
+        "would_move": preview.moves,
+        "would_keep": preview.keeps,
+        "by_rule": dict(preview.by_rule),
     }
 
 
 def replayed_lines(done: "Replayed", *, is_all: bool) -> Iterator[str]:
-    """What a replay did.
-
-    Args:
-        done: The outcome.
-        is_all: All rows were meant.
-    """
+    """The result of a replay as text; `is_all` if no option selected rows."""
     if done.finished is not None:
         yield f"an interrupted replay of other rows was finished first: {_moved(done.finished)}"
     if done.version is None:
-        yield f"no row of {done.table} was ever in quarantine"
+        yield f"{done.table} has no quarantined rows"
         return
     if done.resumed and done.finished is None:
-        # What was decided then, whatever is asked for now.
+        # The interrupted replay keeps its own selection.
         yield f"an interrupted replay was finished: {_moved(done)}"
     elif is_all:
         yield _moved(done)
     elif not done.chosen:
-        yield f"no row in the quarantine of {done.table} is like that; nothing was changed"
+        yield f"no row in the quarantine of {done.table} matches; nothing was changed"
     else:
         yield f"{plural(done.chosen, 'row')} chosen: {_moved(done)}"
 
 
-def preview_lines(replay: "ReplayPreview", *, is_all: bool) -> Iterator[str]:
-    """What a replay would do.
-
-    Args:
-        replay: The outlook.
-        is_all: All rows are meant.
-    """
-    if replay.version is None:
-        yield f"no row of {replay.table} was ever in quarantine"
+def preview_lines(preview: "ReplayPreview", *, is_all: bool) -> Iterator[str]:
+    """The result of a dry run as text; `is_all` if no option selected rows."""
+    if preview.version is None:
+        yield f"{preview.table} has no quarantined rows"
         return
-    if replay.unfinished:
+    if preview.unfinished:
         yield (
-            "an interrupted replay would be finished first, as it was decided then; "
-            "these figures are of the quarantine as it is"
+            "an interrupted replay would be finished first, with its own selection; "
+            "these figures are of the current quarantine"
         )
-    if not replay.chosen and not is_all:
-        yield f"no row in the quarantine of {replay.table} is like that"
+    if not preview.chosen and not is_all:
+        yield f"no row in the quarantine of {preview.table} matches"
         return
-    chosen = "" if is_all else f"{plural(replay.chosen, 'row')} chosen: "
+    chosen = "" if is_all else f"{plural(preview.chosen, 'row')} chosen: "
     yield (
-        f"{chosen}{plural(replay.moves, 'row')} would move into {replay.table}, "
-        f"{replay.keeps:,} would stay in quarantine"
+        f"{chosen}{plural(preview.moves, 'row')} would move into {preview.table}, "
+        f"{preview.keeps:,} would stay in quarantine"
     )
-    for rule, rows in replay.by_rule.items():
+    for rule, rows in preview.by_rule.items():
         yield f"  {plural(rows, 'row')} would break {rule}"
-    yield "nothing was changed: --dry-run"
-
-
-def _counts(done: "Replayed") -> dict[str, int]:
-    return {"chosen": done.chosen, "moved": done.moved, "kept": done.kept}
+    yield "nothing was changed (--dry-run)"
 
 
 def _moved(done: "Replayed") -> str:

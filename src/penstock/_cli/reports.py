@@ -1,4 +1,4 @@
-"""Reports for those who do not look: JUnit XML, annotations of GitHub, and a summary of a run."""
+"""Reports for CI: JUnit XML, GitHub annotations, and a Markdown summary of an update."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from xml.etree import ElementTree as Xml
 
 import typer
@@ -17,12 +17,12 @@ from penstock.errors import DefinitionErrors, PenstockError
 if TYPE_CHECKING:
     from penstock._observe.snapshot import UpdateView
 
-# What XML 1.0 cannot hold, however it is written.
+# Characters that XML 1.0 cannot represent.
 _UNPRINTABLE = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class ReportFormat(StrEnum):
-    """What a command that finds problems writes to stdout."""
+    """Output format of a command that reports problems."""
 
     TEXT = "text"
     JSON = "json"
@@ -30,7 +30,7 @@ class ReportFormat(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What became of a case."""
+    """Result of a case."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -39,17 +39,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing that was looked at.
+    """A checked flow, dataset or rule.
 
     Attributes:
-        name: Of the flow, dataset or rule.
-        group: What kind of thing it is.
-        verdict: What became of it.
+        group: Its kind.
         title: One line; empty if it passed.
-        text: All that is to be said.
-        level: `error`, `warning` or `notice`, as GitHub has them.
-        file: Where; empty if nowhere.
-        line: Where.
+        level: `error`, `warning` or `notice`, as in GitHub annotations.
+        file: Empty without a location.
     """
 
     name: str
@@ -64,18 +60,18 @@ class Case:
 
 JUnit = Annotated[
     Path | None,
-    typer.Option("--junit", metavar="FILE", help="Also write the outcome as JUnit XML."),
+    typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML."),
 ]
-Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Form of the answer.")]
+Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Output format.")]
 
 
 def distinct(errors: Iterable[PenstockError]) -> list[PenstockError]:
-    """Each error once, by its text."""
+    """The errors without duplicates, by their text."""
     return list({str(error): error for error in errors}.values())
 
 
 def cases_of(error: PenstockError) -> list[Case]:
-    """What an error of a command is as failed cases: each of its parts is one."""
+    """The errors in an error, each as a failed case."""
     parts = error.errors if isinstance(error, DefinitionErrors) else (error,)
     return [failed(part, "definition") for part in distinct(parts)]
 
@@ -97,8 +93,18 @@ def failed(
     )
 
 
+def error_body(error: PenstockError) -> dict[str, Any]:
+    """An error as JSON."""
+    return {
+        "condition": error.condition,
+        "message": error.message,
+        "declared_at": str(error.origin) if error.origin is not None else None,
+        "hint": error.hint,
+    }
+
+
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
-    """Write a file of JUnit XML; nothing in it looks like a secret.
+    """Write JUnit XML, with secrets masked.
 
     Raises:
         typer.BadParameter: It cannot be written.
@@ -113,23 +119,23 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
     root = Xml.Element("testsuites", counts)
     body = Xml.SubElement(root, "testsuite", {"name": _clean(suite), **counts})
     for case in cases:
-        named = {"classname": f"{suite}.{case.group}", "name": case.name}
+        attributes = {"classname": f"{suite}.{case.group}", "name": case.name}
         if case.file:
-            named |= {"file": case.file, "line": str(case.line)}
+            attributes |= {"file": case.file, "line": str(case.line)}
         element = Xml.SubElement(
-            body, "testcase", {key: _clean(value) for key, value in named.items()}
+            body, "testcase", {key: _clean(value) for key, value in attributes.items()}
         )
         if case.verdict is not Verdict.PASSED:
             tag = "failure" if case.verdict is Verdict.FAILED else "skipped"
-            message = Xml.SubElement(element, tag, {"message": _clean(case.title)})
-            message.text = _clean(case.text)
+            result = Xml.SubElement(element, tag, {"message": _clean(case.title)})
+            result.text = _clean(case.text)
     Xml.indent(root)
     text = Xml.tostring(root, encoding="unicode", xml_declaration=True)
     _write(path, text + "\n", "--junit")
 
 
 def annotations(cases: Iterable[Case]) -> Iterator[str]:
-    """Commands that GitHub's runners turn into annotations of a change."""
+    """Annotations in the format of GitHub Actions."""
     for case in cases:
         if case.verdict is Verdict.PASSED:
             continue
@@ -141,14 +147,14 @@ def annotations(cases: Iterable[Case]) -> Iterator[str]:
 
 
 def escaped(text: str, more: str = "") -> str:
-    """Text within a command of GitHub's runners."""
+    """A string escaped for a workflow command of GitHub Actions."""
     for sign in f"%\r\n{more}":
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text
 
 
 def write_summary(path: Path, view: "UpdateView") -> None:
-    """Write what became of an update as Markdown; GitHub's summary of a step is added to.
+    """Write a summary of an update as Markdown; appends to the step summary of GitHub Actions.
 
     Raises:
         typer.BadParameter: It cannot be written.
@@ -179,13 +185,13 @@ def summary(view: "UpdateView") -> Iterator[str]:
         yield ""
         yield "| Dataset | Kind | State | Rows | Quarantined | Dropped | Late | Time |"
         yield "|---|---|---|---:|---:|---:|---:|---:|"
-        for row in view.datasets:
-            cells = (row.display, row.kind, row.state.value, count(row.rows))
-            figures = (row.quarantined, row.dropped, row.late)
+        for dataset in view.datasets:
+            cells = (dataset.display, dataset.kind, dataset.state.value, count(dataset.rows))
+            figures = (dataset.quarantined, dataset.dropped, dataset.late)
             texts = [*cells, *(count(number) for number in figures)]
-            texts.append(seconds(row.duration_seconds))
+            texts.append(seconds(dataset.duration_seconds))
             yield f"| {' | '.join(_cell(text) for text in texts)} |"
-    rules = [(row.display, rule) for row in view.datasets for rule in row.rules]
+    rules = [(dataset.display, rule) for dataset in view.datasets for rule in dataset.rules]
     if rules:
         yield ""
         yield "| Expectation | Dataset | Passed | Failed | Share |"
@@ -196,7 +202,11 @@ def summary(view: "UpdateView") -> Iterator[str]:
                 f"| {_cell(rule.name)} | {_cell(display)} | {count(rule.passed)} | "
                 f"{count(rule.failed)} | {share:.2%} |"
             )
-    errors = {row.display: row.last_error for row in view.datasets if row.last_error is not None}
+    errors = {
+        dataset.display: dataset.last_error
+        for dataset in view.datasets
+        if dataset.last_error is not None
+    }
     if view.error is not None:
         errors["update"] = view.error
     if errors:
@@ -215,7 +225,7 @@ def summary(view: "UpdateView") -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """One line of Markdown in which nothing has a meaning but its letters."""
+    """One line of Markdown with special characters escaped."""
     flat = " ".join(_clean(text).split())
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat)
 

@@ -19,7 +19,6 @@ _TEMPLATE_SUFFIX = ".tmpl"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command("init", epilog="Examples: penstock init shop | penstock init shop --output json")(
         init
     )

@@ -1,4 +1,4 @@
-"""`status`: what a pipeline does now, from another process."""
+"""`status` and `history`: the state of a pipeline, read from another process."""
 
 import json
 import sys
@@ -22,7 +22,6 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command("history", epilog="Examples: penstock history | penstock history -n 5 -o json")(
         history
     )
@@ -33,38 +32,34 @@ def register(app: typer.Typer) -> None:
     )(status)
 
 
+@options.grouped
 def status(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    update: Annotated[
-        str, typer.Option("--update", help="`latest`, or an id or its beginning.")
-    ] = "latest",
+    *,
+    project: options.StatusOptions,
+    update: options.RecordedUpdate = "latest",
     flow: Annotated[
-        str | None, typer.Option("--flow", help="Everything about this flow.", metavar="NAME")
+        str | None, typer.Option("--flow", help="Show the details of this flow.", metavar="NAME")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Again each second, until the update has ended.")
+        bool, typer.Option("--watch", "-w", help="Refresh every second until the update ends.")
     ] = False,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Say what a pipeline does now, or how its last update ended: flows, lag, state, errors.
+    """Show the state of a running pipeline or of its last update: flows, lag, state, errors.
 
-    Reads what the pipeline writes beside its tables: no Spark, no lease, also while it runs. Exit
-    code 0 if the update runs or has completed, 1 if it or one of its flows failed or its process
-    is gone.
+    Reads the event log only: needs neither Spark nor the lease, and works while the pipeline runs.
+    Exit code 0 if the update is running or completed, 1 if it or one of its flows failed or its
+    process is gone.
     """
     from penstock.monitoring import status_of
 
-    settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     pause = threading.Event()
     last = ""
     while True:
         body = status_of(settings, update=update)
         if body is None:
-            raise _nothing(settings.name, update)
+            raise _no_update(settings.name, update)
         _check_flow(body, flow)
         text = _rendered(body, flow, output, one_line=watch)
         show = print_as_is if output is OutputFormat.JSON else print
@@ -77,20 +72,18 @@ def status(
             sys.stdout.flush()
             last = text
         if not (watch and body["is_alive"]):
-            return exit_codes.UPDATE_FAILED if _is_bad(body) else exit_codes.OK
+            return exit_codes.UPDATE_FAILED if _has_failed(body) else exit_codes.OK
         pause.wait(_WATCH_SECONDS)
 
 
+@options.grouped
 def history(
     limit: options.Limit = 20,
-    project: options.Project = None,
-    spec: options.Spec = None,
-    storage: options.Storage = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
+    *,
+    project: options.ReadOptions,
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
-    """Print the recorded updates, newest first: when each began, how it ended, and its error."""
+    """List the recorded updates, newest first, with start, state, duration and error."""
     from penstock._observe.events import UpdateProgress
     from penstock._observe.log import event_directory, last_progress
     from penstock._observe.segments import updates
@@ -98,14 +91,14 @@ def history(
     from penstock._runtime.lease import living_holder
     from penstock._runtime.lease_paths import pipeline_lease_path
 
-    settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     holder = living_holder(pipeline_lease_path(settings.storage))
     rows: list[dict[str, Any]] = []
     for file in updates(event_directory(settings))[: -limit - 1 : -1]:
         event = last_progress(file)
-        body = event.body if event is not None else None
+        body = event and event.body
         state = body.state.value if isinstance(body, UpdateProgress) else None
-        # A command that holds the lease without the id of an update may be any of them.
+        # A lease without the id of an update may belong to any of them.
         is_held = holder is not None and holder.get("update") in (None, file.update_id)
         is_gone = not (is_held or has_ended(event))
         error = event.error if event is not None else None
@@ -141,24 +134,24 @@ def history(
     )
 
 
-def _nothing(name: str, update: str) -> Exception:
+def _no_update(name: str, update: str) -> Exception:
     from penstock.errors import SpecError
 
     if update == "latest":
         return SpecError(
             "UNKNOWN_UPDATE",
             f"pipeline {name!r} has no recorded update",
-            hint="`penstock run` records one; --storage says where, if it is not the default",
+            hint="run `penstock run`, or set --storage if the storage is not the default one",
         )
     return SpecError(
         "UNKNOWN_UPDATE",
         f"no recorded update of pipeline {name!r} begins with {update!r}",
-        hint="`penstock events --update all` shows them",
+        hint="run `penstock history` to list the updates",
     )
 
 
 def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:
-    names = [known["flow"] for known in body["flows"]]
+    names = [each["flow"] for each in body["flows"]]
     if flow is not None and flow not in names:
         raise typer.BadParameter(
             f"there is no flow {flow!r}; the flows are {', '.join(names) or '(none yet)'}",
@@ -166,7 +159,7 @@ def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:
         )
 
 
-def _is_bad(body: Mapping[str, Any]) -> bool:
+def _has_failed(body: Mapping[str, Any]) -> bool:
     if body["state"] == "FAILED" or not (body["is_alive"] or body["has_ended"]):
         return True
     return any(flow["state"] == "FAILED" for flow in body["flows"])
@@ -177,7 +170,7 @@ def _rendered(
 ) -> str:
     shown = dict(body)
     if flow is not None:
-        shown["flows"] = [known for known in body["flows"] if known["flow"] == flow]
+        shown["flows"] = [each for each in body["flows"] if each["flow"] == flow]
     if output is OutputFormat.JSON:
         indent = None if one_line else 2
         return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)
@@ -245,7 +238,7 @@ def _lag(lag: Mapping[str, Any]) -> str:
 
 
 def _waiting(source: Mapping[str, Any]) -> str:
-    """What waits in folders and tables; empty for other sources, and where nobody knows."""
+    """The backlog of a folder or table; empty for other sources and where it is unknown."""
     parts = []
     if source.get("versions") is not None:
         parts.append(plural(source["versions"], "version"))
@@ -315,8 +308,9 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
             for part in source["partitions"]:
                 yield f"    {_partition(part)}"
             for shard in source["shards"]:
-                place = f"{shard['stream']}/{shard['shard']}"
-                yield f"    {place}: {shard['behind_seconds']:g} s behind"
+                yield (
+                    f"    {shard['stream']}/{shard['shard']}: {shard['behind_seconds']:g} s behind"
+                )
     store, watermark = flow["state_store"], flow["watermark"]
     if store is not None:
         yield f"state: {plural(store['rows'], 'row')}, {store['bytes']:,} bytes"

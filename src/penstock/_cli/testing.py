@@ -10,7 +10,6 @@ from penstock.errors import SetupError, SpecError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(
         "test",
         epilog="Examples: penstock test | penstock test shop | penstock test shop -- -k orders -x",

@@ -1,7 +1,7 @@
 """`run` and `dry-run`."""
 
 import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 StopTimeout = Annotated[
     float,
-    typer.Option(
-        "--stop-timeout", min=0, metavar="SECONDS", help="How long a graceful stop may take."
-    ),
+    typer.Option("--stop-timeout", min=0, metavar="SECONDS", help="Timeout of a graceful stop."),
 ]
 Format = Annotated[
-    LogFormat, typer.Option("--log-format", help="Progress for people or as JSON lines.")
+    LogFormat, typer.Option("--log-format", help="Format of the progress: text or JSON lines.")
 ]
 MetricsPort = Annotated[
     int | None,
@@ -35,20 +33,17 @@ MetricsPort = Annotated[
         min=0,
         max=65535,
         metavar="PORT",
-        help="Serve metrics for Prometheus on this port; 0 for any free one.",
+        help="Serve Prometheus metrics on this port; 0 for any free port.",
     ),
 ]
 Summary = Annotated[
     Path | None,
-    typer.Option(
-        "--summary", metavar="FILE", help="Also write what became of it as Markdown, for CI."
-    ),
+    typer.Option("--summary", metavar="FILE", help="Also write a summary as Markdown, for CI."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors and the final line only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and the final line.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(
         "run",
         epilog="Examples: penstock run | penstock run --full-refresh silver,revenue | "
@@ -62,21 +57,11 @@ def register(app: typer.Typer) -> None:
     )(dry_run)
 
 
+@options.grouped
 def run(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    refresh: options.Refresh = None,
-    full_refresh: options.FullRefresh = None,
-    full_refresh_all: options.FullRefreshAll = False,
-    replace_where: options.ReplaceWhere = None,
-    continuous: options.Continuous = None,
-    trigger: options.TriggerText = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.UpdateOptions,
+    selection: options.Selection,
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
     stop_timeout: StopTimeout = 60.0,
@@ -85,31 +70,15 @@ def run(
     summary: Summary = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
-    """Run the pipeline: everything that is available, or --continuous until stopped."""
+    """Run the pipeline: process all available input, or run until stopped with --continuous."""
     from penstock._update import UpdateOptions
     from penstock.pipelines import watch_update
 
-    settings = options.settings_of(
-        path,
-        spec,
-        storage,
-        conf,
-        pipeline=pipeline,
-        target=target,
-        maps=maps,
-        parameters=param,
-        continuous=continuous,
-        trigger=trigger,
-    )
+    settings = project.settings()
     if metrics_port is not None:
         settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
     update_options = UpdateOptions(
-        refresh=options.names(refresh),
-        full_refresh=options.names(full_refresh),
-        full_refresh_all=full_refresh_all,
-        replace_where=options.assignments(replace_where, "--replace-where"),
-        continuous=settings.continuous,
-        stop_timeout_seconds=stop_timeout,
+        **selection.arguments(), continuous=settings.continuous, stop_timeout_seconds=stop_timeout
     )
 
     def summarize(state: "ObservedUpdate") -> None:
@@ -119,8 +88,8 @@ def run(
             reports.write_summary(summary, update_view(state))
 
     as_json = output is OutputFormat.JSON
-    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with dashboard_beside(settings, wanted=ui), aside:
+    aside = options.stdout_to_stderr() if as_json else nullcontext()
+    with dashboard_beside(settings, enabled=ui), aside:
         watched = watch_update(
             settings, update_options, log_format=log_format, quiet=quiet, on_end=summarize
         )
@@ -128,53 +97,26 @@ def run(
         from penstock.monitoring import status_of
 
         options.print_json(status_of(settings))
-    if log_format is LogFormat.JSON or not quiet:  # else they went to stderr as they happened
+    if log_format is LogFormat.JSON or not quiet:  # otherwise stderr has them already
         show_failures(watched.result)
     return exit_code_of(watched.result.state)
 
 
+@options.grouped
 def dry_run(
-    path: options.ProjectPath = None,
-    spec: options.Spec = None,
-    refresh: options.Refresh = None,
-    full_refresh: options.FullRefresh = None,
-    full_refresh_all: options.FullRefreshAll = False,
-    replace_where: options.ReplaceWhere = None,
-    continuous: options.Continuous = None,
-    trigger: options.TriggerText = None,
-    storage: options.Storage = None,
-    conf: options.Conf = None,
-    pipeline: options.Pipeline = None,
-    target: options.Target = None,
-    maps: options.Maps = None,
-    param: options.Parameters = None,
+    *,
+    project: options.UpdateOptions,
+    selection: options.Selection,
     output: reports.Report = reports.ReportFormat.TEXT,
     junit: reports.JUnit = None,
 ) -> None:
-    """Check the pipeline and print what `run` with the same options would do; change nothing."""
+    """Check the pipeline and print the plan of `run` with the same options; changes nothing."""
     from penstock.pipelines import plan
 
-    settings = options.settings_of(
-        path,
-        spec,
-        storage,
-        conf,
-        pipeline=pipeline,
-        target=target,
-        maps=maps,
-        parameters=param,
-        continuous=continuous,
-        trigger=trigger,
-    )
+    settings = project.settings()
     try:
-        with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
-            planned = plan(
-                settings,
-                refresh=options.names(refresh),
-                full_refresh=options.names(full_refresh),
-                full_refresh_all=full_refresh_all,
-                replace_where=options.assignments(replace_where, "--replace-where"),
-            )
+        with options.stdout_to_stderr():
+            planned = plan(settings, **selection.arguments())
     except PenstockError as error:
         cases = reports.cases_of(error)
         if junit is not None:
@@ -212,7 +154,7 @@ def dry_run(
 
 
 def exit_code_of(state: "UpdateState") -> int:
-    """A failure counts more than the signal; a stop on request is no success."""
+    """A failure outranks an interruption; a stop on request is no success."""
     from penstock.pipelines import UpdateState
 
     match state:
@@ -225,7 +167,7 @@ def exit_code_of(state: "UpdateState") -> int:
 
 
 def show_failures(result: "UpdateResult") -> None:
-    """Each failed flow's error in full, on stderr."""
+    """Print the full error of each failed flow to stderr."""
     lines = Output(sys.stderr)
     for error in result.failures:
         flow = getattr(error, "flow", "")

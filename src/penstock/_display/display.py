@@ -35,7 +35,7 @@ class Display(Protocol):
     """Shows an update between `__enter__` and `__exit__`."""
 
     def __enter__(self) -> Self:
-        """Begin to show events."""
+        """Start showing events."""
 
     def __exit__(
         self,
@@ -43,13 +43,13 @@ class Display(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Show how it ended, also when it ended with an exception."""
+        """Show the result, also after an exception."""
 
 
 def choose_display(
     bus: EventBus, update: ObservedUpdate, *, log_format: LogFormat, quiet: bool
 ) -> Display:
-    """The display that fits the options and the terminal, subscribed to the bus as the state is."""
+    """The display for these options and this terminal, subscribed to the bus."""
     terminal = detect(sys.stdout)
     if log_format is LogFormat.JSON:
         lines = Output(sys.stdout)
@@ -62,7 +62,7 @@ def choose_display(
 
 
 class SilentDisplay:
-    """Adds nothing to what a subscriber prints, and lets nobody else write to stdout."""
+    """Shows nothing, and redirects all other output from stdout to stderr."""
 
     def __init__(self) -> None:
         self._others = redirect_stdout(sys.stderr)
@@ -104,7 +104,7 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A table that is redrawn in place and stays, as the summary, when the update has ended."""
+    """A table that is redrawn in place and becomes the summary at the end."""
 
     def __init__(self, update: ObservedUpdate, terminal: Terminal) -> None:
         from rich.live import Live
@@ -145,7 +145,7 @@ class LiveDisplay:
 
 
 def _ending(view: UpdateView, error: object) -> list[str]:
-    """The last line; none where an exception is about to say why the update did not end."""
+    """The last line; empty if an exception reports the failure."""
     if view.has_ended:
         return [final_line(view)]
     return ["interrupted"] if isinstance(error, KeyboardInterrupt) else []

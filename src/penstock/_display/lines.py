@@ -37,7 +37,7 @@ class _Flow:
     shown: datetime | None = None
 
     def is_due(self, now: datetime) -> bool:
-        """Whether it runs and its figures were not shown for a while."""
+        """Whether it runs and its figures are due to be printed."""
         if self.shown is None:
             return False
         return (now - self.shown).total_seconds() >= _PROGRESS_SECONDS
@@ -64,7 +64,6 @@ class LinePrinter:
         self._notes: dict[str, str] = {}
 
     def __call__(self, event: Event) -> None:
-        """Print what the event is worth."""
         match event.body:
             case FlowProgress() as body:
                 self._flow(event, body)
@@ -140,7 +139,7 @@ class LinePrinter:
         return f"{flow.number} of {len(self._flows)}"
 
     def _label(self, event: Event) -> str:
-        """`streaming table silver`, and the flow where it is not called like its target."""
+        """`streaming table silver`, with the flow if its name differs from the target's."""
         origin = event.origin
         target = origin.dataset_name or origin.sink_name
         datasets = self._update.datasets
@@ -197,7 +196,6 @@ class JsonPrinter:
         self._seq_no = 0
 
     def __call__(self, event: Event) -> None:
-        """Print the event."""
         seq_no, self._seq_no = self._seq_no, self._seq_no + 1
         is_wanted = event.level is Level.ERROR or isinstance(event.body, UpdateProgress)
         if self._quiet and not is_wanted:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDE = 110
-"""From this width on the last error has a column; below it stands under the table."""
+"""Minimum width for a column with the last error; otherwise it is below the table."""
 
 _STYLES = {
     FlowStatus.RUNNING: "cyan",
@@ -76,7 +76,6 @@ def live_view(view: UpdateView, *, width: int, note: str = "") -> "RenderableTyp
 
 
 def summary_table(view: UpdateView, *, width: int) -> "Table":
-    """The ended update: one row per dataset."""
     return _table(
         ("dataset", "state", "rows", "quarantined", "dropped", "time"),
         [
@@ -95,7 +94,7 @@ def summary_table(view: UpdateView, *, width: int) -> "Table":
 
 
 def summary_lines(view: UpdateView) -> list[str]:
-    """What the summary says below its table: broken rules and where the logs are."""
+    """The lines below the summary table: violated rules and the paths of the logs."""
     lines = []
     for dataset in view.datasets:
         for rule in dataset.rules:
@@ -120,7 +119,7 @@ def summary_lines(view: UpdateView) -> list[str]:
 
 
 def final_line(view: UpdateView) -> str:
-    """The whole update in one line; also printed with `--quiet`."""
+    """The update in one line; also printed with `--quiet`."""
     state = view.state.value if view.state is not None else "ended"
     parts = [
         plural(len(view.datasets), "dataset"),
@@ -156,7 +155,7 @@ def _head(view: UpdateView) -> "Text":
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple["Text", ...]], *, width: int) -> "Table":
-    """A table that never asks for more than `width`: long names are cut, figures never are."""
+    """A table of at most `width` columns: long names are truncated, figures never."""
     from rich.table import Table
 
     # All widths are given: where columns do not fit, Rich would cut figures before names.

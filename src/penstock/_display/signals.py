@@ -44,7 +44,7 @@ class StopSignals:
         self._before: dict[signal.Signals, object] = {}
 
     def bind(self, running: Stoppable | None) -> None:
-        """From now on, signals stop this update; `None` = there is none. Any thread."""
+        """Make signals stop this update; `None` if none is running. Any thread."""
         self._running = running
 
     def __enter__(self) -> Self:

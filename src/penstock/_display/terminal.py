@@ -30,7 +30,7 @@ class Terminal:
 
 
 def detect(stream: TextIO, environ: Mapping[str, str] | None = None) -> Terminal:
-    """Find out what a stream can do; `NO_COLOR`, `CI` and `TERM=dumb` are honoured."""
+    """Detect the abilities of a stream; honours `NO_COLOR`, `CI` and `TERM=dumb`."""
     env = os.environ if environ is None else environ
     is_tty = stream.isatty() and env.get("TERM", "") not in ("dumb", "unknown")
     is_ci = env.get("CI", "").lower() not in ("", "0", "false", "no")
@@ -48,7 +48,7 @@ def detect(stream: TextIO, environ: Mapping[str, str] | None = None) -> Terminal
 
 
 def console(terminal: Terminal, stream: TextIO | None = None) -> "Console":
-    """A Rich console that does what `terminal` says, whatever Rich itself would guess."""
+    """A Rich console with the abilities of `terminal` instead of Rich's own detection."""
     from rich.console import Console
 
     return Console(
@@ -97,7 +97,7 @@ class Output:
 
 
 def silence(stream: TextIO) -> None:
-    """Point a stream whose reader is gone at nothing, so that its last flush cannot fail."""
+    """Redirect a stream without a reader to /dev/null, so that its last flush cannot fail."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

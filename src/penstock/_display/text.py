@@ -55,6 +55,6 @@ def plural(number: int, noun: str) -> str:
 
 
 def error_line(error: "ErrorInfo") -> str:
-    """The first line of an error with its condition: enough to know what happened."""
+    """The condition and the first line of an error."""
     first = error.message.strip().partition("\n")[0]
     return f"[{error.condition}] {first}"

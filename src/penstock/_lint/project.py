@@ -24,7 +24,7 @@ from penstock._lint.suppression import (
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.query_facts import RuleFacts
-from penstock._project.magics import Cell, CellKind
+from penstock._project.databricks.magics import Cell, CellKind
 from penstock._project.needs import needs, project_cells
 from penstock.errors import PenstockError, SpecError
 

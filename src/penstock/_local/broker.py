@@ -163,7 +163,7 @@ def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bo
 
 
 def broker_status(directory: Path) -> BrokerStatus:
-    """Whether the directory's broker runs, and where. Starts, connects and changes nothing."""
+    """The state and address of the directory's broker; neither connects nor changes anything."""
     directory = directory.absolute()
     state = _running(directory)
     return BrokerStatus(
@@ -214,7 +214,7 @@ def _start(
 def _format(
     directory: Path, command: list[str], state: BrokerState, offset: int, deadline: float
 ) -> None:
-    """Let Kafka's own tool lay out the data: it writes the feature levels of a new cluster."""
+    """Format the data directory with Kafka's storage tool, which writes the feature levels."""
     arguments = ["--ignore-formatted", "--cluster-id", state.cluster_id]
     tool = ["kafka.tools.StorageTool", "format", *arguments, "--config", "server.properties"]
     child = _spawn(directory, [*command, *tool], own_group=False)
@@ -259,7 +259,7 @@ def _java_command(directory: Path, jars: Sequence[Path] | None, java: Java | Non
 
 
 def _running(directory: Path) -> BrokerState | None:
-    """The record of a broker whose process lives."""
+    """The record of a running broker."""
     state = read_state(directory)
     if state is None:
         return None
@@ -285,7 +285,7 @@ def _handle(directory: Path, state: BrokerState) -> BrokerHandle:
 
 
 def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: float) -> None:
-    """Return when the broker of this directory, and no other one, answers a client."""
+    """Wait until the broker of this directory, and no other one, responds."""
     pause = threading.Event()
     admin: Any = None
     while time.monotonic() < deadline:
@@ -312,7 +312,7 @@ def _failed(directory: Path, offset: int, reason: str) -> SetupError:
     return SetupError(
         "BROKER_FAILED",
         f"the Kafka broker in {directory} did not start: {reason}{_log_tail(directory, offset)}",
-        hint=f"the whole log is {directory / LOG_FILE}",
+        hint=f"see the log {directory / LOG_FILE}",
     )
 
 
@@ -320,7 +320,7 @@ def _timeout(directory: Path, offset: int, what: str) -> SetupError:
     return SetupError(
         "BROKER_TIMEOUT",
         f"the Kafka broker in {directory} took too long for {what}{_log_tail(directory, offset)}",
-        hint=f"the whole log is {directory / LOG_FILE}; is the machine very busy?",
+        hint=f"see the log {directory / LOG_FILE}; the machine may be overloaded",
     )
 
 

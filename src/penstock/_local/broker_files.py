@@ -85,12 +85,11 @@ class BrokerState:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a Kafka client connects to."""
         return f"{_HOST}:{self.port}"
 
 
 def read_state(directory: Path) -> BrokerState | None:
-    """The record, or `None` when there is none that can be read."""
+    """The record; `None` if it is missing or unreadable."""
     try:
         return BrokerState(**json.loads((directory / _STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -98,7 +97,7 @@ def read_state(directory: Path) -> BrokerState | None:
 
 
 def write_state(directory: Path, state: BrokerState) -> None:
-    """Replace the record; a reader sees the old one or the new one."""
+    """Replace the record atomically."""
     _replace(directory / _STATE_FILE, json.dumps(asdict(state), indent=2) + "\n")
 
 
@@ -124,7 +123,6 @@ def is_formatted(directory: Path) -> bool:
 
 
 def configuration(state: BrokerState) -> dict[str, str]:
-    """The broker's properties."""
     return {
         **_PROPERTIES,
         "controller.quorum.voters": f"1@{_HOST}:{state.controller_port}",
@@ -134,14 +132,13 @@ def configuration(state: BrokerState) -> dict[str, str]:
 
 
 def write_configuration(directory: Path, settings: Mapping[str, str]) -> None:
-    """Write `server.properties` and `log4j2.properties`."""
     text = "".join(f"{key}={value}\n" for key, value in settings.items())
     _replace(directory / "server.properties", text)
     _replace(directory / "log4j2.properties", _LOG4J)
 
 
 def trim_log(directory: Path) -> int:
-    """Put a log that has grown large aside; return where the next lines will begin."""
+    """Rotate a large log; return the offset of the next line."""
     log = directory / LOG_FILE
     try:
         size = log.stat().st_size
@@ -162,7 +159,7 @@ def read_log(directory: Path, offset: int) -> str:
 
 
 def are_free(*ports: int) -> bool:
-    """Whether all ports could be bound on the loopback address now."""
+    """Whether all ports are free on the loopback address."""
     for port in ports:
         with socket.socket() as probe:
             # As Kafka binds: connections of an earlier broker that linger are no obstacle.

@@ -30,7 +30,6 @@ class SecureListener:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a Kafka client connects to."""
         return f"127.0.0.1:{self.port}"
 
     def add_to(self, settings: Mapping[str, str]) -> dict[str, str]:

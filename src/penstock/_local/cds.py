@@ -51,7 +51,6 @@ def archive_path(
 def is_ready(
     class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
 ) -> bool:
-    """Whether an archive is there that fits."""
     return archive_path(class_path, java=java, cache_root=cache_root).is_file()
 
 
@@ -146,6 +145,6 @@ def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None
 def _failure(reason: str) -> SetupError:
     return SetupError(
         "CLASS_ARCHIVE_FAILED",
-        f"no class-data archive was made: {reason}",
+        f"the class-data archive was not created: {reason}",
         hint="pipelines run without it; each start of Spark takes a few seconds longer",
     )

@@ -29,8 +29,6 @@ _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
 
 
 class CheckState(StrEnum):
-    """How a check ended."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -82,7 +80,6 @@ def run_checks(
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Whether this Python is new enough."""
     text = ".".join(str(part) for part in version)
     if version >= _MINIMUM_PYTHON:
         return _ok("Python", text)
@@ -91,7 +88,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def check_java() -> Check:
-    """Whether the Java that Spark would use is there and new enough."""
+    """Whether the Java that Spark would use exists and is new enough."""
     try:
         java = require_java(MINIMUM_JAVA)
     except SetupError as error:
@@ -107,19 +104,19 @@ def check_package(name: str, installed: str | None = None) -> Check:
         installed: Instead of the version that is installed.
     """
     try:
-        present = installed or importlib.metadata.version(name)
+        actual = installed or importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return _fail(name, "not installed", "install Penstock again: pip install penstock")
     wanted = _requirement(name)
     if wanted is None:
-        return _warn(name, present, "Penstock itself is not installed: pip install penstock")
-    if satisfies(present, wanted):
-        return _ok(name, present)
-    return _fail(name, f"{present}, but Penstock needs {wanted}", f"pip install '{name}{wanted}'")
+        return _warn(name, actual, "Penstock itself is not installed: pip install penstock")
+    if satisfies(actual, wanted):
+        return _ok(name, actual)
+    return _fail(name, f"{actual}, but Penstock needs {wanted}", f"pip install '{name}{wanted}'")
 
 
 def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: bool) -> Check:
-    """Whether the jars of a set are there, to the last bit."""
+    """Whether the jars of a set exist with the locked checksums."""
     label = f"jars: {name}"
     statuses = verify([name], lock=lock, cache_root=cache_root)
     fix = f"penstock jars sync --set {name}"
@@ -148,7 +145,7 @@ def check_ports() -> Check:
 
 
 def check_storage(storage: Path) -> Check:
-    """Whether tables can be written where the pipeline wants them. Leaves nothing behind."""
+    """Whether the storage folder is writable; leaves no files behind."""
     existing = storage.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -193,23 +190,23 @@ def check_clock(
 
 
 def check_memory(available: int | None = None) -> Check:
-    """Whether there is memory for Spark and the broker."""
+    """Whether the machine has enough memory for Spark and the broker."""
     memory = available if available is not None else _available_memory()
     if memory is None:
         return _ok("memory", "unknown on this system")
     detail = f"{memory / 1024**3:.1f} GiB available"
     if memory < _LOW_MEMORY_BYTES:
-        return _warn("memory", detail, "close other programs: Spark and the broker want 3 GiB")
+        return _warn("memory", detail, "close other programs: Spark and the broker need 3 GiB")
     return _ok("memory", detail)
 
 
 def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
-    numbers = _numbers(version)
+    actual = _numbers(version)
     for operator, text in _CLAUSE.findall(specifier):
         wanted = _numbers(text)
-        width = max(len(numbers), len(wanted))
-        left = numbers + (0,) * (width - len(numbers))
+        width = max(len(actual), len(wanted))
+        left = actual + (0,) * (width - len(actual))
         right = wanted + (0,) * (width - len(wanted))
         holds = {
             "==": left == right,
@@ -230,7 +227,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _requirement(name: str) -> str | None:
-    """What our own metadata demand of a package: one source for installer and doctor."""
+    """The version specifier of a package in our own metadata."""
     try:
         requirements = importlib.metadata.requires("penstock") or []
     except importlib.metadata.PackageNotFoundError:
@@ -243,7 +240,7 @@ def _requirement(name: str) -> str | None:
 
 
 def _newest_jar(lock: JarLock, cache_root: Path | None) -> float:
-    """The newest moment that this installation proves to be past."""
+    """The newest timestamp that is certainly in the past, from the installed files."""
     root = cache_root or cache_directory()
     moments = [Path(__file__).stat().st_mtime]
     for jar_set in lock.sets.values():

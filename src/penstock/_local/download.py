@@ -36,15 +36,15 @@ _HINT_OTHER_SOURCE = (
 
 
 class SyncStoppedError(Exception):
-    """Another jar failed or the user interrupted: this one was given up, resumable."""
+    """Another jar failed or the user interrupted; the download can be resumed."""
 
 
 class _TransientError(Exception):
-    """The transfer broke, but what arrived so far is good: ask for the rest."""
+    """The transfer broke; the received part is valid and the rest can be requested."""
 
-    def __init__(self, reason: str, *, was_reached: bool) -> None:
+    def __init__(self, reason: str, *, has_response: bool) -> None:
         self.reason = reason
-        self.was_reached = was_reached
+        self.has_response = has_response
         super().__init__(reason)
 
 
@@ -53,7 +53,6 @@ class _Readable(Protocol):
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -156,11 +155,11 @@ def _transfer(
 
 
 def _give_up(jar: Jar, repository: Repository, error: _TransientError) -> NoReturn:
-    if error.was_reached:
+    if error.has_response:
         raise SetupError(
             "JAR_DOWNLOAD_FAILED",
             f"{jar.file_name} could not be fetched from {repository.url}: {error.reason}",
-            hint="run `penstock jars sync` again: it continues where this one ended",
+            hint="run `penstock jars sync` again: it resumes the download",
         ) from error
     raise SetupError(
         "JARS_UNREACHABLE",
@@ -176,7 +175,7 @@ def _receive(
     stop: threading.Event,
     report: Callable[[int], None],
 ) -> None:
-    """Make one request for what is missing and append the answer."""
+    """Request the missing part and append the response."""
     offset = _prefix(part, jar)
     if offset == jar.size:
         return
@@ -189,7 +188,7 @@ def _receive(
             _refused(jar, part, repository, error.code)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
-        raise _TransientError(str(reason) or type(error).__name__, was_reached=False) from error
+        raise _TransientError(str(reason) or type(error).__name__, has_response=False) from error
     with response:
         if offset and not _continues(response, offset):
             part.truncate(0)
@@ -199,16 +198,16 @@ def _receive(
         received = _append(part, response, jar, stop, lambda count: report(offset + count))
     if announced is not None and received < int(announced):
         raise _TransientError(
-            f"the answer ended after {received} of {announced} bytes", was_reached=True
+            f"the answer ended after {received} of {announced} bytes", has_response=True
         )
 
 
 def _refused(jar: Jar, part: BufferedRandom, repository: Repository, status: int) -> NoReturn:
     if status == 416:
         part.truncate(0)
-        raise _TransientError("the repository refused to continue a transfer", was_reached=True)
+        raise _TransientError("the repository refused to continue a transfer", has_response=True)
     if status in _RETRYABLE_STATUS:
-        raise _TransientError(f"HTTP status {status}", was_reached=True)
+        raise _TransientError(f"HTTP status {status}", has_response=True)
     if status in (404, 410):
         raise SetupError(
             "JAR_NOT_FOUND",
@@ -234,7 +233,7 @@ def _append(
     stop: threading.Event,
     report: Callable[[int], None],
 ) -> int:
-    """Append all of the stream; stop early at a file that is far too long to be the right one."""
+    """Append the stream; stop early if the file is much longer than the locked size."""
     received = 0
     while received <= jar.size + _SURPLUS_BYTES:
         if stop.is_set():
@@ -242,7 +241,7 @@ def _append(
         try:
             chunk = stream.read(_CHUNK_BYTES)
         except (http.client.HTTPException, OSError) as error:
-            raise _TransientError(str(error) or type(error).__name__, was_reached=True) from error
+            raise _TransientError(str(error) or type(error).__name__, has_response=True) from error
         if not chunk:
             break
         part.write(chunk)
@@ -253,7 +252,7 @@ def _append(
 
 
 def _prefix(part: BufferedRandom, jar: Jar) -> int:
-    """How many bytes are there already; a piece longer than the jar is worthless."""
+    """Number of bytes received so far; 0 if the part is longer than the jar."""
     size = os.fstat(part.fileno()).st_size
     if size > jar.size:
         part.truncate(0)
@@ -267,7 +266,7 @@ def _digest(part: BufferedRandom) -> str:
 
 
 def _publish(jar: Jar, target: Path, part: BufferedRandom, source: str) -> None:
-    """Give the finished file its name, or throw it away."""
+    """Rename the finished file, or delete it if it is invalid."""
     actual, size = _digest(part), os.fstat(part.fileno()).st_size
     part_path = _part_path(target)
     if actual != jar.sha256:
@@ -275,7 +274,7 @@ def _publish(jar: Jar, target: Path, part: BufferedRandom, source: str) -> None:
         raise SetupError(
             "JAR_CHECKSUM_MISMATCH",
             f"{source} has SHA-256 {actual} ({size} bytes), "
-            f"but the lock wants {jar.sha256} ({jar.size} bytes); it was not used",
+            f"but the lock requires {jar.sha256} ({jar.size} bytes); it was not used",
             hint=f"the source is damaged or not genuine; {_HINT_OTHER_SOURCE}",
         )
     os.fsync(part.fileno())
@@ -322,7 +321,7 @@ def _is_still(part: BufferedRandom, path: Path) -> bool:
 
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Turn what the file system says about the cache into errors with a way out."""
+    """Translate file-system errors of the cache into errors with a hint."""
     try:
         yield
     except OSError as error:

@@ -48,8 +48,6 @@ _THREADS = 6
 
 
 class JarState(StrEnum):
-    """What `verify` found."""
-
     OK = "ok"
     MISSING = "missing"
     WRONG = "wrong"
@@ -155,18 +153,18 @@ def verify(
         SpecError: `UNKNOWN_JAR_SET`.
     """
     root = cache_root or cache_directory()
-    states = []
+    statuses = []
     for jar_set in (lock or load_lock()).select(sets):
         for jar in jar_set.jars:
             path = jar.path(root)
             try:
                 actual = sha256_of(path)
             except OSError:
-                states.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
+                statuses.append(JarStatus(jar=jar, path=path, state=JarState.MISSING))
                 continue
             state = JarState.OK if actual == jar.sha256 else JarState.WRONG
-            states.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
-    return states
+            statuses.append(JarStatus(jar=jar, path=path, state=state, actual_sha256=actual))
+    return statuses
 
 
 def sync(
@@ -215,7 +213,7 @@ def sync(
 
 
 def _prepare(root: Path, missing: list[Jar]) -> None:
-    """Make the folders, and refuse early when the disk cannot hold what is to come."""
+    """Create the folders; fail early if the disk is too small."""
     try:
         for folder in {jar.folder for jar in missing}:
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -232,7 +230,7 @@ def _prepare(root: Path, missing: list[Jar]) -> None:
 
 
 class _Sync:
-    """One running sync: the threads, the first error, and the sum of what arrived."""
+    """A running sync: its threads, the first error, and the number of bytes received."""
 
     def __init__(
         self,

@@ -49,7 +49,6 @@ def parse_feature(version: str) -> int:
 
 
 def parse_version_output(text: str) -> str | None:
-    """The version in what `java -version` prints, or `None`."""
     match = _QUOTED_VERSION.search(text)
     return match.group(1) if match else None
 
@@ -74,10 +73,10 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
                 hint=f"correct or unset JAVA_HOME; or {_INSTALL_HINT}",
             )
     else:
-        java = shutil.which("java", path=env.get("PATH"))
-        if java is None:
+        path = shutil.which("java", path=env.get("PATH"))
+        if path is None:
             raise SetupError("JAVA_NOT_FOUND", "there is no Java on PATH", hint=_INSTALL_HINT)
-        executable = Path(java)
+        executable = Path(path)
     executable = executable.resolve()
     version = _release_version(executable) or _run_version(executable, env)
     return Java(executable=executable, version=version, feature=parse_feature(version))
@@ -100,7 +99,7 @@ def require_java(minimum: int = MINIMUM_JAVA, *, environ: Mapping[str, str] | No
 
 
 def _release_version(executable: Path) -> str | None:
-    """The version in the `release` file of a Java home: saves starting a JVM to ask."""
+    """The version in the `release` file of a Java home, without starting a JVM."""
     try:
         text = (executable.parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

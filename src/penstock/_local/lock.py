@@ -44,12 +44,10 @@ class Jar:
 
     @property
     def repository_path(self) -> str:
-        """Path of the jar below the root of a Maven repository."""
         group, artifact, version = self.coordinate.split(":")[:3]
         return f"{group.replace('.', '/')}/{artifact}/{version}/{self.file_name}"
 
     def path(self, cache_root: Path) -> Path:
-        """Where the jar lies below the cache."""
         return cache_root / self.folder / self.file_name
 
 
@@ -72,14 +70,11 @@ class JarSet:
 
     @property
     def size(self) -> int:
-        """Sum of all jars, in bytes."""
         return sum(jar.size for jar in self.jars)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JarLock:
-    """All sets, by name."""
-
     sets: Mapping[str, JarSet]
 
     def select(self, names: Iterable[str] | None = None) -> tuple[JarSet, ...]:
@@ -100,7 +95,6 @@ class JarLock:
 
 
 def parse_lock(text: str) -> JarLock:
-    """Read the text of a lock file."""
     sets = {}
     for name, entry in tomllib.loads(text)["sets"].items():
         folder = entry["folder"]

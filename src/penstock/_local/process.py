@@ -51,7 +51,7 @@ def is_same(pid: int, started: str) -> bool:
 
 
 def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
-    """Wait until the process has ended; `False` when the deadline came first."""
+    """Wait until the process ends; `False` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     pause = threading.Event()
     while is_same(pid, started):
@@ -91,9 +91,9 @@ def find_by_argument(*arguments: str) -> int | None:
     wanted = {argument.encode() for argument in arguments}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = set(entry.read_bytes().split(b"\0"))
+            command_line = set(entry.read_bytes().split(b"\0"))
         except OSError:
             continue
-        if wanted <= words:
+        if wanted <= command_line:
             return int(entry.parent.name)
     return None

@@ -31,7 +31,7 @@ class Repository:
     authorization: str | None = field(default=None, repr=False)
 
     def request(self, path: str, offset: int = 0) -> urllib.request.Request:
-        """Ask for the file from byte `offset` on."""
+        """Request the file from byte `offset`."""
         request = urllib.request.Request(self.url + path)  # noqa: S310 - the scheme was checked
         request.add_header("User-Agent", "penstock")
         if offset:
@@ -83,11 +83,12 @@ def find_repository(
 
     Raises:
         SpecError: `INVALID_JARS_REPOSITORY`.
-        SetupError: `JARS_REPOSITORY_UNKNOWN`: nothing given, and Spark's own cannot be found.
+        SetupError: `JARS_REPOSITORY_UNKNOWN`: not set, and Spark's own cannot be determined.
     """
     env = os.environ if environ is None else environ
-    if chosen := argument or env.get(_VARIABLE):
-        return parse_repository(chosen)
+    url = argument or env.get(_VARIABLE)
+    if url:
+        return parse_repository(url)
     folder = spark_jars or spark_jars_directory()
     url = _ivy_default(folder) if folder is not None else None
     if url is None:

@@ -40,7 +40,7 @@ def admin_client(bootstrap_servers: str) -> Any:
 
 
 def answers(admin: Any, cluster_id: str) -> bool:
-    """Whether the broker of this cluster, and no other one, answers now."""
+    """Whether the broker of this cluster, and no other one, responds."""
     try:
         metadata = admin.list_topics(timeout=1.0)
     except Exception:  # the client library has one exception for everything: not ready yet
@@ -73,8 +73,8 @@ def ensure_topic(
         if not _already_exists(error):
             raise SetupError(
                 "TOPIC_FAILED",
-                f"the broker at {bootstrap_servers} did not make the topic {topic!r}: {error}",
-                hint="see whether it runs (`penstock broker status`), and look into its log",
+                f"the broker at {bootstrap_servers} did not create the topic {topic!r}: {error}",
+                hint="run `penstock broker status`, and see its log",
             ) from error
     pause = threading.Event()
     while time.monotonic() < deadline:
@@ -85,19 +85,19 @@ def ensure_topic(
     raise SetupError(
         "BROKER_TIMEOUT",
         f"the topic {topic!r} got no leader within {timeout_seconds:g} s",
-        hint="look into the broker's log",
+        hint="see the broker's log",
     )
 
 
 def _partitions(admin: Any, topic: str) -> int:
-    """How many partitions a topic has; 0 while it is unknown or one of them has no leader."""
+    """Number of partitions of a topic; 0 while it is unknown or a partition has no leader."""
     try:
-        topic_metadata = admin.list_topics(timeout=5.0).topics.get(topic)
+        metadata = admin.list_topics(timeout=5.0).topics.get(topic)
     except Exception:  # as above
         return 0
-    if topic_metadata is None or topic_metadata.error is not None:
+    if metadata is None or metadata.error is not None:
         return 0
-    leaders = [partition.leader for partition in topic_metadata.partitions.values()]
+    leaders = [partition.leader for partition in metadata.partitions.values()]
     return len(leaders) if all(leader >= 0 for leader in leaders) else 0
 
 

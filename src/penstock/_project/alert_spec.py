@@ -16,7 +16,7 @@ def _listed(value: Any) -> Any:
 
 
 class AlertRuleSpec(_Part):
-    """One thing to look out for: exactly one of the first eight after its name."""
+    """An alert rule; exactly one of the first eight keys after `name` is set."""
 
     name: str = Field(description="Unique name.")
     failure_rate: float | None = Field(
@@ -69,8 +69,8 @@ class AlertRuleSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        values = [value for value in self._kinds().values() if value is not None]
-        if len(values) != 1 or False in (self.failed, self.schema_change):
+        conditions = [value for value in self._kinds().values() if value is not None]
+        if len(conditions) != 1 or False in (self.failed, self.schema_change):
             known = ", ".join(f"`{kind.value}`" for kind in AlertKind)
             raise ValueError(f"needs exactly one of {known}")
         return self
@@ -88,7 +88,6 @@ class AlertRuleSpec(_Part):
         }
 
     def rule_of(self) -> AlertRule:
-        """The same as plain data."""
         kind, threshold = next(
             (kind, value) for kind, value in self._kinds().items() if value is not None
         )
@@ -105,7 +104,7 @@ class AlertRuleSpec(_Part):
 
 
 class MailSpec(_Part):
-    """A mail server and who gets the mail."""
+    """A mail server and the recipients."""
 
     to: Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])] = (
         Field(description="Addresses.")
@@ -121,7 +120,7 @@ class MailSpec(_Part):
 
 
 class AlertTargetSpec(_Part):
-    """Whom to tell: exactly one of webhook, command and email."""
+    """A destination; exactly one of `webhook`, `command` and `email` is set."""
 
     webhook: str | None = Field(default=None, description="URL; may be `${secret:...}`.")
     format: str = Field(
@@ -135,16 +134,15 @@ class AlertTargetSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum(bool(way) for way in (self.webhook, self.command, self.email)) != 1:
+        if sum(map(bool, (self.webhook, self.command, self.email))) != 1:
             raise ValueError("needs exactly one of `webhook`, `command`, `email`")
         return self
 
     def target(self) -> AlertTarget:
-        """The same as plain data."""
         mail = {}
         if self.email is not None:
-            fields = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
-            mail = {key: str(value) for key, value in fields.items()}
+            server = self.email.model_dump(by_alias=True, exclude={"to"}, exclude_none=True)
+            mail = {key: str(value) for key, value in server.items()}
         return AlertTarget(
             webhook=self.webhook or "",
             slack=self.format == "slack",
@@ -160,13 +158,14 @@ class AlertsSpec(_Part):
 
     rules: list[AlertRuleSpec] = Field(default_factory=list, description="What to look out for.")
     to: list[AlertTargetSpec] = Field(
-        default_factory=list, description="Whom to tell; without it, only the event log is told."
+        default_factory=list,
+        description="Destinations of notifications; default: only the event log.",
     )
     repeat_seconds: float = Field(
         default=3600.0,
         strict=False,
         gt=0,
-        description="About the same thing nobody is told more often.",
+        description="Minimum interval between notifications about the same condition.",
     )
 
     @model_validator(mode="after")
@@ -177,7 +176,6 @@ class AlertsSpec(_Part):
         return self
 
     def settings(self) -> AlertSettings:
-        """The same as plain data."""
         return AlertSettings(
             rules=tuple(rule.rule_of() for rule in self.rules),
             targets=tuple(target.target() for target in self.to),

@@ -31,7 +31,7 @@ class Node:
 
     @property
     def origin(self) -> SourceLocation:
-        """Where it stands, as users see it."""
+        """Its location for error messages."""
         return source_location(str(self.file), self.line)
 
     def get(self, *keys: str) -> "Node | None":
@@ -45,12 +45,12 @@ class Node:
         return node
 
     def items(self) -> "Iterator[tuple[str, Node]]":
-        """Keys and parts of a mapping that are not null; nothing for other parts."""
+        """The non-null entries of a mapping; nothing for other parts."""
         if isinstance(self.value, dict):
             yield from ((key, part) for key, part in self.value.items() if part.value is not None)
 
     def entries(self) -> "list[Node]":
-        """The parts of a list that are not null; nothing for other parts."""
+        """The non-null items of a list; nothing for other parts."""
         if not isinstance(self.value, list):
             return []
         return [part for part in self.value if part.value is not None]
@@ -69,7 +69,6 @@ class Node:
         return node
 
     def plain(self) -> object:
-        """The same as plain dictionaries and lists."""
         if isinstance(self.value, dict):
             return {key: part.plain() for key, part in self.value.items()}
         if isinstance(self.value, list):
@@ -77,7 +76,7 @@ class Node:
         return self.value
 
     def over(self, base: "Node") -> "Node":
-        """Lay this over another part: mappings key by key, lists one after the other."""
+        """Merge this over another part: mappings by key, lists by concatenation."""
         if self.value is None:
             return base
         if isinstance(self.value, dict) and isinstance(base.value, dict):
@@ -174,15 +173,15 @@ def texts_of(part: Node | None, key: str) -> dict[str, str]:
         return {}
     if not isinstance(part.value, dict):
         raise part.error(f"`{key}` must be a mapping of keys to values")
-    strings = {}
+    texts = {}
     for name, value in part.items():
         if isinstance(value.value, bool):
-            strings[name] = "true" if value.value else "false"
+            texts[name] = "true" if value.value else "false"
         elif isinstance(value.value, str):
-            strings[name] = value.value
+            texts[name] = value.value
         else:
             raise value.error(f"`{key}.{name}` must be a text")
-    return strings
+    return texts
 
 
 def list_of(part: Node | None, key: str) -> list[Node]:

@@ -126,7 +126,7 @@ def excerpt(root: Path, declared_at: str) -> Excerpt | None:
 
 
 def without_secrets(code: str, *, is_sql: bool = False) -> str:
-    """Code with its credentials taken out; lines stay where they are."""
+    """Code with credentials masked; line numbers do not change."""
     pieces: list[str] = []
     before, was_hidden = 0, False
     previous = ""
@@ -162,7 +162,7 @@ def _looks_like_a_key(text: str) -> bool:
 
 
 def _comment(text: str) -> str:
-    """A comment as far as the first word that a credential may follow."""
+    """A comment up to the first word that may introduce a credential."""
     match = _SECRET.search(text)
     if match is None or not re.search(r"[\"'=:]", text[match.start() :]):
         return text

@@ -11,10 +11,10 @@ from typing import Any
 from penstock._api.registry import active_registry
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.dbutils import widget_values
-from penstock._project.dbutils_notebook import NotebookExit
-from penstock._project.magics import Cell, CellKind
-from penstock._project.notebook import (
+from penstock._project.databricks.dbutils import widget_values
+from penstock._project.databricks.dbutils_notebook import NotebookExit
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import (
     file_of_cell,
     find_run_target,
     read_cells,
@@ -76,7 +76,6 @@ class SourceExecutor:
             self._running.pop()
 
     def forget(self) -> None:
-        """Forget what was executed."""
         self.missing_packages.clear()
         self._executed.clear()
 
@@ -125,9 +124,9 @@ class SourceExecutor:
             circle = [*self._running[self._running.index(path) :], path]
             raise DefinitionError(
                 "NOTEBOOK_CYCLE",
-                "notebooks run each other in a circle: " + " -> ".join(p.name for p in circle),
+                "notebooks run each other in a cycle: " + " -> ".join(p.name for p in circle),
                 origin=origin,
-                hint="move what both need to a third notebook",
+                hint="move the shared code to a third notebook",
             )
         with widget_values(namespace.get("dbutils"), arguments):
             self.execute(path, namespace, context)
@@ -151,5 +150,5 @@ def _lost(cell: Cell) -> SpecError:
         "SOURCE_NOT_SUPPORTED",
         f"{subject} is not supported",
         origin=source_location(cell.file, cell.line),
-        hint="write it in Python or SQL; a cell that the pipeline does not need can go",
+        hint="rewrite it in Python or SQL, or remove the cell if the pipeline does not need it",
     )

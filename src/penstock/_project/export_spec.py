@@ -35,7 +35,6 @@ class EventsSpec(_Part):
     )
 
     def settings(self) -> EventLogSettings:
-        """The same as plain data."""
         return EventLogSettings(
             keep_days=self.keep_days,
             keep_progress_days=self.keep_progress_days,
@@ -56,7 +55,6 @@ class MetricsSpec(_Part):
     address: str = Field(default="127.0.0.1", min_length=1, description="What to listen on.")
 
     def settings(self) -> MetricsSettings:
-        """The same as plain data."""
         return MetricsSettings(port=self.port, address=self.address)
 
 
@@ -75,7 +73,6 @@ class LineageSpec(_Part):
     )
 
     def settings(self) -> LineageSettings:
-        """The same as plain data."""
         return LineageSettings(
             is_wanted=self.enabled, namespace=self.namespace, transport=self.transport
         )
@@ -109,7 +106,6 @@ class TelemetrySpec(_Part):
     )
 
     def settings(self) -> TelemetrySettings:
-        """The same as plain data."""
         return TelemetrySettings(
             is_wanted=self.enabled,
             endpoint=self.endpoint,

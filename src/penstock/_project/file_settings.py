@@ -9,7 +9,7 @@ from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySe
 from penstock._model.name import split_name
 from penstock._model.paths import path_key
 from penstock._model.pipeline import EventLogSettings, ExternalTable
-from penstock._project.workspace_files import SourcePattern
+from penstock._project.databricks.workspace_files import SourcePattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class FileSettings:
     telemetry: TelemetrySettings | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
-        """Lay these settings over others: what they say wins, mappings are merged key by key."""
+        """Merge these settings over others: their values win, mappings are merged by key."""
         roots = [*self.import_roots, *base.import_roots]
         if base.root != self.root:
             roots.append(str(base.root))

@@ -22,8 +22,8 @@ from types import ModuleType
 
 from penstock._model.paths import PathMap
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.databricks_modules import databricks_modules
-from penstock._project.display import displayable_frames
+from penstock._project.databricks.modules import databricks_modules
+from penstock._project.databricks.notebook_globals import displayable_frames
 from penstock._project.execution import SourceExecutor
 from penstock._project.mapped_files import mapped_files
 from penstock._project.module_search import folder_around
@@ -148,7 +148,6 @@ class ProjectImports(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Find a module in the project's folders, or below a package that was found there."""
         parent = fullname.rpartition(".")[0]
         if parent:
             if parent not in self._imported_names:
@@ -158,12 +157,12 @@ class ProjectImports(MetaPathFinder):
             if fullname in _PROTECTED:
                 return None
             search = self._search
-        return self.found(fullname, search, target)
+        return self.find_in(fullname, search, target)
 
-    def found(
+    def find_in(
         self, fullname: str, search: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module in some folders; it belongs to the project then."""
+        """Find a module in these folders; it then belongs to the project."""
         spec = PathFinder.find_spec(fullname, search, target)
         if spec is None:
             return None
@@ -173,11 +172,10 @@ class ProjectImports(MetaPathFinder):
         return spec
 
     def known(self, path: str) -> ModuleType | None:
-        """Return the module of a file that was executed, or is being executed."""
+        """Return the module of a file that was or is being executed."""
         return self._modules.get(path)
 
     def execute(self, loader: "_Loader", module: ModuleType) -> None:
-        """Execute the file of a module, once."""
         if loader.path in self._failures:
             raise self._failures[loader.path]
         if loader.path in self._modules:
@@ -211,7 +209,7 @@ class ProjectImports(MetaPathFinder):
         return [str(place.resolve()) for place in dict.fromkeys(places) if place.is_dir()]
 
     def drop(self) -> None:
-        """Forget every file: the next one that is run or imported is read again."""
+        """Forget all files: they are read again when next run or imported."""
         for module in self._by_value:
             _pickle_as_usual(module)
         self._by_value.clear()
@@ -237,7 +235,7 @@ class ProjectImports(MetaPathFinder):
 
 
 class _AroundProject(MetaPathFinder):
-    """Finds what is nowhere else: in folders relative to a file, and above the project's folder."""
+    """Last finder: searches folders relative to a file, and those above the project."""
 
     def __init__(self, imports: ProjectImports) -> None:
         self._imports = imports
@@ -251,14 +249,14 @@ class _AroundProject(MetaPathFinder):
         if path is not None:
             return None
         appended = self._imports.appended_folders()
-        if appended and (spec := self._imports.found(fullname, appended, target)) is not None:
+        if appended and (spec := self._imports.find_in(fullname, appended, target)) is not None:
             return spec
         folder = folder_around(Path(self._imports.root), fullname)
-        return None if folder is None else self._imports.found(fullname, [str(folder)], target)
+        return None if folder is None else self._imports.find_in(fullname, [str(folder)], target)
 
 
 class _Loader(SourceFileLoader):
-    """Executes the source, never a cached file of the same second and size."""
+    """Always executes the source, never a cached file with the same mtime and size."""
 
     def __init__(self, fullname: str, path: str, imports: ProjectImports) -> None:
         super().__init__(fullname, path)
@@ -275,10 +273,10 @@ def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:
     """Return the folders where the modules of a project are searched, in order."""
     folders = [root, *([root / "src"] if (root / "src").is_dir() else [])]
     folders += [source.parent for source in sources]
-    unique = dict.fromkeys(map(str, folders))
+    paths = dict.fromkeys(map(str, folders))
     for source in sources:
-        unique.update(dict.fromkeys(_between(source.parent, root)))
-    return list(unique)
+        paths.update(dict.fromkeys(_between(source.parent, root)))
+    return list(paths)
 
 
 def _between(folder: Path, root: Path) -> list[str]:

@@ -14,7 +14,7 @@ SCHEMA_NAME = "pipeline.schema.json"
 
 
 def schema_text() -> str:
-    """Return the schema as text that ends in a new line."""
+    """Return the schema as a string with a trailing newline."""
     generated = PipelineSpec.model_json_schema()
     generated.pop("description", None)  # the docstring speaks to programmers
     schema = {

@@ -1,8 +1,10 @@
 """Executes the source files of a pipeline and collects what they declare."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock._api.modules import installed_modules
 from penstock._api.registry import registration
@@ -11,7 +13,6 @@ from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._project.imports import ProjectImports, project_imports
 from penstock._project.source_registry import SourceRegistry
 from penstock._project.user_code import user_code_error
-from penstock._project.user_session import shared_session
 from penstock.errors import DefinitionError, PenstockError
 
 
@@ -109,3 +110,47 @@ def _run_all(
             if key not in reported:
                 reported.add(key)
                 registry.record(error)
+
+
+_REMOTE = ("spark.remote", "spark.api.mode")
+
+
+@contextmanager
+def shared_session(spark: Any) -> Iterator[None]:
+    """Prevent source files from stopping the session, by patching its classes."""
+    with ExitStack() as patches:
+        for owner in (spark, getattr(spark, "sparkContext", None)):
+            if holder := _holder(type(owner), "stop"):
+                patches.enter_context(_replaced(holder, "stop", _ignored))
+        builder = getattr(type(spark), "Builder", None)
+        if isinstance(builder, type) and "getOrCreate" in vars(builder):
+            get_or_create = _without_remote(vars(builder)["getOrCreate"])
+            patches.enter_context(_replaced(builder, "getOrCreate", get_or_create))
+        yield
+
+
+def _holder(kind: type, name: str) -> type | None:
+    return next((base for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _ignored(*_arguments: Any, **_parameters: Any) -> None:
+    return None
+
+
+def _without_remote(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_or_create(builder: Any) -> Any:
+        for key in _REMOTE:
+            builder._options.pop(key, None)
+        return original(builder)
+
+    return get_or_create
+
+
+@contextmanager
+def _replaced(holder: type, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    before = vars(holder)[name]
+    setattr(holder, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)

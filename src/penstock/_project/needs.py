@@ -11,16 +11,14 @@ from pathlib import Path
 
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import find_run_target, read_cells, run_arguments
+from penstock._project.findings import Finding, FindingKind, python_findings, sql_findings
 from penstock._project.imports import module_folders
-from penstock._project.magics import Cell, CellKind
 from penstock._project.module_search import ModuleSearch
-from penstock._project.notebook import find_run_target, read_cells, run_arguments
 from penstock._project.packages import is_installed, requested_packages
-from penstock._project.python_findings import python_findings
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources, ignored_sources
-from penstock._project.sql_findings import sql_findings
-from penstock._project.text_findings import Finding, FindingKind
 from penstock._project.user_code import user_code_error
 from penstock.errors import PenstockError, SpecError
 
@@ -120,7 +118,7 @@ class ProjectNeeds:
         packages: What `%pip` installs.
         ignored: Files in source folders that are of another language.
         problems: Sources that cannot be read or are not valid Python; of the latter, needs are
-            still found as far as single lines tell.
+            still searched line by line.
     """
 
     configuration: tuple[ConfigurationNeed, ...] = ()
@@ -236,7 +234,7 @@ class _Reader:
         elif cell.kind is CellKind.RUN:
             target, _ = run_arguments(cell.text)
             notebook = find_run_target(target, path, self._root)
-            return [notebook] if notebook is not None else []
+            return [] if notebook is None else [notebook]
         elif cell.kind is CellKind.PACKAGES:
             names = requested_packages(cell.text, path.parent)
             self._add([Finding(kind=FindingKind.PACKAGE, name=name) for name in names], cell)

@@ -53,7 +53,7 @@ def absolute_place(text: str, folder: Path) -> str:
 
 
 def nearest_file(path: Path) -> str | None:
-    """Return a hint with the name in the same folder that is most like a missing one."""
+    """Return a hint with the most similar name in the folder of a missing file."""
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     names = [entry.name for entry in path.parent.iterdir()]

@@ -34,7 +34,7 @@ _allow_missing: ContextVar[bool] = ContextVar("penstock_allow_missing_secrets", 
 
 @contextmanager
 def missing_secrets_allowed() -> Iterator[None]:
-    """Let secrets that are nowhere have a placeholder as their value; for checks only."""
+    """Resolve missing secrets to a placeholder; for checks only."""
     token = _allow_missing.set(True)
     try:
         yield
@@ -43,7 +43,7 @@ def missing_secrets_allowed() -> Iterator[None]:
 
 
 def remember_settings(settings: PipelineSettings) -> None:
-    """Remember the values of environment and settings whose names say that they are secrets."""
+    """Mask the values of environment variables and settings that are named like secrets."""
     remember_named({**os.environ, **settings.configuration, **settings.parameters})
 
 
@@ -90,7 +90,7 @@ def _resolve(reference: str, root: Path, environ: Mapping[str, str]) -> str:
     if value is None:
         raise SpecError(
             "SECRET_NOT_FOUND",
-            f"the secret `{name}` was not found; looked at {', '.join(looked)}",
+            f"the secret `{name}` was not found; searched {', '.join(looked)}",
             hint=f"set the environment variable {_variable(name)}",
         )
     remember_secret(value)
@@ -119,7 +119,7 @@ def _from_file(name: str, environ: Mapping[str, str], looked: list[str]) -> str 
 
 
 def _parse_file(path: Path) -> dict[str, str]:
-    """Names to values; the errors of the parsers quote the text, so they are never chained."""
+    """Names and values. Errors of the parsers quote the text, so they are never chained."""
     problem = "cannot be read"
     try:
         text = path.read_text(encoding="utf-8")

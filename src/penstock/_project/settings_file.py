@@ -16,20 +16,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock._project.bundle import (
+from penstock._project.databricks.bundle import (
     BUNDLE_NAMES,
     Choice,
     declares_bundle,
     is_bundle,
     read_bundle,
 )
+from penstock._project.databricks.lakeflow import looks_foreign, read_lakeflow, unwrapped
+from penstock._project.databricks.workspace_files import WorkspaceFiles
 from penstock._project.documents import Node, read_document
 from penstock._project.file_settings import FileSettings
-from penstock._project.lakeflow import looks_foreign, read_lakeflow, unwrapped
 from penstock._project.places import nearest_file
 from penstock._project.spec_file import PipelineSpec, spec_of
 from penstock._project.spec_settings import spec_settings
-from penstock._project.workspace_files import WorkspaceFiles
 from penstock.errors import SpecError
 
 SPEC_NAMES = ("pipeline.yaml", "pipeline.yml", "spark-pipeline.yaml", "spark-pipeline.yml")
@@ -48,8 +48,8 @@ def find_spec(folder: Path) -> Path | None:
         SpecError: One folder has several.
     """
     for candidate in (folder, *folder.parents):
-        if (spec := spec_in(candidate)) is not None:
-            return spec
+        if (file := spec_in(candidate)) is not None:
+            return file
     return None
 
 
@@ -59,8 +59,8 @@ def spec_in(folder: Path) -> Path | None:
     Raises:
         SpecError: It has several.
     """
-    for candidate in _candidates(folder):
-        if (path := _only(folder, candidate)) is not None:
+    for paths in _candidates(folder):
+        if (path := _only(folder, paths)) is not None:
             return path
     return None
 
@@ -72,8 +72,8 @@ def existing_spec(path: Path) -> Path:
         SpecError: There is none, or there are several.
     """
     if path.is_dir():
-        if (spec := spec_in(path)) is not None:
-            return spec
+        if (file := spec_in(path)) is not None:
+            return file
         raise SpecError(
             "SPEC_NOT_FOUND",
             f"the folder {path} has no spec file",
@@ -121,7 +121,7 @@ class _Overlay:
     spec: PipelineSpec
 
     def is_over(self, path: Path, *, explicit: bool) -> bool:
-        """Whether it says itself what it lies over: the file, or one that wins over it."""
+        """Whether the file, or one that overrides it, has `extends`."""
         if self.spec.extends is None:
             return False
         base = self.document.file.parent / self.spec.extends.file
@@ -136,15 +136,15 @@ def _overlay_in(folder: Path) -> _Overlay | None:
     return _Overlay(document, spec_of(document))
 
 
-def _only(folder: Path, files: list[Path]) -> Path | None:
-    if len(files) > 1:
-        names = " and ".join(path.name for path in files)
+def _only(folder: Path, paths: list[Path]) -> Path | None:
+    if len(paths) > 1:
+        names = " and ".join(path.name for path in paths)
         raise SpecError(
             "SPEC_AMBIGUOUS",
             f"the folder {folder} has several spec files: {names}",
             hint="keep one of them, or name one with --spec",
         )
-    return files[0] if files else None
+    return paths[0] if paths else None
 
 
 def _candidates(folder: Path) -> Iterator[list[Path]]:
@@ -227,6 +227,6 @@ def _refuse_choice(document: Node, choice: Choice) -> None:
         if name is not None:
             raise SpecError(
                 condition,
-                f"{document.origin.file} is no bundle: it has no {what} `{name}` to choose",
+                f"{document.origin.file} is no bundle: it has no {what} `{name}`",
                 hint=f"leave --{what} out, or name the bundle with --spec",
             )

@@ -14,7 +14,7 @@ _Key = tuple[object, ...]
 
 
 class SourceRegistry(Registry):
-    """Collects the declarations of source files that may `%run` each other."""
+    """Registry of the declarations of source files that may `%run` each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,31 +42,26 @@ class SourceRegistry(Registry):
         function: Callable[..., Any] | None = None,
         flow: Flow | None = None,
     ) -> None:
-        """See `Registry`."""
         if self._is_new("dataset", dataset.name, dataset.origin):
             super().add_dataset(dataset, function=function, flow=flow)
         elif function is not None:
             self.excuse(function)
 
     def add_flow(self, flow: Flow) -> None:
-        """See `Registry`."""
         if self._is_new("flow", flow.name, flow.target, flow.origin):
             super().add_flow(flow)
         else:
             self.excuse(flow.function)
 
     def add_sink(self, sink: Sink) -> None:
-        """See `Registry`."""
         if self._is_new("sink", sink.name, sink.origin):
             super().add_sink(sink)
 
     def add_hook(self, hook: EventHook) -> None:
-        """See `Registry`."""
         if self._is_new("hook", hook.name, hook.origin):
             super().add_hook(hook)
 
     def record(self, error: PenstockError) -> None:
-        """See `Registry`."""
         if self._is_new("error", error.condition, error.message, error.origin):
             super().record(error)
 

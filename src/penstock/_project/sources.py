@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.magics import Cell, CellKind
-from penstock._project.notebook import (
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import (
     SUFFIXES,
     find_notebook,
     find_notebook_of_workspace,
@@ -71,7 +71,7 @@ def declaring_files(folder: Path) -> tuple[Path, ...]:
 
 
 def imports_api(text: str) -> bool:
-    """Whether the text of a Python file imports the declarative API, under any of its names."""
+    """Whether a Python file imports the declarative API under any of its names."""
     return _API_IMPORT.search(text) is not None
 
 
@@ -105,20 +105,20 @@ def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     ]
     if not settings.source_patterns:
         folders = [root]
-    ignored: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for folder in folders:
         below = files_below(
             Path(os.path.normpath(folder)), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS
         )
-        ignored.update(dict.fromkeys(below))
-    return tuple(ignored)
+        files.update(dict.fromkeys(below))
+    return tuple(files)
 
 
 # -- without patterns ---------------------------------------------------------------------------
 
 
 def _pipeline_files(root: Path) -> tuple[Path, ...]:
-    """The files that declare something, at the first of the places that has some."""
+    """The declaring files of the first location that has some."""
     here = (path for path in sorted(root.iterdir()) if _is_candidate(path))
     usual = (path for name in _CONVENTIONAL for path in files_below(root / name))
     anywhere = files_below(root, most_folders=_MOST_FOLDERS)
@@ -129,7 +129,7 @@ def _pipeline_files(root: Path) -> tuple[Path, ...]:
         "SOURCE_NOT_FOUND",
         f"{root} has no pipeline: no spec file here or above, no Python file or notebook that "
         "imports penstock, dlt or pyspark.pipelines, and no SQL that creates a dataset",
-        hint="name a file (`penstock run my_pipeline.py`), or make a project with "
+        hint="name a file (`penstock run my_pipeline.py`), or create a project with "
         "`penstock init NAME`",
     )
 
@@ -188,7 +188,7 @@ def _folder_matches(folder: Path, pattern: str) -> list[Path]:
         raise SpecError(
             "SOURCE_PATTERN_INVALID",
             f"the source pattern `{pattern}` ends in `/**`, but {folder} is a file",
-            hint="leave the `/**` out",
+            hint="remove `/**`",
         )
     files = list(files_below(folder))
     if not files:
@@ -249,7 +249,7 @@ def _nothing_matches(pattern: str, why: str) -> SpecError:
     return SpecError(
         "SOURCE_NOT_FOUND",
         f"the source pattern `{pattern}` matches no source file: {why}",
-        hint=f"source files end in {', '.join(SUFFIXES)}; tests and hidden files do not count",
+        hint=f"source files end in {', '.join(SUFFIXES)}; tests and hidden files are ignored",
     )
 
 

@@ -13,6 +13,7 @@ from penstock._api.arguments import nearest
 from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
 from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
+from penstock._project.databricks.lakeflow import FOREIGN_KEYS, refuse_ingestion
 from penstock._project.documents import Node, read_document
 from penstock._project.export_spec import (
     EventsSpec,
@@ -23,7 +24,6 @@ from penstock._project.export_spec import (
     TelemetrySpec,
 )
 from penstock._project.file_settings import table_key
-from penstock._project.lakeflow import FOREIGN_KEYS, refuse_ingestion
 from penstock._project.yaml_text import KeyPath
 from penstock.errors import SpecError
 

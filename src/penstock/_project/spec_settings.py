@@ -4,18 +4,18 @@ import os
 from pathlib import Path
 
 from penstock._model.pipeline import ExternalTable
-from penstock._project.documents import Node
-from penstock._project.file_settings import FileSettings
-from penstock._project.lakeflow import (
+from penstock._project.databricks.lakeflow import (
     cluster_configuration,
     dependencies,
     editable_folders,
     foreign_notes,
     library_notes,
 )
+from penstock._project.databricks.workspace_files import SourcePattern, WorkspaceFiles
+from penstock._project.documents import Node
+from penstock._project.file_settings import FileSettings
 from penstock._project.places import absolute_place, nearest_file, storage_uri
 from penstock._project.spec_file import Library, PipelineSpec
-from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
 

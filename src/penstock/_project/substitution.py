@@ -78,18 +78,18 @@ class Substitution:
         return self.fill(result, _open) if is_nested else result
 
     def _text(self, match: re.Match[str], part: Node, opened: tuple[str, ...]) -> str:
-        value = self._value(match.group(1), part, opened)
-        if value is None:
+        node = self._value(match.group(1), part, opened)
+        if node is None:
             return match.group(0)
-        if isinstance(value.value, dict | list):
+        if isinstance(node.value, dict | list):
             raise part.error(
-                f"`{match.group(0)}` is a {'mapping' if isinstance(value.value, dict) else 'list'}"
+                f"`{match.group(0)}` is a {'mapping' if isinstance(node.value, dict) else 'list'}"
                 " and does not fit into a text"
             )
-        return text_of(value, match.group(1)) or ""
+        return text_of(node, match.group(1)) or ""
 
     def _value(self, reference: str, part: Node, opened: tuple[str, ...]) -> Node | None:
-        """The filled value of a reference; `None` if only the workspace knows it."""
+        """The value of a reference; `None` if only the workspace has it."""
         if reference in opened or len(opened) > _DEEPEST:
             raise _variable_error(
                 part, f"`${{{reference}}}` refers to itself: {' -> '.join([*opened, reference])}"
@@ -100,27 +100,27 @@ class Substitution:
             name, *steps = _STEP.findall(rest) or [""]
             if kind == "variables" and steps[:1] == ["value"]:
                 steps = steps[1:]
-            value = self._variable(name, part)
-            value = value and _walked(self.fill(value, inner), steps)
+            node = self._variable(name, part)
+            node = node and _walked(self.fill(node, inner), steps)
         else:
             known = self._known(reference)
             if known is not None:
                 return Node(known, part.file, part.line)
-            value = _walked(self.tree, _STEP.findall(reference))
-            value = value and self.fill(value, inner)
-        if value is None or value.value is None:
+            node = _walked(self.tree, _STEP.findall(reference))
+            node = node and self.fill(node, inner)
+        if node is None or node.value is None:
             self.notes[f"`${{{reference}}}` is known in the workspace only and stays as it is"] = (
                 None
             )
             return None
-        return value
+        return node
 
     def _variable(self, name: str, part: Node) -> Node | None:
         declared = self.tree.get("variables")
         names = list(declared.value) if declared and isinstance(declared.value, dict) else []
-        from_environment = self.environ.get(f"BUNDLE_VAR_{name}")
-        if from_environment is not None:
-            return Node(from_environment, part.file, part.line)
+        value = self.environ.get(f"BUNDLE_VAR_{name}")
+        if value is not None:
+            return Node(value, part.file, part.line)
         if name not in names:
             close = nearest(name, names)
             raise _variable_error(
@@ -144,11 +144,11 @@ class Substitution:
         raise _variable_error(
             part,
             f"the variable `{name}` has no value for target `{self.target}`",
-            hint=f"set the environment variable BUNDLE_VAR_{name}, or give it a `default`",
+            hint=f"set the environment variable BUNDLE_VAR_{name}, or declare a `default`",
         )
 
     def _known(self, reference: str) -> str | None:
-        """What stands for facts of the workspace here."""
+        """Local values for properties of the workspace."""
         match reference.split("."):
             case ["bundle", "target" | "environment"]:
                 return self.target
@@ -174,7 +174,7 @@ class Substitution:
             return "user"
 
     def _identity(self, kind: str, key: str, wanted: str) -> str | None:
-        """Full names of schemas and volumes: all that can be said without a workspace."""
+        """Full names of schemas and volumes, the only attributes known without a workspace."""
         resource = self.tree.get("resources", kind, key)
         if resource is None:
             return None
@@ -196,7 +196,7 @@ def _sources(*mappings: Node | None, name: str) -> Iterator[Node]:
 
 
 def _assigned(source: Node) -> tuple[Node | None, bool]:
-    """The value that one place assigns to a variable, and whether it is looked up instead."""
+    """The value that a document assigns to a variable, and whether it is a lookup."""
     if isinstance(source.value, dict) and (
         set(source.value) & {"default", "lookup", "description", "type"} or not source.value
     ):

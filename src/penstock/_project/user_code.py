@@ -8,7 +8,7 @@ from types import TracebackType
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._observe.masking import shown
-from penstock._project.notebook import file_of_cell
+from penstock._project.databricks.notebook import file_of_cell
 from penstock.errors import UserCodeError
 
 _MACHINERY = "<frozen importlib"
@@ -117,7 +117,7 @@ def _is_project_file(filename: str, source: Path, root: str) -> bool:
 
 
 def _trim(trace: TracebackType | None) -> TracebackType | None:
-    """Cut frames of Penstock and of the import machinery out of a traceback."""
+    """Remove frames of Penstock and of the import system from a traceback."""
     kept: list[TracebackType] = []
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename

@@ -63,10 +63,10 @@ def parse_yaml(text: str, file: str) -> YamlText:
             f"{file} is not valid {'JSON' if is_json else 'YAML'}: {problem}",
             origin=None if mark is None else SourceLocation(file, mark.line + 1),
             hint=(
-                "JSON wants a comma between entries and double quotes around texts"
+                "JSON requires a comma between entries and double quotes around strings"
                 if is_json
-                else "YAML wants spaces, not tabs, and quotes around texts with `: ` or a leading "
-                "`*`"
+                else "YAML requires spaces, not tabs, and quotes around strings with `: ` or "
+                "leading `*`"
             ),
         ) from None
     except RecursionError:
@@ -106,7 +106,7 @@ class _Reader:
             if not isinstance(key, yaml.ScalarNode):
                 raise SpecError(
                     "SPEC_SYNTAX",
-                    f"{self._file} has a key that is no text",
+                    f"{self._file} has a key that is not a string",
                     origin=SourceLocation(self._file, line),
                 )
             if key.value in seen:
@@ -114,7 +114,7 @@ class _Reader:
                     "SPEC_DUPLICATE_KEY",
                     f"{self._file} has the key `{key.value}` twice",
                     origin=SourceLocation(self._file, line),
-                    hint="keep one of the two",
+                    hint="remove one of them",
                 )
             seen.add(key.value)
         self._loader.flatten_mapping(node)  # `<<: *defaults`; own keys come last and win

@@ -21,7 +21,7 @@ def test_the_extra_is_named_when_its_packages_are_missing(
 
 def test_a_token_is_refused_when_it_can_be_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ui", "--token", "short", str(LOGS / "shop")]) == exit_codes.USAGE
-    assert "fewer than 12 characters" in capsys.readouterr().err
+    assert "at least 12 characters" in capsys.readouterr().err
 
 
 def test_a_project_is_asked_for_when_a_path_has_neither_events_nor_one(

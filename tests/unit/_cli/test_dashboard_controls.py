@@ -62,7 +62,7 @@ def test_a_running_pipeline_is_stopped_gracefully_and_then_at_once_when_asked(se
     control = ProcessControl(settings)
     state = control.state()
     assert state["runs"]["is_here"] and not state["is_stopping"]
-    with pytest.raises(SetupError, match="not asked to stop gracefully"):
+    with pytest.raises(SetupError, match="request a graceful stop first"):
         control.stop(now=True)
     control.stop()
     assert holder.stdout.readline() == "heard\n"

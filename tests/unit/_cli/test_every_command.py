@@ -147,12 +147,12 @@ def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("migrate f --resume --undo", "only one of them"),
-        ("migrate f --resume --from version=4", "means nothing with --resume"),
-        ("migrate f --undo --accept-less", "means nothing with --undo"),
-        ("backfill f --resume --abandon", "only one of them"),
-        ("backfill f --resume --by id", "means nothing with --resume"),
-        ("backfill f --abandon --from earliest --to latest", "means nothing with --abandon"),
+        ("migrate f --resume --undo", "exclude each other"),
+        ("migrate f --resume --from version=4", "cannot be combined with --resume"),
+        ("migrate f --undo --accept-less", "cannot be combined with --undo"),
+        ("backfill f --resume --abandon", "exclude each other"),
+        ("backfill f --resume --by id", "cannot be combined with --resume"),
+        ("backfill f --abandon --from earliest --to latest", "cannot be combined with --abandon"),
     ],
 )
 def test_an_option_is_refused_when_it_would_be_passed_over(command, said, capsys):

@@ -46,7 +46,7 @@ def test_lint_answers_in_each_form(project: Path, capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert "orders.py:2: error PSL601 secret-in-code: the text is a Databricks token" in text
     assert "page: docs/lint.md#psl303-once-trigger" in text
-    assert text.endswith("1 error, 1 warning (text only: queries were not looked at)\n")
+    assert text.endswith("1 error, 1 warning (text only: queries were not checked)\n")
 
     assert main(["lint", str(project), "--text-only", "--output", "json"]) == 1
     body = json.loads(capsys.readouterr().out)

@@ -161,7 +161,7 @@ def test_the_exit_code_follows_the_update_when_it_has_ended(state: UpdateState, 
         (["run", "--nonsense"], 2, "No such option: --nonsense"),
         (["run", "--conf", "novalue"], 2, "'novalue' is not KEY=VALUE"),
         (["dry-run", "nowhere.py"], 2, "[SOURCE_NOT_FOUND]"),
-        (["events", "--level", "LOUD"], 2, "'LOUD' is none of INFO, WARN, ERROR, METRICS"),
+        (["events", "--level", "LOUD"], 2, "'LOUD' is not one of INFO, WARN, ERROR, METRICS"),
         (["events", "--update", "abc"], 2, "[UNKNOWN_UPDATE]"),
         (["jars", "list", "--set", "nonsense"], 2, "[UNKNOWN_JAR_SET]"),
         (["init", "../out"], 2, "[INVALID_PROJECT_NAME]"),
@@ -306,7 +306,7 @@ def test_the_trigger_decides_whether_the_update_ends_when_it_is_given(
 @pytest.mark.parametrize(
     ("trigger", "continuous", "words"),
     [
-        ("sometimes", None, "is none of"),
+        ("sometimes", None, "is not one of"),
         ("availableNow", True, "contradicts --continuous"),
         ("1 minute", False, "contradicts --triggered"),
     ],

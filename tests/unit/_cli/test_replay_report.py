@@ -28,7 +28,7 @@ def test_a_replay_says_which_rows_it_was_about():
         (
             replace(DONE, chosen=0, moved=0, kept=0),
             False,
-            ["no row in the quarantine of silver is like that; nothing was changed"],
+            ["no row in the quarantine of silver matches; nothing was changed"],
         ),
         (
             other,
@@ -44,7 +44,7 @@ def test_a_replay_says_which_rows_it_was_about():
                 "3 rows chosen: 2 rows moved into silver, 1 stays in quarantine",
             ],
         ),
-        (replace(DONE, version=None), True, ["no row of silver was ever in quarantine"]),
+        (replace(DONE, version=None), True, ["silver has no quarantined rows"]),
     ):
         assert list(replayed_lines(done, is_all=is_all)) == said
     body = replayed_body(replace(DONE, resumed=True, finished=other))
@@ -57,14 +57,14 @@ def test_a_dry_run_says_what_would_become_of_the_rows():
         "1,203 rows chosen: 1,200 rows would move into silver, 3 would stay in quarantine",
         "  3 rows would break small",
         "  1 row would break known",
-        "nothing was changed: --dry-run",
+        "nothing was changed (--dry-run)",
     ]
     first, second, *_ = preview_lines(replace(OUTLOOK, unfinished=True), is_all=True)
     assert "would be finished first" in first
     assert second.startswith("1,200 rows would move")
     nothing = replace(OUTLOOK, moves=0, keeps=0)
     assert list(preview_lines(nothing, is_all=False)) == [
-        "no row in the quarantine of silver is like that"
+        "no row in the quarantine of silver matches"
     ]
     assert preview_body(OUTLOOK)["chosen"] == 1203
 
@@ -72,8 +72,8 @@ def test_a_dry_run_says_what_would_become_of_the_rows():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--row", ""], "names no row"),
-        (["--row", " , "], "names no row"),
+        (["--row", ""], "expected at least one row id"),
+        (["--row", " , "], "expected at least one row id"),
         (["--row", "17"], "'17' is not the id of a row"),
         (["--rule", ""], "is empty"),
         (["--where", " "], "is empty"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._project.dbutils import Dbutils
+from penstock._project.databricks.dbutils import Dbutils
 from penstock.errors import DefinitionError, SpecError
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._project import execution
+from penstock._project.databricks.notebook_globals import notebook_globals
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
-from penstock._project.notebook_globals import notebook_globals
 from penstock.errors import DefinitionErrors
 
 HEADER = "# Databricks notebook source\n"

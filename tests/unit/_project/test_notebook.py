@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from penstock._project.notebook import is_notebook_source, read_cells
+from penstock._project.databricks.notebook import is_notebook_source, read_cells
 from penstock.errors import DefinitionError
 
 HEADER = "# Databricks notebook source\n"

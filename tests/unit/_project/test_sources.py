@@ -179,7 +179,7 @@ def test_whole_folder_is_searched_when_the_pattern_is_two_stars(project):
     [
         (" ", "SOURCE_PATTERN_INVALID", "path of a file"),
         ("t", "SOURCE_PATTERN_INVALID", "write `t/**`"),
-        ("t/a.py/**", "SOURCE_PATTERN_INVALID", "leave the `/**` out"),
+        ("t/a.py/**", "SOURCE_PATTERN_INVALID", "remove `/**`"),
         ("t/aa.py", "SOURCE_NOT_FOUND", "t/a.py"),
         ("t/*.txt", "SOURCE_NOT_FOUND", "`t/*.txt`"),
         ("tt/**", "SOURCE_NOT_FOUND", "folder"),

@@ -164,7 +164,7 @@ WRONG = [
     ("configuration:\n  a: 1\n  b: 2\n  a: 3", "SPEC_DUPLICATE_KEY", 4, "`a` twice"),
     ("name: a\n  b: c", "SPEC_SYNTAX", 2, "not valid YAML"),
     ("name: 'a", "SPEC_SYNTAX", 1, "not valid YAML"),
-    ("? [a]\n: b", "SPEC_SYNTAX", 1, "no text"),
+    ("? [a]\n: b", "SPEC_SYNTAX", 1, "not a string"),
     ("name: a/b", "SPEC_INVALID", None, "slash"),
     ("storage: 's3a://'", "STORAGE_INVALID", None, "no place"),
     ("libraries:\n  - notebook: {path: a}", "SOURCE_NOT_FOUND", 2, "notebook"),

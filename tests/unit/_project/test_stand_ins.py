@@ -3,7 +3,7 @@
 import pickle
 import sys
 
-from penstock._project.stand_ins import stand_ins
+from penstock._project.databricks.stand_ins import stand_ins
 
 SOURCE = """
 import no_such_package.deep as deep

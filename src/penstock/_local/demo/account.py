@@ -24,8 +24,6 @@ _COORDINATES = ("partition", "offset")
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Coordinates of a message in the topic."""
-
     partition: int
     offset: int
 
@@ -64,7 +62,7 @@ class Account:
         return self.read == accounted and not (self.lost or self.doubled or self.foreign)
 
     def findings(self) -> list[str]:
-        """What is wrong, one line per kind, with the coordinates of the first messages."""
+        """Problems, one line per kind, with the coordinates of the first messages."""
         kinds = (("lost", self.lost), ("doubled", self.doubled), ("not from Kafka", self.foreign))
         lines = []
         for kind, places in kinds:
@@ -129,18 +127,18 @@ def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
 
 
 def order_id(value: bytes | None) -> str | None:
-    """The order id that a message carries; `None` when it is no JSON object or has none."""
+    """The order id of a message; `None` if it is not a JSON object or has no id."""
     try:
         content: Any = json.loads((value or b"").decode("utf-8", errors="replace"))
     except ValueError:
         return None
-    value_of_key = content.get("order_id") if isinstance(content, dict) else None
-    return value_of_key if isinstance(value_of_key, str) else None
+    order = content.get("order_id") if isinstance(content, dict) else None
+    return order if isinstance(order, str) else None
 
 
 def _are_repeats(values: Sequence[bytes | None], accepted: set[str | None]) -> list[bool]:
-    ids = (order_id(value) for value in values)
-    return [repeated is not None and repeated in accepted for repeated in ids]
+    orders = (order_id(value) for value in values)
+    return [order is not None and order in accepted for order in orders]
 
 
 def _files(table: Any) -> tuple[DataFile, ...]:
@@ -157,7 +155,6 @@ def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def _codes(rows: pa.Table) -> Any:
-    """Coordinates as one number per row."""
     partition, offset = (rows.column(name).cast(pa.int64()).to_numpy() for name in _COORDINATES)
     return (partition << _OFFSET_BITS) | offset
 
@@ -183,7 +180,7 @@ def _repeated(codes: Any) -> Any:
 
 
 def _same_order(orders: pa.Array, codes: Any) -> Any:
-    """Coordinates of the rows whose order id has a row already."""
+    """Coordinates of rows with the order id of an earlier row."""
     seen: set[str] = set()
     again = []
     for order, code in zip(orders.to_pylist(), codes, strict=True):

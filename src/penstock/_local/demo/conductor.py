@@ -15,8 +15,6 @@ STALL_SECONDS = 120.0
 
 
 class Stoppable(Protocol):
-    """The running update."""
-
     def request_stop(self) -> None:
         """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
 
@@ -54,7 +52,7 @@ class Conductor:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether someone did not want to wait until everything was processed."""
+        """Whether a second stop was requested before everything was processed."""
         return self._requests > 1
 
     def begin(self, update: Stoppable) -> Stoppable:

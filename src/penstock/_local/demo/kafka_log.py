@@ -1,4 +1,4 @@
-"""The Kafka log as a plain client sees it: the offsets of a topic."""
+"""Offsets of the demo's topic, read with a plain Kafka client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def read_ranges(
         MissingExtraError: `MISSING_EXTRA`.
     """
     kafka = import_client()
-    consumer = consumer_of(kafka, bootstrap_servers)
+    consumer = open_consumer(kafka, bootstrap_servers)
     try:
         metadata = consumer.list_topics(topic, timeout=timeout_seconds)
         return {
@@ -48,8 +48,7 @@ def import_client() -> Any:
     )
 
 
-def consumer_of(kafka: Any, bootstrap_servers: str) -> Any:
-    """A consumer without a position of its own, which reads what is committed."""
+def open_consumer(kafka: Any, bootstrap_servers: str) -> Any:
     return kafka.Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -62,9 +61,8 @@ def consumer_of(kafka: Any, bootstrap_servers: str) -> Any:
 
 
 def unreachable(bootstrap_servers: str, reason: str) -> SetupError:
-    """The error for brokers that do not answer."""
     return SetupError(
         "BROKER_UNREACHABLE",
         f"the Kafka broker at {bootstrap_servers} does not answer: {reason}",
-        hint="see whether it runs (`penstock broker status`), and look into its log",
+        hint="run `penstock broker status`, and see its log",
     )

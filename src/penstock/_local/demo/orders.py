@@ -54,8 +54,6 @@ _DAY_SECONDS = 86_400.0
 
 
 class Kind(StrEnum):
-    """What a message is."""
-
     ORDER = "order"
     DUPLICATE = "duplicate"
     MALFORMED = "malformed"
@@ -93,11 +91,9 @@ class OrderStream:
     start_ms: int = 0
 
     def due_ms(self, index: int) -> int:
-        """Scheduled time of a message."""
         return self.start_ms + int(index * 1000 / self.rate)
 
     def kind(self, index: int) -> Kind:
-        """What the message with this index is."""
         return self._draw(index)[0]
 
     def message(self, index: int) -> Message:

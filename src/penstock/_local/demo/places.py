@@ -47,7 +47,6 @@ class DemoPlaces:
 
     @property
     def broker(self) -> Path:
-        """Directory of the embedded broker."""
         return self.storage / "broker"
 
     @property
@@ -56,11 +55,9 @@ class DemoPlaces:
         return self.storage / "state" / "demo.lock"
 
     def table(self, name: str) -> Path:
-        """Folder of a table."""
         return Path(self._layout.table_path(_resolved(name)))
 
     def quarantine(self, name: str) -> Path:
-        """Folder of a table's quarantine."""
         return Path(self._layout.quarantine_path(_resolved(name)))
 
     def write_project(self, bootstrap_servers: str) -> PipelineSettings:
@@ -98,7 +95,7 @@ class DemoPlaces:
         return int(offset["reservoirVersion"])
 
     def progress(self) -> object:
-        """Something that is equal to an earlier answer only if no flow has committed since."""
+        """A value that changes with every commit of a flow."""
         flows = ("orders_bronze", "orders", "revenue_5m")
         return [self._committed_offset(flow) for flow in flows]
 

@@ -58,12 +58,12 @@ class OrderProducer:
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to send: the schedule of the stream starts now."""
+        """Start sending; the schedule of the stream starts now."""
         self._stream = replace(self._stream, start_ms=int(time.time() * 1000))
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Send nothing more; what is on its way is still acknowledged. Returns at once."""
+        """Stop sending; messages in flight are still acknowledged. Returns immediately."""
         self._stop.set()
 
     def join(self, timeout_seconds: float) -> bool:
@@ -80,14 +80,14 @@ class OrderProducer:
             raise SetupError(
                 "DEMO_PRODUCER_FAILED",
                 f"orders could not be sent to Kafka: {self._failure}",
-                hint="see whether the broker runs, then start the demo again: it continues",
+                hint="run `penstock broker status`, then start the demo again: it resumes",
             )
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             self._send_all()
-        except Exception as error:  # told by `join`
+        except Exception as error:  # raised by `join`
             self._failure = self._failure or f"{type(error).__name__}: {error}"
 
     def _send_all(self) -> None:

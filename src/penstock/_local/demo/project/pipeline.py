@@ -16,7 +16,7 @@ ORDER = """
 
 @dp.table(partition_cols=["date"])
 def orders_bronze() -> DataFrame:
-    """Every message as it came."""
+    """All messages, unchanged."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", spark.conf.get("demo.bootstrap.servers"))
@@ -40,7 +40,7 @@ def orders_bronze() -> DataFrame:
 )
 @dp.expect("known_customer", "customer_id LIKE 'C%'")
 def orders() -> DataFrame:
-    """Every order once. What breaks a rule is in `orders_quarantine`, with the rule's name."""
+    """Each order once. Rows that violate a rule are in `orders_quarantine`, with its name."""
     text = F.make_valid_utf8(F.col("value").cast("string"))
     # A message without an order id is nobody's duplicate.
     own_id = F.concat_ws("-", "topic", "partition", "offset")
@@ -80,7 +80,7 @@ def revenue_5m() -> DataFrame:
 
 @dp.materialized_view
 def customer_totals() -> DataFrame:
-    """What each customer has bought so far."""
+    """Total purchases per customer."""
     return (
         spark.read.table("orders")
         .groupBy("customer_id")

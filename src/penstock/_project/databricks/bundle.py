@@ -12,11 +12,11 @@ from pathlib import Path
 
 from penstock._api.arguments import nearest
 from penstock._model.missing import assumed_value
+from penstock._project.databricks.lakeflow import is_ingestion, read_lakeflow
+from penstock._project.databricks.workspace_files import SourcePattern, WorkspaceFiles
 from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
 from penstock._project.file_settings import FileSettings
-from penstock._project.lakeflow import is_ingestion, read_lakeflow
 from penstock._project.substitution import Substitution
-from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
 BUNDLE_NAMES = ("databricks.yml", "databricks.yaml", "bundle.yml", "bundle.yaml")
@@ -58,7 +58,7 @@ class Choice:
     environ: Mapping[str, str]
 
     def names_sources_in(self, root: Path) -> bool:
-        """Whether other sources are meant than those that the settings of a project list."""
+        """Whether the bundle selects other sources than the project settings list."""
         return self.source is not None and self.source != root
 
     @property
@@ -175,18 +175,18 @@ def _included(main: Node) -> Iterator[Path]:
         if pattern is None:
             continue
         # Not Path.glob: it refuses absolute patterns.
-        files = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
-        if not files and not glob.has_magic(pattern):
+        matches = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
+        if not matches and not glob.has_magic(pattern):
             raise SpecError(
                 "SPEC_NOT_FOUND",
                 f"{entry.origin.file}: there is no file `{pattern}` to include",
                 origin=entry.origin,
             )
-        yield from (folder / name for name in files if Path(name).suffix in _SUFFIXES)
+        yield from (folder / name for name in matches if Path(name).suffix in _SUFFIXES)
 
 
 def _has_pipelines(tree: Node) -> bool:
-    """Whether a bundle declares a pipeline, be it in a target that is not meant."""
+    """Whether a bundle declares a pipeline, even if only in another target."""
     targets = tree.get("targets") or tree.get("environments") or tree
     places = [tree, *(target for _, target in targets.items())]
     return any(place.get("resources", "pipelines") is not None for place in places)
@@ -234,7 +234,7 @@ def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
 
 
 def _development(targets: Node) -> list[str]:
-    """Targets that developers try a bundle with: no other can be meant on this machine."""
+    """Targets in development mode, one of which is the default here."""
     return [
         name for name, part in targets.items() if text_of(part.get("mode"), "mode") == "development"
     ]
@@ -278,7 +278,7 @@ class _Bundle:
         return Node(kept, clusters.file, clusters.line)
 
     def _or_nothing(self, part: Node) -> Node:
-        """The value of a part that is a reference; a cluster's needs none, it has no effect."""
+        """The value of a reference; references to clusters have no effect."""
         if not isinstance(part.value, str):
             return part
         try:
@@ -288,7 +288,7 @@ class _Bundle:
         return Node(None, part.file, part.line) if isinstance(filled.value, str) else filled
 
     def chosen(self, choice: Choice, only: Path | None) -> str | None:
-        """Key of the pipeline that is meant; `None` if the source is of none of several."""
+        """Key of the selected pipeline; `None` if the source belongs to none of several."""
         keys = list(self.pipelines)
         wanted = choice.wanted_pipeline
         if wanted is not None:
@@ -330,7 +330,7 @@ class _Bundle:
             yield [key for key in own or keys if self._uses(key, choice.source)]
 
     def _is_in(self, key: str, file: Path) -> bool:
-        """Whether a file says something about a pipeline."""
+        """Whether a file configures a pipeline."""
         pipeline = self.pipelines[key]
         parts = [pipeline, *(part for _, part in pipeline.items())]
         return any(part.file.resolve() == file.resolve() for part in parts)

@@ -72,7 +72,7 @@ class _AbsentModule(ModuleType):
 
 
 class _AbsentBase:
-    """What a class inherits from a class that is not there: whatever it asks for."""
+    """Base class in place of a missing one; any attribute is another stand-in."""
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         pass
@@ -87,7 +87,7 @@ class _AbsentBase:
 
 
 class _Absent:
-    """Anything out of a module that is not there."""
+    """Stand-in for anything in a missing module."""
 
     def __init__(self, name: str, *_bases: object) -> None:
         self._name = name

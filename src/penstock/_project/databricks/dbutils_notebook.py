@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock._api.registry import active_registry
 from penstock._model.origin import capture_origin
-from penstock._project.dbutils_part import Part, UnavailableError
-from penstock._project.notebook import file_of_cell
+from penstock._project.databricks.dbutils_part import Part, UnavailableError
+from penstock._project.databricks.notebook import file_of_cell
 
 
 class NotebookExit(BaseException):
@@ -32,7 +32,7 @@ class Notebook(Part):
         self.entry_point = _EntryPoint(self)
 
     def getContext(self) -> "NotebookContext":
-        """What a notebook may ask about itself."""
+        """Metadata of the running notebook."""
         return NotebookContext(self._values)
 
     def exit(self, value: object = None) -> None:
@@ -45,7 +45,7 @@ class Notebook(Part):
         raise NotebookExit(value)
 
     def run(self, path: str, *_arguments: Any, **_parameters: Any) -> str:
-        """Not available: a notebook that runs by itself declares nothing here."""
+        """Not available: a separately run notebook cannot declare datasets."""
         raise UnavailableError(
             f"`dbutils.notebook.run` of {path!r}",
             "`%run` executes another notebook as a part of this one",
@@ -65,17 +65,15 @@ class Notebook(Part):
 
 
 class NotebookContext:
-    """The path, the user and the pipeline of a notebook; all else it is asked for is empty."""
+    """Path, user and pipeline of a notebook; all other values are empty."""
 
     def __init__(self, values: Callable[[], dict[str, str]]) -> None:
         self._values = values
 
     def tags(self) -> "_Tags":
-        """All values by name."""
         return _Tags(self._values())
 
     def toJson(self) -> str:
-        """The same as text."""
         values = self._values()
         return json.dumps(
             {
@@ -89,7 +87,7 @@ class NotebookContext:
     safeToJson = toJson
 
     def apiToken(self) -> "_Answer":
-        """There is none."""
+        """Always `None`."""
         raise UnavailableError(
             "the token of the notebook's context (`apiToken`)",
             "there is no workspace here; keep tokens in secrets and use `dbutils.secrets.get`",
@@ -115,7 +113,7 @@ class _EntryPoint:
 
 
 class _Answer:
-    """A value, as the options of Scala give it; `None` where there is none."""
+    """A Scala `Option`."""
 
     def __init__(self, value: str | None) -> None:
         self._value = value
@@ -139,8 +137,6 @@ class _Answer:
 
 
 class _Tags:
-    """A map of Scala."""
-
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock._project.databricks.workspace_files import SourcePattern, WorkspaceFiles
 from penstock._project.documents import Node, list_of, text_of, texts_of, truth_of
 from penstock._project.file_settings import FileSettings
-from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
 # What only Databricks' own files have, by what it is about. Each group is one note.
@@ -85,7 +85,7 @@ _LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\
 
 
 def unwrapped(document: Node) -> Node:
-    """Return the settings inside of an answer of the REST API, else the document itself."""
+    """Return the settings in a response of the REST API, else the document itself."""
     inside = document.get("spec")
     if inside is not None and (document.get("pipeline_id") or inside.get("libraries")):
         return inside
@@ -182,11 +182,11 @@ def foreign_notes(pipeline: Node) -> Iterator[str]:
 
 def cluster_configuration(pipeline: Node) -> dict[str, str]:
     """Return the `spark_conf` of the clusters that run updates, without what sizes them."""
-    conf: dict[str, str] = {}
+    values: dict[str, str] = {}
     for cluster in list_of(pipeline.get("clusters"), "clusters"):
         if text_of(cluster.get("label"), "clusters.label") != "maintenance":
-            conf.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
-    return {key: value for key, value in conf.items() if key not in _CLUSTER_ONLY}
+            values.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
+    return {key: value for key, value in values.items() if key not in _CLUSTER_ONLY}
 
 
 def _needs_databricks(key: str, value: str) -> bool:
@@ -215,7 +215,7 @@ def _default_names(pipeline: Node) -> tuple[str | None, str | None]:
 
 
 def _label(name: str | None) -> str | None:
-    """Names of a workspace may hold anything; ours are part of file names."""
+    """A pipeline name that is safe in file names; workspace names may have any character."""
     if name is None:
         return None
     return "".join("-" if c in "/\\" or not c.isprintable() else c for c in name).strip() or None
@@ -250,13 +250,13 @@ def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
 
     Nothing is installed, so source files import them from where they are.
     """
-    editable: list[str] = []
+    folders: list[str] = []
     for requirement in requirements:
         match = _EDITABLE.fullmatch(requirement)
         if match is not None:
             folder = Path(match.group(1).strip())
-            editable += [str(place) for place in (folder, folder / "src") if place.is_dir()]
-    return tuple(dict.fromkeys(editable))
+            folders += [str(path) for path in (folder, folder / "src") if path.is_dir()]
+    return tuple(dict.fromkeys(folders))
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class _Libraries:
 
 
 def _is_of_workspace(part: Node) -> bool:
-    """Whether a library is named by its place in a workspace."""
+    """Whether a library is a workspace path."""
     named = part.get("path") or part.get("include")
     return named is not None and _WORKSPACE_PATH.match(str(named.value)) is not None
 

@@ -1,13 +1,14 @@
-"""The names that every notebook has without importing them."""
+"""The names that every notebook has without importing them; `display` has no effect here."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.dbutils import Dbutils
-from penstock._project.dbutils_fs import MapPath
-from penstock._project.display import display, display_html
+from penstock._project.databricks.dbutils import Dbutils
+from penstock._project.databricks.dbutils_fs import MapPath
 
 
 def notebook_globals(
@@ -44,3 +45,26 @@ def _late_sql(spark: Any) -> Callable[..., Any]:
         return spark.sql(query, *arguments, **parameters)
 
     return sql
+
+
+def display(*_objects: Any, **_options: Any) -> None:
+    """Ignore the arguments; starts no query."""
+
+
+def display_html(_html: str = "", *_options: Any, **_more: Any) -> None:
+    """Ignore the HTML."""
+
+
+@contextmanager
+def displayable_frames() -> Iterator[None]:
+    """Add `DataFrame.display` for the duration of the context."""
+    # Looked up rather than imported: without Spark there are no DataFrames.
+    frames: Any = getattr(sys.modules.get("pyspark.sql"), "DataFrame", None)
+    if frames is None or "display" in vars(frames):
+        yield
+        return
+    frames.display = display
+    try:
+        yield
+    finally:
+        del frames.display

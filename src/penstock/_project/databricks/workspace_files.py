@@ -86,7 +86,7 @@ class WorkspaceFiles:
         return self.file(named, include, "file or folder")
 
     def _direct(self, named: Node, path: str) -> Iterator[Path]:
-        """Where a path is if it is meant as it stands."""
+        """The location of a path that is taken literally."""
         if path.startswith("/"):
             yield Path(os.path.normpath(path))
         else:
@@ -114,7 +114,7 @@ class WorkspaceFiles:
         return None
 
     def _entries(self, top: Path) -> list[tuple[PurePosixPath, bool]]:
-        """Files and folders below a folder, relative to it, and whether they are folders."""
+        """Entries below a folder, relative to it, and whether each is a folder."""
         if top not in self._listed:
             listed = self._listed[top] = []
             for current, folders, files in os.walk(top):

@@ -7,14 +7,12 @@ from enum import StrEnum
 
 
 class CellKind(StrEnum):
-    """What is done with a cell."""
-
     PYTHON = "python"
     SQL = "sql"
     RUN = "run"
     PACKAGES = "packages"
     LOST = "lost"
-    """A language that is not run, though it may define something."""
+    """A language that is not executed, even if it defines something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +108,7 @@ def _is_language(lines: list[str], language: CellKind) -> bool:
 
 
 def _continued(lines: list[str], at: int, first: str) -> tuple[str, int]:
-    """The argument of a line magic with the lines that a backslash joins, and how many they are."""
+    """The argument of a line magic with its continuation lines, and their number."""
     argument, count = first, 1
     while argument.endswith("\\") and at + count < len(lines):
         argument = f"{argument[:-1]} {lines[at + count].strip()}"
@@ -142,7 +140,7 @@ def _cell_magic(name: str, body: list[str], file: str, line: int) -> list[Cell]:
 
 
 def python_cells(lines: list[str], *, file: str, line: int) -> list[Cell]:
-    """Return Python code, parted at `%run`; other magic commands in it have no effect."""
+    """Return Python code, split at `%run`; other magics in it have no effect."""
     lines, magics = _without_magics(lines)
     cells: list[Cell] = []
     begin = 0

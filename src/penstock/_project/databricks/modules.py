@@ -97,7 +97,7 @@ class _Modules(MetaPathFinder, Loader):
 
 
 class _Builder:
-    """Whatever is asked of it, it gives the session that runs."""
+    """A builder that always returns the running session."""
 
     def __init__(self, spark: object) -> None:
         self._spark = spark

@@ -1,18 +1,121 @@
-"""What Python code needs, from its syntax tree; from its lines where it has none."""
+"""What source files need: configuration keys, secrets, paths and modules, found in their text."""
 
 import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from penstock._project.text_findings import (
-    Finding,
-    FindingKind,
-    key,
-    path_in,
-    references_in,
-    secret_references_in,
+from penstock._model.origin import SourceLocation
+
+_NOWHERE = SourceLocation("", 1)
+
+
+class FindingKind(Enum):
+    KEY = auto()
+    KEY_SET = auto()
+    WIDGET = auto()
+    WIDGET_DEFAULT = auto()
+    SECRET = auto()
+    PATH = auto()
+    IMPORT = auto()
+    PACKAGE = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that a source needs.
+
+    Attributes:
+        kind: What it is.
+        name: Key, `scope/key`, path, module or package.
+        line: Of the text that was searched, counted from 1.
+        has_default: Whether the source goes on without it.
+        detail: Of a path, what it begins with.
+        origin: Filled in where the file is known.
+    """
+
+    kind: FindingKind
+    name: str
+    line: int = 1
+    has_default: bool = False
+    detail: str = ""
+    origin: SourceLocation = _NOWHERE
+
+
+_PATH = re.compile(
+    r"(?:(?P<scheme>dbfs|abfss?|wasbs?|s3[an]?|gs|adl|hdfs):/"
+    r"|(?P<folder>/Volumes|/mnt|/dbfs|/FileStore|/databricks-datasets|/Workspace|/Repos)(?=/|$))"
 )
+_REFERENCE = re.compile(r"\$\{\s*([\w.\-:/]+)\s*\}")
+_FOREIGN_REFERENCES = ("env:", "system:", "bundle.", "var.", "workspace.", "resources.")
+# Of these Spark always has a value.
+_OF_SPARK = ("spark.sql.", "spark.app.", "spark.master", "spark.driver.", "spark.databricks.delta.")
+
+
+def path_in(text: str, line: int = 1) -> Finding | None:
+    """Return a string literal if it is a path of Databricks or of an object store."""
+    match = _PATH.match(text)
+    if match is None or "\n" in text:
+        return None
+    scheme = match.group("folder") or f"{match.group('scheme')}:"
+    return Finding(kind=FindingKind.PATH, name=text, line=line, detail=scheme)
+
+
+def references_in(text: str, line: int = 1) -> Iterator[Finding]:
+    """Yield the `${key}` and `${secret:...}` references in a string."""
+    for match in _REFERENCE.finditer(text):
+        at = line + text.count("\n", 0, match.start())
+        name = match.group(1)
+        if name.startswith("secret:"):
+            yield Finding(kind=FindingKind.SECRET, name=name.removeprefix("secret:"), line=at)
+        elif not name.startswith(_FOREIGN_REFERENCES):
+            yield key(name, line=at)
+
+
+def secret_references_in(text: str, line: int = 1) -> Iterator[Finding]:
+    """Yield only the `${secret:...}` references in a string."""
+    return (item for item in references_in(text, line) if item.kind is FindingKind.SECRET)
+
+
+def key(name: str, *, line: int, has_default: bool = False) -> Finding:
+    is_of_spark = name.startswith(_OF_SPARK)
+    return Finding(
+        kind=FindingKind.KEY, name=name, line=line, has_default=has_default or is_of_spark
+    )
+
+
+_TOKEN = re.compile(
+    r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\")",
+    re.DOTALL,
+)
+_SET = re.compile(r"(?:^|;)\s*SET\s+([\w.\-]+)\s*=", re.IGNORECASE)
+
+
+def sql_findings(text: str) -> Iterator[Finding]:
+    """Yield what a SQL string needs, without its comments."""
+    text = _without_comments(text)
+    for match in _SET.finditer(text):
+        line = 1 + text.count("\n", 0, match.start(1))
+        yield Finding(kind=FindingKind.KEY_SET, name=match.group(1), line=line)
+    yield from references_in(text)
+    for match in _TOKEN.finditer(text):
+        line = 1 + text.count("\n", 0, match.start())
+        # As Python's f-strings are shown: `/Volumes/{catalog}/raw`.
+        literal = re.sub(r"\$\{\s*([^}]*?)\s*\}", r"{\1}", match.group()[1:-1])
+        if finding := path_in(literal, line):
+            yield finding
+
+
+def _without_comments(text: str) -> str:
+    """Blank out comments; line numbers do not change."""
+
+    def blank(match: re.Match[str]) -> str:
+        comment = match.group("comment")
+        return match.group() if comment is None else "\n" * comment.count("\n")
+
+    return _TOKEN.sub(blank, text)
+
 
 _IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 _WIDGET_KINDS = {"text", "dropdown", "combobox", "multiselect"}
@@ -43,7 +146,7 @@ class PythonFindings:
 
 
 def python_findings(code: str) -> PythonFindings:
-    """Return what code needs; of wrong code, what its lines tell."""
+    """Return what code needs; code with syntax errors is searched line by line."""
     try:
         tree = ast.parse(code)
     except SyntaxError as error:
@@ -55,13 +158,13 @@ def python_findings(code: str) -> PythonFindings:
     try:
         visitor.visit(tree)
     except RecursionError:  # an expression of a thousand terms
-        visitor.found.findings = list(_line_findings(code))
-    return visitor.found
+        visitor.result.findings = list(_line_findings(code))
+    return visitor.result
 
 
 class _Visitor(ast.NodeVisitor):
     def __init__(self, constants: dict[str, str]) -> None:
-        self.found = PythonFindings()
+        self.result = PythonFindings()
         self._constants = constants
         self._is_guarded = False
 
@@ -76,13 +179,13 @@ class _Visitor(ast.NodeVisitor):
         if node.level == 0:
             self._import(module, node.lineno)
         else:
-            self.found.modules.append(module)
+            self.result.modules.append(module)
         # `from package import module`
         joint = "" if module.endswith(".") else "."
-        self.found.modules += [f"{module}{joint}{alias.name}" for alias in node.names]
+        self.result.modules += [f"{module}{joint}{alias.name}" for alias in node.names]
 
     def _import(self, module: str, line: int) -> None:
-        self.found.modules.append(module)
+        self.result.modules.append(module)
         self._add(FindingKind.IMPORT, module, line, has_default=self._is_guarded)
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -113,7 +216,7 @@ class _Visitor(ast.NodeVisitor):
             if function.attr == "sql":
                 self._sql(node)
             if ast.unparse(owner) == "sys.path" and function.attr in ("append", "insert"):
-                self.found.folders += [
+                self.result.folders += [
                     text for value in node.args[-1:] if "{" not in (text := self._folder(value))
                 ]
         elif isinstance(function, ast.Name):
@@ -131,7 +234,7 @@ class _Visitor(ast.NodeVisitor):
                 self._add(FindingKind.KEY_SET, name, line)
             elif name:
                 has_default = self._argument(node, 1, "default") is not None
-                self.found.findings.append(key(name, line=line, has_default=has_default))
+                self.result.findings.append(key(name, line=line, has_default=has_default))
         elif part == "secrets" and function in ("get", "getBytes"):
             scope, secret = self._argument(node, 0, "scope"), self._argument(node, 1, "key")
             if scope and secret:
@@ -147,10 +250,10 @@ class _Visitor(ast.NodeVisitor):
     def _sql(self, node: ast.Call) -> None:
         text = self._argument(node, 0, "sqlQuery")
         if text is not None:
-            self.found.findings += references_in(text, node.args[0].lineno if node.args else 1)
+            self.result.findings += references_in(text, node.args[0].lineno if node.args else 1)
 
     def _argument(self, node: ast.Call, position: int, name: str) -> str | None:
-        """An argument as text, with what is computed in braces; `None` if it is not given."""
+        """An argument as a string with computed parts in braces; `None` if it is absent."""
         value: ast.expr | None = None
         if position < len(node.args):
             value = node.args[position]
@@ -160,7 +263,7 @@ class _Visitor(ast.NodeVisitor):
         return None if value is None else self._text(value)
 
     def _folder(self, value: ast.expr) -> str:
-        """A folder as text; `os.path.abspath` and `join` of texts count as texts."""
+        """A folder as a string; evaluates `os.path.abspath` and `join` of strings."""
         if isinstance(value, ast.Call) and not value.keywords and value.args:
             function = getattr(value.func, "attr", getattr(value.func, "id", ""))
             parts = [self._folder(part) for part in value.args]
@@ -208,17 +311,17 @@ class _Visitor(ast.NodeVisitor):
 
     def _literal(self, text: str, line: int) -> None:
         if finding := path_in(text, line):
-            self.found.findings.append(finding)
-        self.found.findings += secret_references_in(text, line)
+            self.result.findings.append(finding)
+        self.result.findings += secret_references_in(text, line)
 
     def _add(self, kind: FindingKind, name: str, line: int, *, has_default: bool = False) -> None:
-        self.found.findings.append(
+        self.result.findings.append(
             Finding(kind=kind, name=name, line=line, has_default=has_default)
         )
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """Names that are given a text once, at the level of the module."""
+    """Module-level names that are assigned a string exactly once."""
     values: dict[str, str] = {}
     several: set[str] = set()
     for node in tree.body:
@@ -242,18 +345,18 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
 
 
 def _line_findings(code: str) -> Iterator[Finding]:
-    """What lines tell without a syntax tree."""
+    """Findings of a search by line, without a syntax tree."""
     for number, line in enumerate(code.split("\n"), start=1):
         if line.lstrip().startswith("#"):
             continue
         for match in _CALL.finditer(line):
-            first, two = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
+            first, second = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
             has_default = match.group("comma") is not None
             part, function = match.group("part"), match.group("function")
             if part == "conf" and function == "get":
                 yield key(first, line=number, has_default=has_default)
-            elif part == "secrets" and two:
-                yield Finding(kind=FindingKind.SECRET, name=f"{first}/{two}", line=number)
+            elif part == "secrets" and second:
+                yield Finding(kind=FindingKind.SECRET, name=f"{first}/{second}", line=number)
             elif part == "widgets" and function in _WIDGET_KINDS:
                 yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=first, line=number)
             elif part == "widgets":

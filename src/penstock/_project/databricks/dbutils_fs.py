@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock._project.dbutils_part import Part, UnavailableError
+from penstock._project.databricks.dbutils_part import Part, UnavailableError
 
 MapPath = Callable[[str], str]
 """Turns a path as the source has it (`/Volumes/main/raw`, `dbfs:/raw`) into one of this machine."""
 
 
 class FileInfo(NamedTuple):
-    """What `ls` tells about a file, as on Databricks; the path of a folder ends in a slash."""
+    """A result of `ls`, as on Databricks; the path of a folder ends with a slash."""
 
     path: str
     name: str
@@ -21,16 +21,14 @@ class FileInfo(NamedTuple):
     modificationTime: int
 
     def isDir(self) -> bool:
-        """Whether it is a folder."""
         return self.name.endswith("/")
 
     def isFile(self) -> bool:
-        """Whether it is a file."""
         return not self.isDir()
 
 
 class MountInfo(NamedTuple):
-    """What `mounts` tells; there are none here."""
+    """A result of `mounts`; there are none here."""
 
     mountPoint: str
     source: str
@@ -51,7 +49,6 @@ class FileSystem(Part):
         self._root = root
 
     def ls(self, path: str, *_options: Any) -> list[FileInfo]:
-        """List a folder, or one file, by name."""
         place = self._existing(path)
         shown = self._shown(path)
         if place.is_file():
@@ -60,7 +57,6 @@ class FileSystem(Part):
         return [_info(entry, base + entry.name) for entry in sorted(place.iterdir())]
 
     def head(self, file: str, maxBytes: int = 65536) -> str:
-        """Return the begin of a file as text."""
         place = self._existing(file)
         if place.is_dir():
             raise IsADirectoryError(f"cannot head a directory: {file}")
@@ -68,7 +64,6 @@ class FileSystem(Part):
             return stream.read(max(0, int(maxBytes))).decode("utf-8", errors="replace")
 
     def put(self, file: str, contents: str, overwrite: bool = False) -> bool:
-        """Write text to a file, with its folders."""
         place = self._changeable(file)
         if place.exists() and not overwrite:
             raise FileExistsError(
@@ -79,12 +74,11 @@ class FileSystem(Part):
         return True
 
     def mkdirs(self, path: str) -> bool:
-        """Make a folder and those above it."""
         self._place(path).mkdir(parents=True, exist_ok=True)
         return True
 
     def rm(self, path: str, recurse: bool = False) -> bool:
-        """Remove a file or folder; tell whether there was one."""
+        """Remove a file or folder; return whether it existed."""
         place = self._changeable(path)
         if place.is_symlink() or place.is_file():
             place.unlink()
@@ -97,7 +91,6 @@ class FileSystem(Part):
         return True
 
     def cp(self, source: str, to: str, recurse: bool = False) -> bool:
-        """Copy a file, or with `recurse` a folder."""
         place, target = self._existing(source), self._changeable(to)
         if place.is_dir():
             if not recurse:
@@ -111,17 +104,16 @@ class FileSystem(Part):
         return True
 
     def mv(self, source: str, to: str, recurse: bool = False) -> bool:
-        """Move a file, or with `recurse` a folder."""
         self._changeable(source)
         self.cp(source, to, recurse)
         return self.rm(source, recurse)
 
     def mounts(self) -> list[MountInfo]:
-        """There are none: paths are mapped."""
+        """Always empty: paths are mapped."""
         return []
 
     def mount(self, *_arguments: Any, **_parameters: Any) -> bool:
-        """Nothing to do: paths are mapped."""
+        """No effect: paths are mapped."""
         return True
 
     updateMount = mount
@@ -152,7 +144,7 @@ class FileSystem(Part):
         return place
 
     def _changeable(self, path: str) -> Path:
-        """A place that may be written to: a slip must not cost a home or the project itself."""
+        """A path that may be written: never the home folder or the project itself."""
         place = self._place(path)
         precious = {self._root, Path.home(), Path.cwd()}
         if len(place.parts) <= 2 or any(kept.is_relative_to(place) for kept in precious):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.origin import source_location
-from penstock._project.magics import Cell, CellKind, cells_of, python_cells
+from penstock._project.databricks.magics import Cell, CellKind, cells_of, python_cells
 from penstock.errors import DefinitionError
 
 SUFFIXES = (".py", ".sql", ".ipynb")
@@ -60,12 +60,11 @@ def is_notebook_source(text: str) -> bool:
 
 
 def file_of_cell(filename: str) -> str:
-    """Return the path of the file of a `Cell.file`."""
     return _CELL_NAME.sub("", filename)
 
 
 def find_notebook(place: Path) -> Path | None:
-    """Return the source file that a path means, with or without its suffix; `None` = no such."""
+    """Return the source file of a path with or without its suffix; `None` if it does not exist."""
     if place.suffix.lower() in SUFFIXES and place.is_file():
         return place
     for suffix in SUFFIXES:
@@ -151,12 +150,12 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
 
     def end_magics(number: int) -> None:
         nonlocal begin
-        magic_cells = cells_of(magics, file=file, line=number - len(magics), language=language)
-        if any(cell.kind is not CellKind.PACKAGES for cell in magic_cells):
+        parsed = cells_of(magics, file=file, line=number - len(magics), language=language)
+        if any(cell.kind is not CellKind.PACKAGES for cell in parsed):
             cells.extend(_plain(code[: len(code) - len(magics)], file, begin, language))
             code.clear()
             begin = number
-        cells.extend(magic_cells)
+        cells.extend(parsed)
         magics.clear()
 
     for number, line in enumerate(text.split("\n"), start=1):
@@ -242,7 +241,7 @@ def _language(metadata: object) -> CellKind:
 
 def _own_language(metadata: object) -> CellKind | None:
     name = _text(_part(metadata, "vscode"), "languageId")
-    if not name or name.lower() == "plaintext":  # what the editor writes when it was told nothing
+    if not name or name.lower() == "plaintext":  # the editor's default
         return None
     return _LANGUAGES.get(name.lower(), CellKind.LOST)
 

@@ -34,7 +34,7 @@ class Part:
         self._name = name
 
     def help(self, *_arguments: Any) -> None:
-        """Nothing to show."""
+        """No effect."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -44,4 +44,4 @@ class Part:
 
 
 def nothing(*_arguments: Any, **_parameters: Any) -> None:
-    """Stands for functions that have no meaning here."""
+    """Does nothing; stands in for functions without an effect here."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock._model.origin import capture_origin
-from penstock._project.dbutils_fs import FileSystem, MapPath
-from penstock._project.dbutils_notebook import Notebook
-from penstock._project.dbutils_part import Part, UnavailableError, nothing
+from penstock._project.databricks.dbutils_fs import FileSystem, MapPath
+from penstock._project.databricks.dbutils_notebook import Notebook
+from penstock._project.databricks.dbutils_part import Part, UnavailableError, nothing
 from penstock._project.secrets import resolve_secrets
 from penstock.errors import DefinitionError, SpecError
 
@@ -47,23 +47,22 @@ class Dbutils(Part):
 
 
 class SecretMetadata(NamedTuple):
-    """What `list` tells about a secret."""
+    """A result of `list`."""
 
     key: str
 
 
 class SecretScope(NamedTuple):
-    """What `listScopes` tells about a scope."""
+    """A result of `listScopes`."""
 
     name: str
 
     def getName(self) -> str:
-        """Name of the scope."""
         return self.name
 
 
 class Secrets(Part):
-    """`dbutils.secrets`, from the same places as `${secret:scope/key}`."""
+    """`dbutils.secrets`, with the same sources as `${secret:scope/key}`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__("dbutils.secrets")
@@ -82,16 +81,15 @@ class Secrets(Part):
             raise
 
     def getBytes(self, scope: str, key: str) -> bytes:
-        """Return the value of a secret as UTF-8."""
         return self.get(scope, key).encode()
 
     def list(self, scope: str) -> Sequence[SecretMetadata]:
-        """Return the keys of a scope, as far as the folder `.secrets` tells."""
+        """Return the keys of a scope in the folder `.secrets`."""
         folder = self._root / ".secrets" / scope
         return [SecretMetadata(path.name) for path in _entries(folder) if path.is_file()]
 
     def listScopes(self) -> Sequence[SecretScope]:
-        """Return the scopes, as far as the folder `.secrets` tells."""
+        """Return the scopes in the folder `.secrets`."""
         folder = self._root / ".secrets"
         return [SecretScope(path.name) for path in _entries(folder) if path.is_dir()]
 
@@ -106,7 +104,6 @@ class Widgets(Part):
         self._defaults: dict[str, str] = {}
 
     def text(self, name: str, defaultValue: str = "", label: str | None = None) -> None:
-        """Declare a widget."""
         self._defaults[name] = str(defaultValue)
 
     def dropdown(
@@ -140,7 +137,6 @@ class Widgets(Part):
         )
 
     def getArgument(self, name: str, defaultValue: str | None = None) -> str:
-        """Return the value of a widget, or a default."""
         try:
             return self.get(name)
         except DefinitionError:
@@ -149,15 +145,13 @@ class Widgets(Part):
             return defaultValue
 
     def getAll(self) -> dict[str, str]:
-        """Return the values of all widgets that are declared or given by `%run`."""
+        """Return the values of all widgets that are declared or set by `%run`."""
         return {name: self.get(name) for name in (*self._defaults, *self._given)}
 
     def remove(self, name: str) -> None:
-        """Forget a declared widget."""
         self._defaults.pop(name, None)
 
     def removeAll(self) -> None:
-        """Forget all declared widgets."""
         self._defaults.clear()
 
     @contextmanager
@@ -172,7 +166,7 @@ class Widgets(Part):
 
 @contextmanager
 def widget_values(dbutils: object, values: Mapping[str, str]) -> Iterator[None]:
-    """Let these values of widgets win while this is open: arguments of `%run`."""
+    """Override values of widgets, as the arguments of `%run` do."""
     if not isinstance(dbutils, Dbutils):
         yield
         return
@@ -181,15 +175,13 @@ def widget_values(dbutils: object, values: Mapping[str, str]) -> Iterator[None]:
 
 
 class Jobs(Part):
-    """`dbutils.jobs`."""
-
     def __init__(self) -> None:
         super().__init__("dbutils.jobs")
         self.taskValues = TaskValues()
 
 
 class TaskValues(Part):
-    """`dbutils.jobs.taskValues`: there is no job, so `get` gives the values for that case."""
+    """`dbutils.jobs.taskValues`: there is no job, so `get` returns `debugValue` or `default`."""
 
     def __init__(self) -> None:
         super().__init__("dbutils.jobs.taskValues")
@@ -215,7 +207,7 @@ class TaskValues(Part):
         return value
 
     def set(self, key: str, value: Any) -> None:
-        """Nothing to do."""
+        """No effect."""
 
 
 class Library(Part):

@@ -1,0 +1,1 @@
+"""What belongs to Databricks projects: bundles, notebooks, `dbutils`, magics and stand-ins."""
