@@ -127,8 +127,8 @@ class Side:
 
     def _write(self, rows: Any) -> Any:
         from penstock._tables.layout import TableRef
-        from penstock._tables.prepare import TableSpec, prepare_table
-        from penstock._tables.writer import FlowWriter
+        from penstock._tables.write.prepare import TableSpec, prepare_table
+        from penstock._tables.write.writer import FlowWriter
 
         if self._writer is None:
             target = TableRef(self.table, "bench")
@@ -142,11 +142,11 @@ class Side:
         """Seconds of a write with rules and without, in turns."""
         from penstock._model.expectation import Expectation, OnViolation
         from penstock._model.origin import SourceLocation
-        from penstock._tables.decision import DecisionFile
         from penstock._tables.files import StorageFiles
         from penstock._tables.layout import TableRef
-        from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
-        from penstock._tables.writer import FlowWriter
+        from penstock._tables.write.decision import DecisionFile
+        from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
+        from penstock._tables.write.writer import FlowWriter
         from penstock.quality.split import split_rows
 
         data = str(self.root / "rows")

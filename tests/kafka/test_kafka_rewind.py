@@ -61,7 +61,7 @@ def test_a_place_and_a_range_of_topics(
         return sorted(row.offset for row in found.collect())
 
     def backfill(**asked: Any) -> BackfillReport:
-        options = BackfillOptions(by=("partition", "offset"), act=True, **asked)
+        options = BackfillOptions(by=("partition", "offset"), execute=True, **asked)
         return backfill_flow(settings, "bronze", options)
 
     table = next(iter([tmp_path / ".penstock/tables/spark_catalog/default/bronze"]))
@@ -91,11 +91,11 @@ def test_a_place_and_a_range_of_topics(
     plan = reset_flow(settings, "bronze", place)
     assert (plan.sources[0].again, plan.sources[0].skipped) == (2, 0)
     assert "twice" in (plan.refused or "")
-    reset_flow(settings, "bronze", place, accept_duplicates=True, act=True)
+    reset_flow(settings, "bronze", place, accept_duplicates=True, execute=True)
     produce(kafka_broker, 14, 15)
     run()
     assert rows()[-6:] == [11, 12, 12, 13, 13, 14]
-    reset_flow(settings, "bronze", parse_start("latest"), act=True)
+    reset_flow(settings, "bronze", parse_start("latest"), execute=True)
     run()
     assert rows()[-2:] == [13, 14]
 
@@ -105,10 +105,10 @@ def test_a_place_and_a_range_of_topics(
     (gone,) = admin.delete_records([TopicPartition(TOPIC, 0, 4)]).values()
     gone.result(30)
     with pytest.raises(PenstockError) as error:
-        migrate_flow(settings, "bronze", MigrationOptions(act=True))
+        migrate_flow(settings, "bronze", MigrationOptions(execute=True))
     assert error.value.condition == "MIGRATION_WOULD_LOSE_HISTORY"
     assert f"{TOPIC}-0 0 to 3 are not read" in error.value.message
-    accepted = MigrationOptions(act=True, accept_less=True)
+    accepted = MigrationOptions(execute=True, accept_less=True)
     assert migrate_flow(settings, "bronze", accepted).state == "done"
     assert (rows(), rows(1)) == (list(range(4, 15)), [0, 1, 2])
     produce(kafka_broker, 15, 16)

@@ -17,11 +17,11 @@ from writer_harness import decision_file
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
-from penstock._tables import cdc_history, cdc_writer
-from penstock._tables.cdc_events import EventShape, TargetShape, resolve
-from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import TableSpec, prepare_table
+from penstock._tables.write import cdc_history, cdc_writer
+from penstock._tables.write.cdc_events import EventShape, TargetShape, resolve
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.prepare import TableSpec, prepare_table
 
 COLUMNS = ("a", "b", "c")
 SOURCE = (
@@ -210,7 +210,7 @@ class DeltaTarget:
             if here == point:
                 raise KeyboardInterrupt
 
-        from penstock._tables import writer
+        from penstock._tables.write import writer
 
         with monkeypatch.context() as patch:
             patch.setattr(cdc_writer, "kill_point", dies)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from penstock._tables.kill_points import steps_seen_by
+from penstock._tables.kill_points import step_callback
 from penstock.errors import FlowError
 
 
@@ -21,5 +21,5 @@ def crashing(point: str, *flows: str) -> Iterator[set[str]]:
             crashed.add(flow)
             raise FlowError("CRASHED", f"at {here}", flow=flow, batch_id=batch_id)
 
-    with steps_seen_by(crash):
+    with step_callback(crash):
         yield crashed

@@ -142,12 +142,12 @@ def orders():
 
     settings = load_settings(tmp_path)
     with pytest.raises(PenstockError) as error:
-        reset_flow(settings, "orders", parse_start("key=5"), act=True)
+        reset_flow(settings, "orders", parse_start("key=5"), execute=True)
     assert (error.value.condition, "5 ids" in error.value.message) == ("RESET_WOULD_DOUBLE", True)
     with pytest.raises(PenstockError) as error:
         reset_flow(settings, "orders", parse_start("version=1"))
     assert error.value.condition == "START_NOT_AVAILABLE"
-    reset_flow(settings, "orders", parse_start("key=5"), truncate=True, act=True)
+    reset_flow(settings, "orders", parse_start("key=5"), truncate=True, execute=True)
     orders.add(10)
     assert project.run().state is UpdateState.COMPLETED
     assert ids() == [5, 7, 8, 9, 10]

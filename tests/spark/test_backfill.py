@@ -24,8 +24,8 @@ from penstock._repair.backfill import (
     BackfillReport,
     backfill_flow,
 )
-from penstock._tables.checkpoint_files import flow_records
 from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 
@@ -79,9 +79,9 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
 
 
 def _backfill(project: Project, flow: str, **asked: Any) -> BackfillReport:
-    reached = asked.pop("reached", lambda _: None)
-    options = BackfillOptions(**{"act": True, **asked})
-    return backfill_flow(load_settings(project.root), flow, options, reached=reached)
+    on_step = asked.pop("on_step", lambda _: None)
+    options = BackfillOptions(**{"execute": True, **asked})
+    return backfill_flow(load_settings(project.root), flow, options, on_step=on_step)
 
 
 def _refused(project: Project, flow: str, **asked: Any) -> str:
@@ -132,7 +132,7 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
         raise KeyboardInterrupt(step)
 
     with pytest.raises(KeyboardInterrupt, match=PLANNED):
-        _backfill(project, "bronze", files="[bc].json", by=("id",), reached=ends)
+        _backfill(project, "bronze", files="[bc].json", by=("id",), on_step=ends)
     assert _refused(project, "bronze", files="*", by=("id",)) == "BACKFILL_UNFINISHED"
     done = _backfill(project, "bronze", resume=True)
     assert (done.state, done.resumed) == ("done", True)
@@ -198,7 +198,7 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
         raise KeyboardInterrupt(step)
 
     with pytest.raises(KeyboardInterrupt, match=PLANNED):
-        _backfill(project, "bronze", files="[bc].json", by=("id",), reached=planned)
+        _backfill(project, "bronze", files="[bc].json", by=("id",), on_step=planned)
     store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"))
     known = store.flow("bronze")
     assert known is not None
@@ -249,13 +249,13 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     assert rows() == whole
 
     def dies_at(step: str) -> None:
-        def reached(now: str) -> None:
+        def on_step(now: str) -> None:
             if now == step:
                 raise KeyboardInterrupt
 
         asked: dict[str, Any] = {"where": "id >= 3"} if step == STAGED else {"resume": True}
         with pytest.raises(KeyboardInterrupt):
-            _backfill(project, "daily", reached=reached, **asked)
+            _backfill(project, "daily", on_step=on_step, **asked)
 
     dies_at(STAGED)
     assert rows() == whole

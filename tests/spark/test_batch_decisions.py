@@ -14,17 +14,16 @@ from writer_harness import Harness, decision_file, rule
 
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.origin import SourceLocation
-from penstock._tables import cdc_writer, writer
-from penstock._tables.cdc_events import TargetShape, resolve
-from penstock._tables.cdc_writer import CdcWriter, split_events
-from penstock._tables.decision import DecisionFile
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import TableSpec, prepare_quarantine, prepare_table
-from penstock._tables.refused_rows import Refused
-from penstock._tables.row_files import Strategy
-from penstock._tables.unique import UniqueWriter
-from penstock._tables.upsert import UpsertWriter
-from penstock._tables.writer import FlowWriter, WriteMode
+from penstock._tables.write import cdc_writer, writer
+from penstock._tables.write.cdc_events import TargetShape, resolve
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.decision import DecisionFile
+from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
+from penstock._tables.write.row_files import Refused, Strategy
+from penstock._tables.write.unique import UniqueWriter
+from penstock._tables.write.upsert import UpsertWriter
+from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows
 
@@ -259,7 +258,7 @@ def test_batch_is_refused_when_the_files_of_a_decision_were_deleted_between_its_
     interrupted(harness, df, monkeypatch, "after_quarantine_commit")
     for file in harness.root.glob("orders/**/*.parquet"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="files of it were deleted") as caught:
+    with pytest.raises(CheckpointError, match="some of its files were deleted") as caught:
         harness.writer().write(df, 0)
     assert caught.value.condition == "BATCH_UNFINISHED"
     assert (harness.rows().count(), harness.bad().count()) == (0, 10)
@@ -376,7 +375,7 @@ def test_stateful_batch_is_evaluated_but_not_judged_when_it_is_in_the_table(
         return split.df
 
     def stateful(rules: list[Any]) -> FlowWriter:
-        return harness.writer(stateful=True, judge=lambda batch: judged(batch, rules))
+        return harness.writer(stateful=True, apply_rules=lambda batch: judged(batch, rules))
 
     count = F.udf(lambda n: evaluated.add(1) or n, "bigint")
     batch = spark.range(100).select(count("id").alias("id"))

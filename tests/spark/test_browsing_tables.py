@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock._tables.browsing import TableBrowser
+from penstock._tables.read.browsing import TableBrowser
 from penstock.errors import SpecError
 
 pytestmark = pytest.mark.spark

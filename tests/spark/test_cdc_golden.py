@@ -13,10 +13,10 @@ from writer_harness import decision_file
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
-from penstock._tables.cdc_events import TargetShape, resolve
-from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import TableSpec, prepare_table
+from penstock._tables.write.cdc_events import TargetShape, resolve
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.prepare import TableSpec, prepare_table
 
 ORIGIN = SourceLocation("pipeline.py", 7)
 EVENTS = [

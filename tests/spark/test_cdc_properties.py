@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._tables import cdc_history
-from penstock._tables.cdc_events import DELETE, TRUNCATE, TargetShape
+from penstock._tables.write import cdc_history
+from penstock._tables.write.cdc_events import DELETE, TRUNCATE, TargetShape
 
 pytestmark = pytest.mark.usefixtures("two_partitions")
 
@@ -129,7 +129,7 @@ MUTANTS: dict[str, tuple[Case, Patch]] = {
     ),
     "NULL overwrites in history": (
         Case(scd_type=2, keeps_null=("a",)),
-        replaced("filled", lambda value: F.last(value)),
+        replaced("last_set", lambda value: F.last(value)),
     ),
     "untracked column opens a version": (
         Case(scd_type=2, tracked=("a",)),

@@ -8,7 +8,7 @@ import pytest
 from update_project import ContinuousRun, Project
 
 from penstock._runtime.update import UpdateState
-from penstock._tables import cdc_snapshot
+from penstock._tables.write import cdc_snapshot
 from penstock.errors import DefinitionErrors
 
 CUSTOMERS = """

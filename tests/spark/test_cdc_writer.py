@@ -10,12 +10,12 @@ from writer_harness import decision_file, rule
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
-from penstock._tables import cdc_writer
-from penstock._tables.cdc_events import TargetShape, resolve
-from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commits import CommitResult
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import TableSpec, prepare_table, table_state
+from penstock._tables.write import cdc_writer
+from penstock._tables.write.cdc_events import TargetShape, resolve
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
 from penstock.errors import CheckpointError, FlowError
 
 ORIGIN = SourceLocation("pipeline.py", 7)
@@ -186,7 +186,7 @@ def test_batch_is_completed_when_the_process_died_between_two_commits(
         if here == point:
             raise KeyboardInterrupt
 
-    from penstock._tables import writer
+    from penstock._tables.write import writer
 
     with monkeypatch.context() as patch:
         patch.setattr(cdc_writer, "kill_point", dies)

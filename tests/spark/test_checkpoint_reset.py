@@ -12,7 +12,7 @@ from penstock._project.spec import load_settings
 from penstock._repair.reset import EMPTIED, MARKED, ResetPlan, reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
-from penstock._tables.checkpoint_files import flow_records
+from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 
@@ -73,14 +73,14 @@ def _ids(project: Project, table: str) -> list[int]:
 
 def _refused(project: Project, flow: str, start: str, **more: Any) -> str:
     with pytest.raises(PenstockError) as error:
-        _reset(project, flow, start, act=True, **more)
+        _reset(project, flow, start, execute=True, **more)
     assert error.value.hint
     return error.value.condition
 
 
 def _fill_once_whenever_it_dies(project: Project) -> None:
     def dies_at(step: str) -> None:
-        def reached(now: str) -> None:
+        def on_step(now: str) -> None:
             if now == step:
                 raise _Killed
 
@@ -90,8 +90,8 @@ def _fill_once_whenever_it_dies(project: Project) -> None:
                 "silver",
                 f"version={project.version('bronze')}",
                 truncate=True,
-                act=True,
-                reached=reached,
+                execute=True,
+                on_step=on_step,
             )
 
     for step in (MARKED, EMPTIED):
@@ -99,7 +99,7 @@ def _fill_once_whenever_it_dies(project: Project) -> None:
         # What was begun is finished by the next update: emptied, and filled from that version on.
         project.run(refresh=("silver",))
         assert _ids(project, "silver") == [4], step
-    _reset(project, "silver", "earliest", truncate=True, act=True)
+    _reset(project, "silver", "earliest", truncate=True, execute=True)
     assert _ids(project, "silver") == []
     project.run(refresh=("silver",))
     assert _ids(project, "silver") == [1, 2, 3, 4]
@@ -133,19 +133,19 @@ def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
     assert flow_records(settings)["silver"].epoch == epoch
 
     # From a version: its rows come again, because somebody said so.
-    done = _reset(project, "silver", f"version={newest}", accept_duplicates=True, act=True)
+    done = _reset(project, "silver", f"version={newest}", accept_duplicates=True, execute=True)
     assert done.new_epoch == flow_records(settings)["silver"].epoch != epoch
     # By key, and computed anew: from the beginning, without a word.
-    _reset(project, "into_keyed", "earliest", act=True)
-    _reset(project, "totals", "earliest", act=True)
+    _reset(project, "into_keyed", "earliest", execute=True)
+    _reset(project, "totals", "earliest", execute=True)
     assert project.run(refresh=("silver", "keyed", "totals")).state == "COMPLETED"
     assert _ids(project, "silver") == [1, 2, 3, 3]
     assert _ids(project, "keyed") == [1, 2, 3]
     assert project.rows("totals", "id", "count") == [(1, 1), (2, 1), (3, 1)]
 
     # From what comes next, in a folder and in a table that has nothing new yet.
-    assert _reset(project, "bronze", "latest", act=True).refused is None
-    _reset(project, "silver", "latest", act=True)
+    assert _reset(project, "bronze", "latest", execute=True).refused is None
+    _reset(project, "silver", "latest", execute=True)
     assert project.run(refresh=("bronze", "silver")).state == "COMPLETED"
     assert (_ids(project, "bronze"), _ids(project, "silver")) == ([1, 2, 3], [1, 2, 3, 3])
     project.add("c.json", [_row(4)]).run(refresh=("bronze", "silver"))

@@ -126,7 +126,7 @@ def counted():
     assert result.state is UpdateState.FAILED
     (failure,) = result.failures
     assert isinstance(failure, ExpectationFailedError)
-    assert "has 0 rows, but 'enough' wants at least 2 rows" in str(failure)
+    assert "has 0 rows, but 'enough' requires at least 2 rows" in str(failure)
     assert project.rows("people", "id") == [(1,), (2,)]
 
 

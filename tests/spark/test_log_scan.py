@@ -7,9 +7,9 @@ from pyspark.sql import DataFrame, SparkSession
 from writer_harness import Harness
 
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.log_scan import append_only_start, last_batch, live_files
-from penstock._tables.prepare import TableSpec, prepare_table, reset_table
-from penstock._tables.writer import WriteMode
+from penstock._tables.read.log_scan import append_only_start, last_batch, live_files
+from penstock._tables.write.prepare import TableSpec, prepare_table, reset_table
+from penstock._tables.write.writer import WriteMode
 
 APP = "p/orders/writer/1"
 

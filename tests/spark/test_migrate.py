@@ -26,12 +26,12 @@ from penstock._repair.migrate import (
     MigrationOptions,
     migrate_flow,
 )
-from penstock._tables.checkpoint_files import flow_records
+from penstock._repair.swap_rows import restore_rows, swap_rows
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import last_number
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import table_state
-from penstock._tables.swap_rows import restore_rows, swap_rows
+from penstock._tables.read.checkpoint_files import flow_records
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import table_state
 from penstock.errors import PlanError
 
 pytestmark = pytest.mark.timeout(1200)
@@ -142,11 +142,11 @@ def _dies(project: Project, at: str, *command: str) -> None:
 def _raises_at(*steps: str) -> Callable[[str], None]:
     """End the command after a step was stored, as a kill there does."""
 
-    def reached(step: str) -> None:
+    def on_step(step: str) -> None:
         if step in steps:
             raise KeyboardInterrupt(step)
 
-    return reached
+    return on_step
 
 
 def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
@@ -188,8 +188,8 @@ def test_table_of_a_changed_window_is_replaced_and_comes_back(
         migrate_flow(
             load_settings(project.root),
             "windows",
-            MigrationOptions(act=True),
-            reached=_raises_at(REPLACED),
+            MigrationOptions(execute=True),
+            on_step=_raises_at(REPLACED),
         )
     assert _found(project, 5) == _expected(1, 5)
     done = _says(capsys, "windows", "--resume")
@@ -233,7 +233,7 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
             load_settings(project.root),
             "windows",
             MigrationOptions(resume=True),
-            reached=_raises_at(REPLACED),
+            on_step=_raises_at(REPLACED),
         )
     assert (project.version("windows"), _found(project, 5)) == (old + 1, _expected(2, 5))
     result = project.run(refresh=("windows",))
@@ -260,7 +260,7 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     migrated = state.read_text(), project.table("windows_quarantine").count()
     for name in ("windows_quarantine", "windows"):
         with _taken_away(project, name):
-            assert f"{name} cannot go back to version" in _says(
+            assert f"{name} cannot be restored to version" in _says(
                 capsys, "windows", "--undo", "--yes", code=2
             )
         assert (state.read_text(), project.table("windows_quarantine").count()) == migrated
@@ -283,10 +283,10 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     before = state.read_text()
     quarantined = project.table("windows_quarantine").count()
 
-    for asked in (MigrationOptions(accept_less=True, act=True), MigrationOptions(abandon=True)):
+    for asked in (MigrationOptions(accept_less=True, execute=True), MigrationOptions(abandon=True)):
         with pytest.raises(KeyboardInterrupt):
             migrate_flow(
-                load_settings(project.root), "windows", asked, reached=_raises_at(QUARANTINED, LEFT)
+                load_settings(project.root), "windows", asked, on_step=_raises_at(QUARANTINED, LEFT)
             )
         assert state.read_text() != before
     # The quarantine is the old one again, so the new table must not come any more.
@@ -319,7 +319,7 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
         return sorted((tuple(row) for row in found), key=str)
 
     swapped = [
-        swap_rows(spark, target=old, made=new, flow="f", app_id="p/f/writer/e", last=4)
+        swap_rows(spark, target=old, source=new, flow="f", app_id="p/f/writer/e", last=4)
         for _ in range(2)
     ]
     assert [one.replayed for one in swapped] == [False, True]
@@ -338,5 +338,5 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
     assert again is not None
     assert (again.schema, again.partition_columns) == (before.schema, ("at",))
     assert rows() == [(1, datetime(2026, 1, 1, tzinfo=UTC).date(), "x")]
-    with pytest.raises(PlanError, match="cannot go back to version 99"):
+    with pytest.raises(PlanError, match="cannot be restored to version 99"):
         restore_rows(spark, old, 99)

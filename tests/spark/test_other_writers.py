@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from writer_harness import Harness, rule
 
-from penstock._tables.fenced import FencedTable
+from penstock._tables.write.fenced import FencedTable
 
 ROUNDS = 200
 

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from writer_harness import Harness, rule
 
 from penstock._tables.layout import TableRef
-from penstock._tables.prepare import (
+from penstock._tables.write.prepare import (
     TableSpec,
     parse_schema,
     prepare_table,
@@ -106,7 +106,7 @@ def test_change_is_refused_with_the_way_out_when_rows_would_be_lost(
         (partitioned, "PARTITIONING_CHANGED", "declared is p"),
         (other_type, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and STRING in the query"),
         (declared, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and is declared STRING"),
-        (required, "SCHEMA_INCOMPATIBLE", "is declared NOT NULL, but was not"),
+        (required, "SCHEMA_INCOMPATIBLE", "is declared NOT NULL, but is nullable"),
     ):
         with pytest.raises(PlanError) as caught:
             prepare_table(spark, ref, spec)
@@ -213,5 +213,5 @@ def test_identity_column_may_be_given_when_it_is_by_default_only(
     assert sorted(row["key"] for row in harness.rows().collect())[:4] == [1, 2, 50, 51]
     with pytest.raises(DefinitionError, match="BIGINT, not INT"):
         parse_schema(spark, ddl.replace("key BIGINT", "key INT"))
-    with pytest.raises(DefinitionError, match="DEFAULT has no meaning"):
+    with pytest.raises(DefinitionError, match="DEFAULT has no effect"):
         parse_schema(spark, "id BIGINT DEFAULT 1")

@@ -12,14 +12,14 @@ from penstock import monitoring
 from penstock._cli.main import main
 from penstock._project.spec import load_settings
 from penstock._repair.quarantine import replay_quarantine
+from penstock._repair.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
 from penstock._repair.reset import reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
-from penstock._tables.browsing import TableBrowser
-from penstock._tables.checkpoint_doctor import Weight, examine
-from penstock._tables.checkpoint_files import checkpoints
-from penstock._tables.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
-from penstock._tables.row_selection import RowSelection
+from penstock._tables.read.browsing import TableBrowser
+from penstock._tables.read.checkpoint_doctor import Severity, examine
+from penstock._tables.read.checkpoint_files import checkpoints
+from penstock._tables.read.row_selection import RowSelection
 from penstock.errors import PlanError, SetupError, SpecError
 from penstock.sources.base import parse_start
 
@@ -67,13 +67,13 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
 
 
 def _replay(project: Project, die_at: str = "", **chosen: Any) -> Replayed | None:
-    def reached(step: str) -> None:
+    def on_step(step: str) -> None:
         if step == die_at:
             raise _Killed
 
     try:
         settings, selection = load_settings(project.root), RowSelection(**chosen)
-        return replay_quarantine(settings, "silver", selection=selection, reached=reached)
+        return replay_quarantine(settings, "silver", selection=selection, on_step=on_step)
     except _Killed:
         return None
 
@@ -97,7 +97,7 @@ def test_repaired_rows_move_once_and_flow_on(project: Project, capsys: pytest.Ca
     ]
     assert flow["last_progress"]["input_rows"] == 5
     found = examine(load_settings(project.root))
-    assert [one for one in found if one.weight is not Weight.NOTE] == []
+    assert [one for one in found if one.severity is not Severity.NOTE] == []
     # Nothing passes yet: nothing changes, not even a version.
     versions = project.version("silver"), project.version("silver_quarantine")
     done = _replay(project)
@@ -255,7 +255,7 @@ def test_no_row_is_lost_when_a_checkpoint_is_gone(project: Project):
     place = parse_start("earliest")
     plan = reset_flow(settings, "silver", place)
     assert "nobody knows" in (plan.refused or "")
-    reset_flow(settings, "silver", place, accept_duplicates=True, act=True)
+    reset_flow(settings, "silver", place, accept_duplicates=True, execute=True)
     project.run(refresh=("silver",))
     # As announced: what the source still has comes once more.
     assert project.rows("silver", "id") == [(1,), (1,), (8,)]

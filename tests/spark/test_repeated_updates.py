@@ -16,8 +16,8 @@ from update_project import Project
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._spark.plans import has_state
-from penstock._tables.assignment import assigned
-from penstock._tables.prepare import parse_schema, table_state
+from penstock._tables.write.assignment import assigned
+from penstock._tables.write.prepare import parse_schema, table_state
 from penstock._update import UpdateOptions, plan_update
 from penstock.errors import DefinitionErrors
 
@@ -272,7 +272,7 @@ def test_a_type_that_spark_does_not_assign_is_refused_before_the_first_update(pr
         told,
         [
             ("column 'id' of t1 is declared BIGINT, but is STRING in the query", "CAST(... AS BIG"),
-            ("the query for t2 has an expression without a name, sum(v)", "sum(v) AS total"),
+            ("the query for t2 has an expression without an alias, sum(v)", "sum(v) AS total"),
             ("column 'pair.v' of t3 is declared BOOLEAN, but is STRING", "CAST(... AS BOOLEAN)"),
             ("column 'n' of t4 is declared DATE, but is BIGINT", "CAST(... AS DATE)"),
             ("table property of t5 is refused by Delta", ""),

@@ -11,7 +11,7 @@ from update_project import Project, shared_project
 
 from penstock._observe.events import Event, UpdateState
 from penstock._runtime.update import UpdateResult
-from penstock._tables import writer
+from penstock._tables.write import writer
 from penstock.errors import DefinitionErrors
 
 pytestmark = pytest.mark.spark

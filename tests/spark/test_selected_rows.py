@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from penstock._tables.browsing import TableBrowser
+from penstock._repair.selected_rows import SELECTED, select_rows
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.row_selection import RowSelection
-from penstock._tables.selected_rows import SELECTED, select_rows
+from penstock._tables.read.browsing import TableBrowser
+from penstock._tables.read.row_selection import RowSelection
 from penstock.errors import PlanError, SpecError
 
 pytestmark = pytest.mark.spark
@@ -101,12 +101,12 @@ def test_a_selection_is_refused_in_words_when_it_cannot_be_used(spark: Any, tmp_
         ({"where": "id ="}, "Syntax error", "columns: id, part, _metadata, _failed_rules, _row"),
         ({"where": "idd = 1"}, "idd", "did you mean 'id'?"),
         ({"where": "id"}, "it is BIGINT, not a BOOLEAN", ""),
-        ({"where": "count(*) > 1"}, "it aggregates", ""),
+        ({"where": "count(*) > 1"}, "it has an aggregate", ""),
         ({"where": "id IN (SELECT 1)"}, "subquery", ""),
-        ({"where": "rand() < 0.5"}, "other rows each time", ""),
+        ({"where": "rand() < 0.5"}, "not deterministic", ""),
         ({"where": "cast(_row AS INT) = 1"}, "for every row", "try_cast"),
         ({"rules": ("low", "hihg")}, "broke 'hihg'", "low, odd, or"),
-        ({"rows": ("0" * 16 + "-3",)}, "1 of the 1 rows", "look at the quarantine again"),
+        ({"rows": ("0" * 16 + "-3",)}, "1 of the 1 rows", "list the quarantine again"),
     ):
         with pytest.raises((SpecError, PlanError)) as caught:
             quarantine.select(**chosen)

@@ -17,7 +17,7 @@ from penstock._project.spec import load_settings
 from penstock._repair.backfill import BackfillOptions, backfill_flow
 from penstock._repair.reset import reset_flow
 from penstock._runtime.update import UpdateResult
-from penstock._tables.checkpoint_doctor import examine
+from penstock._tables.read.checkpoint_doctor import examine
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 
@@ -112,7 +112,7 @@ def _log(project: Project, table: str) -> list[bytes]:
 
 
 def _troubles(project: Project) -> list[Any]:
-    return [one for one in examine(load_settings(project.root)) if one.weight.value == "error"]
+    return [one for one in examine(load_settings(project.root)) if one.severity.value == "error"]
 
 
 def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]:
@@ -215,8 +215,8 @@ def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
     _forget_snapshots(project)
     settings = load_settings(project.root)
     with contextlib.chdir(project.root):
-        reset_flow(settings, "unstated", parse_start("earliest"), truncate=True, act=True)
-        done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), act=True))
+        reset_flow(settings, "unstated", parse_start("earliest"), truncate=True, execute=True)
+        done = backfill_flow(settings, "kept", BackfillOptions(by=("id",), execute=True))
         assert done.counts["quarantined"] == 2
         result = project.run(
             full_refresh=("emptied",), refresh=("behind", "kept", "planned", "torn", "unstated")

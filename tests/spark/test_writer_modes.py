@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
-from penstock._tables.writer import WriteMode
+from penstock._tables.write.writer import WriteMode
 from penstock.errors import FlowError
 
 RULES = (rule("positive", "n > 0"), rule("small", "n < 5", "warn"))

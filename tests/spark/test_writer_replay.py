@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
 from penstock._tables.commits import CommitResult
-from penstock._tables.fenced import FencedTable
-from penstock._tables.writer import FlowWriter
+from penstock._tables.write.fenced import FencedTable
+from penstock._tables.write.writer import FlowWriter
 
 RULES = (rule("positive", "id % 10 <> 0"),)
 

@@ -41,10 +41,9 @@ from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._spark import plans
-from penstock._tables.assignment import assigned, check_assignable
-from penstock._tables.prepare import parse_schema
-from penstock._tables.properties import check_properties
-from penstock._tables.schema import merged, with_types
+from penstock._tables.write.assignment import assigned, check_assignable
+from penstock._tables.write.prepare import check_properties, parse_schema
+from penstock._tables.write.schema import merged, with_types
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
 from penstock.sources.files.options import Evolution

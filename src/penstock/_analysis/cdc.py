@@ -31,8 +31,8 @@ from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
-from penstock._tables.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
-from penstock._tables.cdc_snapshot import SnapshotShape
+from penstock._tables.write.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
+from penstock._tables.write.cdc_snapshot import SnapshotShape
 from penstock.errors import DefinitionError, PlanError
 from penstock.sources.base import OpenedSource, Position
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, walk
-from penstock._tables.refused_rows import LATE, NO_EVENT_TIME, Refused
+from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError
 from penstock.quality.split import (
     FAILED_RULES,
@@ -100,7 +100,7 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
 
 
 class LateRowFinder:
-    """See `penstock._tables.refused_rows.FindLateRows`."""
+    """See `penstock._tables.write.row_files.FindLateRows`."""
 
     def __init__(self, execution: Callable[[], Any], *, keeps: bool) -> None:
         self._execution = execution

@@ -5,7 +5,7 @@ from pyspark.sql.types import StructType
 
 from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, OutputMode
-from penstock._tables.schema import has_identity
+from penstock._tables.write.schema import has_identity
 from penstock.errors import DefinitionError
 
 

@@ -116,7 +116,7 @@ class StreamStarts:
 
 
 class DeltaSource:
-    """The real tables; for `append_only_start` see `_tables.log_scan`."""
+    """The real tables; for `append_only_start` see `_tables.read.log_scan`."""
 
     def __init__(
         self, paths: Mapping[str, str], append_only_start: Callable[[str], int | None]

@@ -101,7 +101,7 @@ def backfill(
         accept_fewer=accept_fewer,
         resume=resume,
         abandon=abandon,
-        act=yes,
+        execute=yes,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         report = backfill_flow(settings, flow, options_of_backfill)

@@ -15,7 +15,7 @@ from penstock._cli.options import OutputFormat
 from penstock._display.text import size
 
 if TYPE_CHECKING:
-    from penstock._tables.checkpoint_files import Checkpoint
+    from penstock._tables.read.checkpoint_files import Checkpoint
 
 _app = typer.Typer(help="Checkpoints of flows: how far they have read, and what is wrong.")
 
@@ -46,7 +46,7 @@ def list_all(
 ) -> None:
     """Print all checkpoints: those that flows continue with, and those of earlier epochs."""
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_files import checkpoints
+    from penstock._tables.read.checkpoint_files import checkpoints
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
@@ -90,7 +90,7 @@ def inspect(
 ) -> None:
     """Print what a checkpoint holds: offsets per source, watermark, state, pinned settings."""
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_files import checkpoints
+    from penstock._tables.read.checkpoint_files import checkpoints
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
@@ -145,7 +145,7 @@ def doctor(
     Exit code 1 if something would make the next start fail or lose rows.
     """
     from penstock._repair.reading import readable_storage
-    from penstock._tables.checkpoint_doctor import Weight, examine
+    from penstock._tables.read.checkpoint_doctor import Severity, examine
 
     settings = options.settings_of(project, spec, storage, pipeline=pipeline, target=target)
     with readable_storage(settings) as readable:
@@ -157,7 +157,7 @@ def doctor(
                     "flow": problem.flow,
                     "epoch": problem.epoch,
                     "kind": problem.kind,
-                    "weight": problem.weight.value,
+                    "weight": problem.severity.value,
                     "message": readable.shown(problem.message),
                     "hint": readable.shown(problem.hint),
                 }
@@ -166,14 +166,13 @@ def doctor(
         )
     else:
         for problem in diagnosis:
-            print(
-                f"{problem.weight} {problem.flow} {problem.kind}: {readable.shown(problem.message)}"
-            )
+            message = readable.shown(problem.message)
+            print(f"{problem.severity} {problem.flow} {problem.kind}: {message}")
             if problem.hint:
                 print(f"    hint: {readable.shown(problem.hint)}")
         if not diagnosis:
             print("nothing is wrong")
-    bad = any(problem.weight is Weight.ERROR for problem in diagnosis)
+    bad = any(problem.severity is Severity.ERROR for problem in diagnosis)
     return exit_codes.UPDATE_FAILED if bad else exit_codes.OK
 
 
@@ -225,7 +224,7 @@ def reset(
             place,
             truncate=truncate,
             accept_duplicates=accept_duplicates,
-            act=yes,
+            execute=yes,
         )
     if output is OutputFormat.JSON:
         options.print_json(

@@ -170,7 +170,7 @@ def _log_of(
 
 
 def _tables_of(storage: str, *, trusts_paths: bool) -> "Tables":
-    from penstock._tables.browsing import TableBrowser
+    from penstock._tables.read.browsing import TableBrowser
 
     return TableBrowser(storage, trusts_paths=trusts_paths)
 

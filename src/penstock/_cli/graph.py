@@ -238,7 +238,7 @@ def _flow(
 
 def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
     """By flow, the checkpoint that it continues with."""
-    from penstock._tables.checkpoint_files import checkpoints
+    from penstock._tables.read.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 
     try:

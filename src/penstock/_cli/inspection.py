@@ -166,7 +166,7 @@ def replay(
     """
     from penstock._cli import replay_report
     from penstock._repair.quarantine import preview_replay, replay_quarantine
-    from penstock._tables.row_selection import RowSelection
+    from penstock._tables.read.row_selection import RowSelection
 
     rows = options.names(row)
     if row is not None and not rows:

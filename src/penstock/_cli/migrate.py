@@ -75,7 +75,7 @@ def migrate(
         resume=resume,
         abandon=abandon,
         undo=undo,
-        act=yes,
+        execute=yes,
     )
     with redirect_stdout(sys.stderr):  # whatever the pipeline's own code prints
         report = migrate_flow(settings, flow, options_of_migration)

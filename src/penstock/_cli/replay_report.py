@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._display.text import plural
 
 if TYPE_CHECKING:
-    from penstock._tables.quarantine_replay import Replayed, ReplayPreview
+    from penstock._repair.quarantine_replay import Replayed, ReplayPreview
 
 
 def replayed_body(done: "Replayed") -> dict[str, Any]:

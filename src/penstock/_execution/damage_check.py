@@ -11,16 +11,24 @@ from pyspark.sql import SparkSession
 from penstock._execution.flow_state import FlowState
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
-from penstock._tables.checkpoint_doctor import unreadable_files
-from penstock._tables.checkpoint_files import Checkpoint, newest_of_checkpoint, read_checkpoint
 from penstock._tables.commit_note import TARGET, NotedCommit
-from penstock._tables.damage import check_log, is_lost, restored_to
-from penstock._tables.decision import DecisionFile
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import DECISION_FILE, TableRef, path_segment, segment_name
-from penstock._tables.lost_batches import Damage, behind, restored, state_lost, unreadable
+from penstock._tables.read.checkpoint_doctor import unreadable_files
+from penstock._tables.read.checkpoint_files import Checkpoint, newest_of_checkpoint, read_checkpoint
+from penstock._tables.read.damage import (
+    Damage,
+    behind,
+    check_log,
+    is_lost,
+    restored,
+    restored_to,
+    state_lost,
+    unreadable,
+)
+from penstock._tables.write.decision import DecisionFile
+from penstock._tables.write.fenced import last_number
 from penstock.errors import CheckpointError
 
 _COMMITS_BEHIND = 20

@@ -42,7 +42,7 @@ from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
-from penstock._tables.schema import with_types
+from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
 from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
@@ -144,7 +144,7 @@ class SparkEngine:
             else:
                 flows = {flow: self._graph.flows[flow] for flow in node.flows}
                 self._damage.check_tables(node, flows, states)
-            self._tables.prepare(node, [self._graph.flows[flow] for flow in node.flows])
+            self._tables.write.prepare(node, [self._graph.flows[flow] for flow in node.flows])
 
     # -- streaming flows -----------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class SparkEngine:
             self._grown[node.flow.name] = grown
             if dataset is not None and dataset.declared.schema is None:
                 flows = [self._grown.get(f, self._graph.flows[f]) for f in dataset.flows]
-                self._tables.prepare(dataset, flows)
+                self._tables.write.prepare(dataset, flows)
         return grown
 
     def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:

@@ -16,8 +16,8 @@ from penstock._analysis.cdc import (
 )
 from penstock._execution.flow_state import FlowState
 from penstock._model.flow import Flow
-from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.commits import CommitResult
+from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock.errors import DefinitionError
 
 

@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 from penstock._analysis.cdc import event_shape, tombstone_seconds
 from penstock._analysis.replacing import Window, window_of
 from penstock._execution.flow_state import FlowState
-from penstock._execution.replay_check import check_replay
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
@@ -30,18 +29,18 @@ from penstock._observe.events import (
     FlowStatus,
 )
 from penstock._spark.plans import has_state
-from penstock._tables.assignment import assigned
-from penstock._tables.cdc_snapshot import SnapshotShape, SnapshotWriter
-from penstock._tables.cdc_writer import CdcWriter, split_events
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult
-from penstock._tables.decision import DecisionFile
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
-from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout, TableRef
-from penstock._tables.log_scan import append_only_start
-from penstock._tables.prepare import (
+from penstock._tables.read.log_scan import append_only_start
+from penstock._tables.write.assignment import assigned
+from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
+from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.decision import DecisionFile
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import (
     TableSpec,
     parse_schema,
     prepare_quarantine,
@@ -50,10 +49,9 @@ from penstock._tables.prepare import (
     reset_table,
     table_state,
 )
-from penstock._tables.quarantine_replay import QuarantineReplay
-from penstock._tables.refused_rows import FindLateRows
-from penstock._tables.schema import conform, merged
-from penstock._tables.writer import FlowWriter, WriteMode, app_id
+from penstock._tables.write.row_files import FindLateRows
+from penstock._tables.write.schema import conform, merged
+from penstock._tables.write.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
@@ -196,23 +194,6 @@ class PipelineTables:
         reset_table(self._spark, self._quarantine(node))
         reset_table(self._spark, self.layout.cdc_state(node.name))
 
-    def replay(self, node: DatasetNode, on_step: Callable[[str], None]) -> QuarantineReplay:
-        """A replay of the quarantine of a table; see `QuarantineReplay`.
-
-        Raises:
-            PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
-        """
-        check_replay(node, [self._graph.flows[name] for name in node.flows])
-        return QuarantineReplay(
-            self._spark,
-            pipeline=self._settings.name,
-            target=self._ref(node),
-            quarantine=self._quarantine(node),
-            staging=self.layout.replay_staging(node.name),
-            expectations=node.declared.expectations,
-            reached=on_step,
-        )
-
     def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
         """The tables that flows into a dataset write; they may not exist yet."""
         return {
@@ -234,7 +215,7 @@ class PipelineTables:
         return read_version(self._spark, self._ref(node).path)
 
     def append_only_start(self, path: str) -> int | None:
-        """See `_tables.log_scan.append_only_start`."""
+        """From where a stream reads the whole table as appends; see `_tables.read.log_scan`."""
         delta = DeltaJvm(self._spark)
         return append_only_start(delta, path, int(delta.snapshot(path).version()))
 
@@ -312,17 +293,17 @@ class PipelineTables:
             "split": split,
             "quarantine": self._quarantine(dataset) if keeps else None,
             "late": late,
-            "judge": judge,
+            "apply_rules": judge,
             "decisions": self._decisions(node, epoch),
             "note": self.note(node, epoch),
         }
         writer: Any
         if mode is OutputMode.UPDATE:
-            from penstock._tables.upsert import UpsertWriter
+            from penstock._tables.write.upsert import UpsertWriter
 
             writer = UpsertWriter(self._spark, keys=node.analysis.merge_keys, **common)
         elif dataset.declared.deduplicate_by:
-            from penstock._tables.unique import UniqueWriter
+            from penstock._tables.write.unique import UniqueWriter
 
             writer = UniqueWriter(
                 self._spark,
@@ -465,7 +446,7 @@ class PipelineTables:
             tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
             rewrite=False if self._is_streamed(dataset) else None,
             stateful=has_state(node.analysis.stateful_operators),
-            judge=judge,
+            apply_rules=judge,
             decisions=self._decisions(node, epoch),
             note=self.note(node, epoch),
         )

@@ -1,11 +1,10 @@
-"""A bounded re-run of a flow over a range of its sources, into the same table, without doubling.
+"""Reads a range of a flow's sources again, into the same table, without duplicate rows.
 
-What is to be done is decided once and stored, with both ends of the range as offsets, versions and
-times, before anything is written. A backfill that died goes on with that; until it is done or
-abandoned, the flow gets no other.
+The plan, with both ends of the range as offsets, versions and times, is stored in a journal before
+anything is written. An interrupted backfill resumes with it; until it is done or abandoned, the
+flow gets no other.
 """
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,64 +18,62 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
-from penstock._repair.backfill_run import BackfillRun, Counts, Decision
+from penstock._repair.backfill_run import BackfillPlan, BackfillRun, Counts
+from penstock._repair.journal import Journal
 from penstock._repair.recording import recording
 from penstock._spark.plans import has_state
-from penstock._tables.checkpoint_files import Checkpoint, checkpoints
 from penstock._tables.files import StorageFiles
-from penstock._tables.prepare import table_state
-from penstock._tables.schema import with_types
+from penstock._tables.layout import StorageLayout
+from penstock._tables.read.checkpoint_files import checkpoints
+from penstock._tables.write.prepare import table_state
+from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
 from penstock.sources.flow import resolve_range
 
 PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
-"""Steps after which a backfill may die; given to `reached`."""
-
-_DECIDED = "decided.json"
+"""Steps after which a backfill can be resumed; arguments of `on_step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillOptions:
-    """What the user asked for.
+    """Options of the command.
 
     Attributes:
-        begin: First rows of the range; the earliest by default.
-        end: Where it ends; where the flow is by default.
-        files: Only files with a name that this pattern matches.
-        by: Columns by which rows of the table are known.
-        where: Replace the rows that fulfil this instead.
-        accept_fewer: Though the range has fewer of them than the table.
-        resume: Go on with what was begun.
-        abandon: Forget what was begun.
-        act: Do it; else it is only planned.
+        begin: Start of the range; the earliest rows by default.
+        end: End of the range; the position of the flow by default.
+        files: Only files whose name matches this pattern.
+        by: Columns that identify rows of the table.
+        where: Replace the rows that match this condition instead.
+        accept_fewer: Proceed even if the range has fewer of them than the table.
+        resume: Resume an interrupted backfill.
+        abandon: Discard an interrupted backfill.
+        execute: Carry the plan out; otherwise it is only reported.
     """
 
-    begin: "StartPosition | None" = None
-    end: "StartPosition | None" = None
+    begin: StartPosition | None = None
+    end: StartPosition | None = None
     files: str | None = None
     by: Sequence[str] = ()
     where: str | None = None
     accept_fewer: bool = False
     resume: bool = False
     abandon: bool = False
-    act: bool = False
+    execute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillReport:
-    """What a backfill does, or did.
+    """A planned or completed backfill.
 
     Attributes:
-        flow: Its name.
-        target: Its table.
-        backfill_id: Of the backfill; `None` while it is only a plan.
+        backfill_id: `None` for a plan.
         way: `keys`, `events` or `window`.
-        range: In words.
-        sources: What the range is of each source; empty when it was resumed.
+        range: For messages.
+        sources: The range of each source; empty if the backfill was resumed.
         state: `planned`, `done` or `abandoned`.
-        resumed: Whether it was begun before.
-        counts: Of the rows, once it was done; those of this run.
+        resumed: Whether an interrupted backfill was resumed.
+        counts: Rows of this run.
         steps: One sentence each.
     """
 
@@ -85,83 +82,84 @@ class BackfillReport:
     backfill_id: str | None
     way: str
     range: str
-    sources: "tuple[RangeReport, ...]"
+    sources: tuple[RangeReport, ...]
     state: str
     resumed: bool
     counts: Mapping[str, int] = field(default_factory=dict)
     steps: tuple[str, ...] = ()
 
 
+def backfill_journal(
+    files: StorageFiles, layout: StorageLayout, flow: str
+) -> Journal[BackfillPlan]:
+    """The journal of a flow's backfills."""
+    return Journal(files, layout.backfill_folder(flow), lambda body: BackfillPlan(**body))
+
+
 def backfill_flow(
     settings: PipelineSettings,
     flow: str,
-    asked: BackfillOptions,
+    options: BackfillOptions,
     *,
-    reached: Callable[[str], None] = lambda _: None,
-    told: Callable[[Event], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> BackfillReport:
     """Plan a backfill of a flow, and carry it out.
 
-    Called on the main thread. Holds the leases that an update holds.
-
-    Args:
-        settings: The pipeline.
-        flow: Its name.
-        asked: What to do.
-        reached: Called after each step that was stored.
-        told: Gets the events.
+    Called on the main thread. Holds the leases of an update. `on_step` is called after each step
+    that was stored.
 
     Raises:
-        PenstockError: The pipeline runs, is wrong, the range or the table does not allow it; or
-            what ends a flow.
+        PenstockError: The pipeline runs or is invalid, the range or the table does not allow a
+            backfill, or the flow failed.
     """
-    checkpoints(settings)  # the storage must be on this machine: before Spark is started
+    checkpoints(settings)  # fails for remote storage, before Spark is started
     update_id = str(uuid.uuid4())
     with open_for_command(settings, "backfill", update_id=update_id) as pipeline:
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
-        store = _Store(pipeline, node.flow.name)
-        pending = store.pending()
-        if asked.abandon or asked.resume:
-            if pending is None:
+        run = _Backfill(pipeline, node, on_step)
+        plan = run.journal.load()
+        if options.abandon or options.resume:
+            if plan is None:
                 raise PlanError(
                     "BACKFILL_NOT_BEGUN",
-                    f"flow {node.flow.name!r} has no backfill that was begun and is not done",
-                    hint="begin one: penstock backfill FLOW --from ... --to ...",
+                    f"flow {node.flow.name!r} has no unfinished backfill",
+                    hint="start one: penstock backfill FLOW --from ... --to ...",
                 )
-            if asked.abandon:
-                store.remove(pending)
-                return _report(pipeline, node, pending, state="abandoned", resumed=True)
-        elif pending is not None:
+            if options.abandon:
+                run.remove(plan)
+                return run.report(plan, state="abandoned", resumed=True)
+        elif plan is not None:
             raise PlanError(
                 "BACKFILL_UNFINISHED",
-                f"a backfill of flow {node.flow.name!r} was begun and is not done: {pending.range}",
-                hint="--resume goes on with it; --abandon forgets it, and keeps what it has added",
+                f"flow {node.flow.name!r} has an unfinished backfill: {plan.range}",
+                hint="--resume continues it; --abandon discards it, and keeps rows that it added",
             )
         dataset = check_flow(pipeline, node)
         sources: tuple[RangeReport, ...] = ()
-        is_new = pending is None
-        if pending is None:
-            pending, sources = _decide(pipeline, node, dataset, asked)
-        if not (asked.act or asked.resume):
-            return _report(pipeline, node, pending, state="planned", resumed=False, sources=sources)
+        is_new = plan is None
+        if plan is None:
+            plan, sources = _plan(pipeline, node, dataset, options)
+        if not (options.execute or options.resume):
+            return run.report(plan, state="planned", resumed=False, sources=sources)
         pipeline.lease(dataset)
-        _check_table(pipeline, node, dataset, pending)
+        _check_table(pipeline, node, dataset, plan)
         if is_new:
-            store.save(pending)
-            reached(PLANNED)
-        with _recording(settings, update_id, node, pending, not is_new, told) as emit:
-            counts = _carry_out(pipeline, node, dataset, pending, store, emit, reached)
-        if pending.epoch:
-            # What a damage has taken from the table is in again: the flow continues with it.
-            pipeline.tables.note(node, pending.epoch).replace({})
-        store.remove(pending)
-        done = _report(pipeline, node, pending, state="done", resumed=not is_new, sources=sources)
+            run.journal.delete()  # files of one that was interrupted before its journal
+            run.journal.save(asdict(plan))
+            on_step(PLANNED)
+        with _recording(settings, update_id, node, plan, not is_new) as emit:
+            counts = run.execute(dataset, plan, emit)
+        if plan.epoch:
+            # Rows that the table had lost are added: the flow continues with the present table.
+            pipeline.tables.note(node, plan.epoch).replace({})
+        run.remove(plan)
+        done = run.report(plan, state="done", resumed=not is_new, sources=sources)
         return replace(done, counts=counts.as_json())
 
 
-def check_flow(pipeline: OpenPipeline, node: "FlowNode") -> "DatasetNode":
-    """The table of a flow that a range can be added to.
+def check_flow(pipeline: OpenPipeline, node: FlowNode) -> DatasetNode:
+    """The table of a flow that can be backfilled.
 
     Raises:
         PlanError: `BACKFILL_NOT_POSSIBLE`.
@@ -169,15 +167,15 @@ def check_flow(pipeline: OpenPipeline, node: "FlowNode") -> "DatasetNode":
     dataset = pipeline.graph.datasets.get(node.target)
     reason = hint = ""
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
-        reason = "it is no streaming flow"
-        hint = f"--full-refresh {node.flow.target} computes it anew"
+        reason = "it is not a streaming flow"
+        hint = f"--full-refresh {node.flow.target} recomputes it"
     elif dataset is None:
-        reason = "it writes to a sink, of which nobody knows what it has"
+        reason = "it writes to a sink, whose rows are unknown"
         hint = f"`penstock checkpoint reset {node.flow.name} --from ... --accept-duplicates` sends "
-        hint += "everything from a place on once more"
+        hint += "all rows from a position on again"
     elif has_state(node.analysis.stateful_operators):
-        reason = "its rows are computed of many (windows, joins, duplicates), also outside a range"
-        hint = f"--full-refresh {node.flow.target} computes it anew"
+        reason = "its rows depend on rows outside of a range (windows, joins, deduplication)"
+        hint = f"--full-refresh {node.flow.target} recomputes it"
     if reason or dataset is None:
         raise PlanError(
             "BACKFILL_NOT_POSSIBLE",
@@ -188,82 +186,76 @@ def check_flow(pipeline: OpenPipeline, node: "FlowNode") -> "DatasetNode":
     return dataset
 
 
-# -- the decision -------------------------------------------------------------------------------
+# -- the plan -----------------------------------------------------------------------------------
 
 
-def _decide(
-    pipeline: OpenPipeline, node: "FlowNode", dataset: "DatasetNode", asked: BackfillOptions
-) -> "tuple[Decision, tuple[RangeReport, ...]]":
+def _plan(
+    pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, options: BackfillOptions
+) -> tuple[BackfillPlan, tuple[RangeReport, ...]]:
     name = node.flow.name
-    found = [one for one in checkpoints(pipeline.settings) if one.flow == name and one.is_current]
-    one: Checkpoint | None = found[0] if found else None
-    if one is None or not one.exists or one.last_planned is None:
-        raise not_read_yet(name, "it has never run, or its checkpoint is gone")
-    if one.last_planned != one.last_finished:
-        raise not_read_yet(name, f"its batch {one.last_planned} is not finished")
-    df, opened = pipeline.query(node)
-    way, by = choose_way(node, dataset, asked, df.columns)
-    wanted = Range(
+    current = [c for c in checkpoints(pipeline.settings) if c.flow == name and c.is_current]
+    checkpoint = current[0] if current else None
+    if checkpoint is None or not checkpoint.exists or checkpoint.last_planned is None:
+        raise not_read_yet(name, "it has never run, or its checkpoint does not exist")
+    if checkpoint.last_planned != checkpoint.last_finished:
+        raise not_read_yet(name, f"its batch {checkpoint.last_planned} is not finished")
+    df, sources = pipeline.query(node)
+    way, by = choose_way(node, dataset, options, df.columns)
+    range_ = Range(
         flow=name,
-        begin=asked.begin or EARLIEST,
-        end=asked.end,
-        files=asked.files,
+        begin=options.begin or EARLIEST,
+        end=options.end,
+        files=options.files,
         now_ms=round(time.time() * 1000),
     )
-    position, reports = resolve_range(opened, wanted, one)
+    position, reports = resolve_range(sources, range_, checkpoint)
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
     if table is None:
         raise not_read_yet(name, f"{dataset.display} does not exist")
     quarantine = table_state(pipeline.spark, pipeline.tables.quarantine_path(dataset))
-    decision = Decision(
+    plan = BackfillPlan(
         backfill_id=uuid.uuid4().hex,
         flow=name,
         way=way,
         position=position,
         by=tuple(by),
-        where=asked.where,
-        accept_fewer=asked.accept_fewer,
+        where=options.where,
+        accept_fewer=options.accept_fewer,
         table_id=table.id,
         version=table.version,
         quarantine_version=-1 if quarantine is None else quarantine.version,
-        epoch=one.epoch,
+        epoch=checkpoint.epoch,
         range="; ".join(f"{report.source}: {report.text}" for report in reports),
     )
-    return decision, reports
+    return plan, reports
 
 
 def choose_way(
-    node: "FlowNode", dataset: "DatasetNode", asked: BackfillOptions, columns: Sequence[str]
+    node: FlowNode, dataset: DatasetNode, options: BackfillOptions, columns: Sequence[str]
 ) -> tuple[str, Sequence[str]]:
-    """How rows that the table has are kept from coming twice, and by which columns.
-
-    Args:
-        node: The flow.
-        dataset: Its table.
-        asked: `by` and `where` count.
-        columns: Of the query.
+    """How duplicates of existing rows are avoided (see `Way`), and by which columns.
 
     Raises:
-        PlanError: `BACKFILL_WOULD_DOUBLE`: there is no way; `BACKFILL_NOT_POSSIBLE`.
+        PlanError: `BACKFILL_WOULD_DOUBLE`: in no way; `BACKFILL_NOT_POSSIBLE`.
     """
     reason = ""
     declared = dataset.declared.deduplicate_by
-    if asked.by and asked.where is not None:
+    if options.by and options.where is not None:
         reason = "--by and --replace-where exclude each other"
     elif is_cdc(node.flow):
-        if not (asked.by or asked.where):
+        if not (options.by or options.where):
             return "events", ()
-        reason = "its rows are made from change events, which are known by themselves"
-    elif asked.where is not None:
+        reason = "its rows are made from change events, which are deduplicated anyway"
+    elif options.where is not None:
         if len(dataset.flows) > 1:
-            reason = f"{dataset.display} has other flows, whose rows would be removed"
+            reason = f"{dataset.display} has other flows, whose rows would be deleted"
         elif dataset.downstream:
-            reason = f"flows read {dataset.display}, and a stream ends when its rows are replaced"
+            reason = f"flows read {dataset.display}, and a stream fails when rows are replaced"
         else:
             return "window", ()
-    elif asked.by or declared:
-        by = tuple(asked.by or declared)
-        missing = [key for key in by if key.lower() not in {one.lower() for one in columns}]
+    elif options.by or declared:
+        by = tuple(options.by or declared)
+        missing = [key for key in by if key.lower() not in {name.lower() for name in columns}]
         if not missing:
             return "keys", by
         reason = f"its query has no column {', '.join(missing)}"
@@ -275,191 +267,177 @@ def choose_way(
             hint="columns: " + ", ".join(columns),
         )
     lower = {column.lower() for column in columns}
-    seen = [name for name in ("topic", "partition", "offset") if name in lower]
-    example = ",".join(seen) if {"partition", "offset"} <= lower else "COLUMN,..."
+    known = [name for name in ("topic", "partition", "offset") if name in lower]
+    example = ",".join(known) if {"partition", "offset"} <= lower else "COLUMN,..."
     raise PlanError(
         "BACKFILL_WOULD_DOUBLE",
-        f"{dataset.display} just takes rows, and nothing tells which of the range it has",
+        f"{dataset.display} is only appended to, and rows of the range that it has cannot be "
+        "identified",
         origin=node.flow.origin,
-        hint=f"--by {example} names columns that say where a row comes from (topic, partition and "
-        "offset, or the file), or that identify it; --replace-where CONDITION replaces the rows "
-        "of a day, say; deduplicate_by of the table does it for good",
+        hint=f"--by {example} names columns with the origin of a row (topic, partition and offset, "
+        "or the file), or that identify it; --replace-where CONDITION replaces rows, for example "
+        "of a day; deduplicate_by of the table deduplicates permanently",
     )
 
 
 def _check_table(
-    pipeline: OpenPipeline, node: "FlowNode", dataset: "DatasetNode", decision: "Decision"
+    pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, plan: BackfillPlan
 ) -> None:
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
-    if table is None or table.id != decision.table_id:
+    if table is None or table.id != plan.table_id:
         raise PlanError(
             "BACKFILL_NOT_POSSIBLE",
-            f"{dataset.display} was dropped or made anew since the backfill of "
-            f"{node.flow.name!r} began",
+            f"{dataset.display} was dropped or recreated since the backfill of "
+            f"{node.flow.name!r} was started",
             origin=node.flow.origin,
-            hint="--abandon forgets the backfill",
+            hint="--abandon discards the backfill",
         )
-    state = pipeline.state.flow(decision.flow)
-    if decision.epoch and (state is None or state.reset_pending or state.epoch != decision.epoch):
-        # What the table had when it began says nothing of what the flow has read since.
+    state = pipeline.state.flow(plan.flow)
+    if plan.epoch and (state is None or state.reset_pending or state.epoch != plan.epoch):
+        # Rows that the flow has read with its new checkpoint are not in the planned version.
         raise PlanError(
             "BACKFILL_NOT_POSSIBLE",
-            f"flow {decision.flow!r} has got another checkpoint since its backfill began: it reads "
-            "rows of the range by itself, and they would be there twice",
+            f"flow {plan.flow!r} got a new checkpoint since its backfill started: it reads rows "
+            "of the range itself, and they would be duplicated",
             origin=node.flow.origin,
-            hint="--abandon forgets the backfill; begin another one after the next update",
+            hint="--abandon discards the backfill; start another one after the next update",
         )
-
-
-class _Store:
-    """Where a decision is kept until it is carried out."""
-
-    def __init__(self, pipeline: OpenPipeline, flow: str) -> None:
-        self._files = StorageFiles(pipeline.spark)
-        self._layout = pipeline.tables.layout
-        self.folder = self._layout.backfill_folder(flow)
-
-    def pending(self) -> "Decision | None":
-        """What was begun and is not done."""
-        text = self._files.read(f"{self.folder}/{_DECIDED}")
-        return Decision(**json.loads(text)) if text else None
-
-    def save(self, decision: "Decision") -> None:
-        """Store a decision, or a step of it."""
-        if not decision.is_staged:
-            self._files.delete_tree(self.folder)  # of one that died before it was decided
-        self._files.write(f"{self.folder}/{_DECIDED}", json.dumps(asdict(decision), indent=1))
-
-    def remove(self, decision: "Decision") -> None:
-        """Forget it: at once, whatever is left of its files."""
-        self._files.write(f"{self.folder}/{_DECIDED}", "")
-        self._files.delete_tree(self.folder)
-        place = self._layout.checkpoint_path(decision.flow, decision.backfill_id)
-        self._files.delete_tree(place)
 
 
 # -- carrying it out ----------------------------------------------------------------------------
 
 
-def _carry_out(
-    pipeline: OpenPipeline,
-    node: "FlowNode",
-    dataset: "DatasetNode",
-    decision: "Decision",
-    store: _Store,
-    emit: Callable[[str, str, Mapping[str, Any]], None],
-    reached: Callable[[str], None],
-) -> "Counts":
-    (done,) = [c for c in checkpoints(pipeline.settings, decision.flow) if c.is_current]
+class _Backfill:
+    """The backfill of one call of the command."""
 
-    def staged() -> None:
-        store.save(replace(decision, is_staged=True))
-        emit("staged", "all rows of the range are gathered", run.counts.as_json())
-        reached(STAGED)
+    def __init__(
+        self, pipeline: OpenPipeline, node: FlowNode, on_step: Callable[[str], None]
+    ) -> None:
+        self._pipeline = pipeline
+        self._node = node
+        self._on_step = on_step
+        self._files = StorageFiles(pipeline.spark)
+        self._layout = pipeline.tables.layout
+        self.journal = backfill_journal(self._files, self._layout, node.flow.name)
 
-    def told(counts: "Counts") -> None:
-        emit("batch", f"{counts.batches} batches of the range are in", counts.as_json())
-        reached(BATCH)
+    def remove(self, plan: BackfillPlan) -> None:
+        """Delete the journal first, then all other files."""
+        self.journal.delete()
+        self._files.delete_tree(self._layout.checkpoint_path(plan.flow, plan.backfill_id))
 
-    def committed(commit: "Commit") -> None:
-        if not commit.replayed:
-            emit("commit", "", {"commit": commit})
-        reached(COMMITTED)
+    def execute(
+        self,
+        dataset: DatasetNode,
+        plan: BackfillPlan,
+        emit: Callable[[str, str, Mapping[str, Any]], None],
+    ) -> Counts:
+        pipeline, node = self._pipeline, self._node
+        (own,) = [c for c in checkpoints(pipeline.settings, plan.flow) if c.is_current]
 
-    df, opened = pipeline.query(node, decision.position)
-    run = BackfillRun(
-        spark=pipeline.spark,
-        tables=pipeline.tables,
-        node=node,
-        dataset=dataset,
-        decision=decision,
-        staging=store.folder,
-        sources=opened,
-        done=done,
-        told=told,
-        commit=committed,
-        staged=staged,
-    )
-    try:
-        return run.run(with_types(df, pipeline.tables.declared_columns(node.target)))
-    except PlanError as error:
-        if error.condition == "BACKFILL_WOULD_LOSE_ROWS":
-            store.remove(decision)  # nothing was changed: another range can be tried
-        raise
+        def on_staged() -> None:
+            self.journal.save(asdict(replace(plan, is_staged=True)))
+            emit("staged", "all rows of the range are staged", run.counts.as_json())
+            self._on_step(STAGED)
+
+        def on_batch(counts: Counts) -> None:
+            emit("batch", f"{counts.batches} batches of the range are committed", counts.as_json())
+            self._on_step(BATCH)
+
+        def on_commit(commit: Commit) -> None:
+            if not commit.replayed:
+                emit("commit", "", {"commit": commit})
+            self._on_step(COMMITTED)
+
+        df, sources = pipeline.query(node, plan.position)
+        run = BackfillRun(
+            spark=pipeline.spark,
+            tables=pipeline.tables,
+            node=node,
+            dataset=dataset,
+            plan=plan,
+            staging=self.journal.folder,
+            sources=sources,
+            own=own,
+            on_batch=on_batch,
+            on_commit=on_commit,
+            on_staged=on_staged,
+        )
+        try:
+            return run.run(with_types(df, pipeline.tables.declared_columns(node.target)))
+        except PlanError as error:
+            if error.condition == "BACKFILL_WOULD_LOSE_ROWS":
+                self.remove(plan)  # nothing was changed: another range can be tried
+            raise
+
+    def report(
+        self,
+        plan: BackfillPlan,
+        *,
+        state: str,
+        resumed: bool,
+        sources: tuple[RangeReport, ...] = (),
+    ) -> BackfillReport:
+        return BackfillReport(
+            flow=self._node.flow.name,
+            target=self._pipeline.target_name(self._node),
+            backfill_id=None if state == "planned" else plan.backfill_id,
+            way=plan.way,
+            range=plan.range,
+            sources=sources,
+            state=state,
+            resumed=resumed,
+            steps=tuple(_steps(plan, sources)),
+        )
 
 
 @contextmanager
 def _recording(
     settings: PipelineSettings,
     update_id: str,
-    node: "FlowNode",
-    decision: "Decision",
+    node: FlowNode,
+    plan: BackfillPlan,
     resumed: bool,
-    told: Callable[[Event], None],
-) -> "Iterator[Callable[[str, str, Mapping[str, Any]], None]]":
-    """Record events as an update does: the backfill shows in status, history and event log."""
+) -> Iterator[Callable[[str, str, Mapping[str, Any]], None]]:
+    """Record events as an update does: the backfill appears in status, history and event log."""
     with recording(
         settings,
         update_id,
         node,
         command="backfill",
-        about={"backfill": decision.backfill_id},
-        text=decision.range,
-        told=told,
+        properties={"backfill": plan.backfill_id},
+        text=plan.range,
     ) as record:
 
         def emit(step: str, message: str, figures: Mapping[str, Any]) -> None:
             if step == "commit":
                 # Without batch ids: those of a backfill are not the flow's.
                 record.emit(figures["commit"].event(record.flow, "backfill"))
-            else:
-                body = BackfillProgress(
-                    backfill_id=decision.backfill_id,
-                    way=decision.way,
-                    range=decision.range,
-                    step=step,
-                    figures=figures,
-                )
-                record.emit(Event(record.flow, body, message))
+                return
+            body = BackfillProgress(
+                backfill_id=plan.backfill_id,
+                way=plan.way,
+                range=plan.range,
+                step=step,
+                figures=figures,
+            )
+            record.emit(Event(record.flow, body, message))
 
-        emit("resumed" if resumed else "planned", decision.range, {})
+        emit("resumed" if resumed else "planned", plan.range, {})
         yield emit
         emit("done", "the backfill is done", {})
 
 
-def _report(
-    pipeline: OpenPipeline,
-    node: "FlowNode",
-    decision: "Decision",
-    *,
-    state: str,
-    resumed: bool,
-    sources: "tuple[RangeReport, ...]" = (),
-) -> BackfillReport:
-    return BackfillReport(
-        flow=node.flow.name,
-        target=pipeline.target_name(node),
-        backfill_id=None if state == "planned" else decision.backfill_id,
-        way=decision.way,
-        range=decision.range,
-        sources=sources,
-        state=state,
-        resumed=resumed,
-        steps=tuple(_steps(decision, sources)),
-    )
-
-
-def _steps(decision: "Decision", sources: "tuple[RangeReport, ...]") -> Iterator[str]:
+def _steps(plan: BackfillPlan, sources: tuple[RangeReport, ...]) -> Iterator[str]:
     for report in sources:
         yield f"{report.source}: {report.count:,} {report.unit} are read again: {report.text}"
-    match decision.way:
+    match plan.way:
         case "keys":
-            keys = ", ".join(decision.by)
-            yield f"rows whose {keys} the table or its quarantine has already are left out"
-            yield f"rows with NULL in {keys} are left out and counted: nothing identifies them"
+            keys = ", ".join(plan.by)
+            yield f"rows whose {keys} the table or its quarantine has already are skipped"
+            yield f"rows with NULL in {keys} are skipped and counted: they cannot be identified"
         case "events":
-            yield "the events are applied again: those that are in change nothing"
+            yield "the events are applied again: those that were applied before change nothing"
         case "window":
-            yield f"the rows are gathered; those of the table with {decision.where} are replaced"
-            yield "by those of the range in one commit; rows of the range outside are not written"
-    yield "the flow's own checkpoint stays as it is"
+            yield f"the rows are staged; then rows of the table with {plan.where} are replaced by"
+            yield "those of the range in one commit; other rows of the range are not written"
+    yield "the flow's own checkpoint is not changed"

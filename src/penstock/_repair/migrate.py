@@ -1,12 +1,11 @@
-"""A changed flow on a new checkpoint: computed anew beside its table, then put in its place.
+"""Gives a changed flow a new checkpoint: builds a new table, then replaces the old one with it.
 
-What is to be done is decided once and stored. The new table is built under the new epoch while the
-old one stays as it is. The cut-over has three steps, each of them one commit or one file: the
-quarantine, the table, the flow's state. Before the first, the flow is marked, so that no update
-runs between the steps; whoever dies in the middle goes on with the next.
+The plan is stored in a journal. The new table is built under the new epoch while the old one is
+unchanged. The cut-over has three steps, each of them one commit or one file: the quarantine, the
+table, the flow's state. Before the first, the flow is marked, so that no update runs between the
+steps; an interrupted cut-over resumes with the next one.
 """
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,6 +18,8 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import Event, MigrationProgress
+from penstock._repair.backfill import backfill_journal
+from penstock._repair.journal import Journal
 from penstock._repair.migration_facts import MigrationFacts, changed_operators
 from penstock._repair.migration_plan import (
     MigrationReport,
@@ -39,11 +40,11 @@ from penstock._repair.migration_record import (
 )
 from penstock._repair.recording import Record, recording
 from penstock._repair.shadow import Shadow
-from penstock._tables.checkpoint_files import checkpoints
+from penstock._repair.swap_rows import restore_rows
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.swap_rows import restore_rows
+from penstock._tables.read.checkpoint_files import checkpoints
 from penstock.errors import PenstockError, PlanError
 from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
 from penstock.sources.checkpoints import that_count
@@ -52,90 +53,87 @@ from penstock.sources.flow import source_history
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
 LEFT = "left"
-"""Steps after which a migration may die; given to `reached`, and kill points by `migration_`."""
+"""Steps after which a migration can be resumed: arguments of `on_step`, and kill points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationOptions:
-    """What the user asked for.
+    """Options of the command.
 
     Attributes:
-        begin: Where the sources are read from; the earliest by default.
-        accept_less: Though the sources have less than the table was made of.
-        resume: Go on with what was begun.
-        abandon: Forget what was begun.
-        undo: Go back to the table and the checkpoint before the last migration.
-        act: Do it; else it is only planned.
+        begin: Start position of the sources; the earliest by default.
+        accept_less: Proceed even if the sources have lost rows that the table was computed from.
+        resume: Resume an interrupted migration.
+        abandon: Discard an interrupted migration.
+        undo: Restore the table and the checkpoint before the last migration.
+        execute: Carry the plan out; otherwise it is only reported.
     """
 
-    begin: "StartPosition | None" = None
+    begin: StartPosition | None = None
     accept_less: bool = False
     resume: bool = False
     abandon: bool = False
     undo: bool = False
-    act: bool = False
+    execute: bool = False
 
 
 def migrate_flow(
     settings: PipelineSettings,
     flow: str,
-    asked: MigrationOptions,
+    options: MigrationOptions,
     *,
-    reached: Callable[[str], None] = lambda _: None,
-    told: Callable[[Event], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> MigrationReport:
-    """Plan the migration of a flow, and carry it out; or go back.
+    """Plan the migration of a flow and carry it out, or undo one.
 
-    Called on the main thread. Holds the leases that an update holds.
-
-    Args:
-        settings: The pipeline.
-        flow: Its name.
-        asked: What to do.
-        reached: Called after each step that was stored.
-        told: Gets the events.
+    Called on the main thread. Holds the leases of an update. `on_step` is called after each step
+    that was stored.
 
     Raises:
-        PenstockError: The pipeline runs, is wrong, the flow or its sources do not allow it; or what
-            ends a flow.
+        PenstockError: The pipeline runs or is invalid, the flow or its sources do not allow a
+            migration, or the flow failed.
     """
-    checkpoints(settings)  # the storage must be on this machine: before Spark is started
+    checkpoints(settings)  # fails for remote storage, before Spark is started
     update_id = str(uuid.uuid4())
     with open_for_command(settings, "migrate", update_id=update_id) as pipeline:
         node = pipeline.flow(flow)
 
-        def passed(step: str) -> None:
+        def after(step: str) -> None:
             kill_point(f"migration_{step}", node.flow.name, None)
-            reached(step)
+            on_step(step)
 
-        run = _Run(pipeline, node, check_flow(pipeline.graph, pipeline.settings, node), passed)
-        if asked.abandon:
+        run = _Run(pipeline, node, check_flow(pipeline.graph, pipeline.settings, node), after)
+        if options.abandon:
             return run.abandon()
         if run.is_leaving:
-            raise _unfinished(node, "--abandon ends it: forgetting it was begun")
-        wants_undo = asked.undo or (run.known is not None and run.known.stage == UNDOING)
-        if run.is_open and not asked.resume and not (wants_undo and asked.undo):
+            raise _unfinished(node, "--abandon ends it: its removal was started")
+        undoes = options.undo or (run.known is not None and run.known.stage == UNDOING)
+        if run.is_open and not options.resume and not options.undo:
             raise _unfinished(node)
-        if asked.resume and not run.is_open:
-            raise _not_begun(node, "was begun and is not done")
-        report = run.plan_back() if wants_undo else run.plan(asked)
-        if not (asked.act or asked.resume):
+        if options.resume and not run.is_open:
+            raise _not_begun(node, "no unfinished migration")
+        report = run.plan_back() if undoes else run.plan(options)
+        if not (options.execute or options.resume):
             return report
         if report.refused is not None and not run.is_open:
             raise PlanError(
                 "MIGRATION_WOULD_LOSE_HISTORY",
                 f"flow {node.flow.name!r} is not migrated: {report.refused}",
                 origin=node.flow.origin,
-                hint="--accept-less does it nevertheless; or keep the table, and declare the "
-                "changed query as a flow with a new name into a new table",
+                hint="--accept-less migrates it anyway; or keep the table, and declare the changed "
+                "query as a flow with a new name into a new table",
             )
         pipeline.lease(run.dataset)
-        text = "back to the table before" if wants_undo else f"from {report.start}"
-        about = {"migration": report.migration_id or run.new_id}
+        text = "undo" if undoes else f"from {report.start}"
         with recording(
-            settings, update_id, node, command="migration", about=about, text=text, told=told
+            settings,
+            update_id,
+            node,
+            command="migration",
+            properties={"migration": report.migration_id or run.new_id},
+            text=text,
         ) as record:
-            return run.go_back(record, report) if wants_undo else run.go(record, report)
+            return run.undo(record, report) if undoes else run.execute(record, report)
 
 
 class _Run:
@@ -144,48 +142,48 @@ class _Run:
     def __init__(
         self,
         pipeline: OpenPipeline,
-        node: "FlowNode",
-        dataset: "DatasetNode",
-        reached: Callable[[str], None],
+        node: FlowNode,
+        dataset: DatasetNode,
+        on_step: Callable[[str], None],
     ) -> None:
         self.dataset = dataset
         self.new_id = uuid.uuid4().hex
         self._pipeline = pipeline
         self._node = node
-        self._reached = reached
+        self._on_step = on_step
         self._facts = MigrationFacts(pipeline, node, dataset)
         self._files = StorageFiles(pipeline.spark)
-        self._folder = pipeline.tables.layout.migration_folder(node.flow.name)
-        text = self._files.read(f"{self._folder}/migration.json")
-        self.known = migration_of(text) if text else None
+        folder = pipeline.tables.layout.migration_folder(node.flow.name)
+        self._journal = Journal(self._files, folder, migration_of, "migration.json")
+        self.known = self._journal.load()
         if self.known is not None and self.known.stage != DONE:
             self._check_overtaken(self.known)
 
     @property
     def is_open(self) -> bool:
-        """Whether something was begun and is not done."""
+        """Whether a migration is unfinished."""
         return self.known is not None and self.known.stage != DONE
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it can only be forgotten: that was begun."""
+        """Whether the migration is being discarded, so that it can only be abandoned."""
         return self.known is not None and self.known.stage == LEAVING
 
     # -- plans ---------------------------------------------------------------------------------
 
-    def plan(self, asked: MigrationOptions) -> MigrationReport:
-        """What a migration does; fixes where it begins, unless that was fixed before."""
+    def plan(self, options: MigrationOptions) -> MigrationReport:
+        """Plan a migration, with fixed start positions; an unfinished one keeps its own."""
         pipeline, node = self._pipeline, self._node
         old = pipeline.state.flow(node.flow.name)
         table = self._facts.table()
         if old is None or old.stateful_operators is None or table is None:
-            raise self._not_now("it has never run: there is nothing to migrate", "run the pipeline")
+            raise self._not_now("it has never run", "run the pipeline")
         if old.reset_pending:
-            raise self._not_now("its reset was begun and is not done", "run the pipeline first")
-        backfill = pipeline.tables.layout.backfill_folder(node.flow.name)
-        if self._files.read(f"{backfill}/decided.json"):
+            raise self._not_now("its reset is unfinished", "run the pipeline first")
+        layout = pipeline.tables.layout
+        if backfill_journal(self._files, layout, node.flow.name).load() is not None:
             hint = f"end it first: penstock backfill {node.flow.name} --resume, or --abandon"
-            raise self._not_now("its backfill was begun and is not done", hint)
+            raise self._not_now("its backfill is unfinished", hint)
         df, opened = pipeline.query(node)
         query = self._facts.query(df)
         columns = self._facts.columns(table["columns"], query["columns"])
@@ -198,10 +196,10 @@ class _Run:
         else:
             every = checkpoints(pipeline.settings)
             own = [checkpoint for checkpoint in every if checkpoint.flow == node.flow.name]
-            done = that_count(own, self._facts.replaced_at())
+            relevant = that_count(own, self._facts.replaced_at())
             now_ms = round(time.time() * 1000)
-            begin = asked.begin or EARLIEST
-            position, sources = source_history(opened, begin, done, now_ms)
+            begin = options.begin or EARLIEST
+            position, sources = source_history(opened, begin, relevant, now_ms)
             migration = Migration(
                 migration_id=self.new_id,
                 flow=node.flow.name,
@@ -216,7 +214,7 @@ class _Run:
             )
         self._planned = migration
         readers = self._facts.readers()
-        refused = None if asked.accept_less else why_refused(sources)
+        refused = None if options.accept_less else why_refused(sources)
         return MigrationReport(
             flow=node.flow.name,
             target=self.dataset.display,
@@ -225,9 +223,7 @@ class _Run:
             resumed=self.is_open,
             start=migration.start,
             old_epoch=str(migration.old["epoch"]),
-            new_epoch=None,
             old_version=migration.old_version,
-            new_version=None,
             rows=table["rows"],
             size=table["size"],
             columns=columns,
@@ -249,10 +245,10 @@ class _Run:
         )
 
     def plan_back(self) -> MigrationReport:
-        """What going back does."""
+        """Plan the undo of the last migration."""
         node, known = self._node, self.known
         if known is None:
-            raise _not_begun(node, "could be taken back")
+            raise _not_begun(node, "no migration to undo")
         if known.stage not in (DONE, UNDOING):
             raise _unfinished(node)
         state = self._pipeline.state.flow(node.flow.name)
@@ -263,15 +259,16 @@ class _Run:
             or table is None
             or table["id"] != known.table_id
         ):
-            raise _not_begun(node, "could be taken back: it has got another checkpoint since")
+            raise _not_begun(node, "no migration to undo: it has a new checkpoint since")
         layout = self._pipeline.tables.layout
-        place = layout.checkpoint_path(node.flow.name, str(known.old["epoch"]))
-        if self._files.read(f"{place}/metadata") is None:
+        path = layout.checkpoint_path(node.flow.name, str(known.old["epoch"]))
+        if self._files.read(f"{path}/metadata") is None:
             raise PlanError(
                 "MIGRATION_NOT_POSSIBLE",
-                f"flow {node.flow.name!r} cannot go back: its old checkpoint is gone from {place}",
+                f"the migration of flow {node.flow.name!r} cannot be undone: its old checkpoint "
+                f"{path} does not exist any more",
                 origin=node.flow.origin,
-                hint="restore it; or migrate to the old query, which computes the table anew",
+                hint="restore it; or migrate to the old query, which recomputes the table",
             )
         df, _ = self._pipeline.query(node)
         before = tuple(known.old["stateful_operators"] or ())
@@ -290,11 +287,7 @@ class _Run:
             new_version=None if table is None else table["version"],
             rows=None if table is None else table["rows"],
             size=None if table is None else table["size"],
-            columns=(),
-            operators=(),
-            sources=(),
             readers=readers,
-            refused=None,
             steps=tuple(
                 steps_back(
                     self.dataset.display,
@@ -306,36 +299,37 @@ class _Run:
             ),
         )
 
-    # -- doing it ------------------------------------------------------------------------------
+    # -- execution -----------------------------------------------------------------------------
 
-    def go(self, record: Record, report: MigrationReport) -> MigrationReport:
-        """Build the new table, and let it take over."""
+    def execute(self, record: Record, report: MigrationReport) -> MigrationReport:
+        """Build the new table, and replace the old one with it."""
         migration, shadow = self._planned, self._shadow(self._planned)
 
-        def tell(step: str, message: str, **figures: Any) -> None:
+        def emit(step: str, message: str, **figures: Any) -> None:
             body = MigrationProgress(
                 migration_id=migration.migration_id, step=step, figures=figures
             )
             record.emit(Event(record.flow, body, message))
 
         if self.is_open:
-            tell("resumed", f"goes on: {migration.stage}")
+            emit("resumed", f"resumed in stage {migration.stage}")
         else:
-            self._forget(self.known)
+            self._journal.delete()  # and the files of an earlier migration
             self._save(migration)
-            tell("planned", report.start)
-            self._reached(PLANNED)
+            emit("planned", report.start)
+            self._on_step(PLANNED)
         if migration.stage == BUILDING:
 
-            def told(batches: int, rows: int) -> None:
-                tell("batch", f"{batches} batches are in", batches=batches, rows=rows)
+            def on_batch(batches: int, rows: int) -> None:
+                emit("batch", f"{batches} batches are committed", batches=batches, rows=rows)
 
-            shadow.build(dict(migration.position), origin=record.flow, emit=record.emit, told=told)
-            tell("built", "the new table has all that its sources have")
-            self._reached(BUILT)
+            position = dict(migration.position)
+            shadow.build(position, origin=record.flow, emit=record.emit, on_batch=on_batch)
+            emit("built", "the new table has all rows of its sources")
+            self._on_step(BUILT)
             migration = self._mark(migration)
         self._cut(migration, shadow, record)
-        tell("done", "the new table has taken over")
+        emit("done", "the new table has replaced the old one")
         table = self._facts.table()
         return replace(
             report,
@@ -348,15 +342,15 @@ class _Run:
         )
 
     def _mark(self, migration: Migration) -> Migration:
-        """Keep updates away until the cut-over is done, and note what there is."""
+        """Block updates until the cut-over is done, and record the present versions."""
         state, name = self._pipeline.state, self._node.flow.name
         old, table = state.flow(name), self._facts.table()
         if old is None or table is None or table["id"] != migration.table_id:
             raise PlanError(
                 "MIGRATION_NOT_POSSIBLE",
-                f"{self.dataset.display} was dropped or made anew since the migration began",
+                f"{self.dataset.display} was dropped or recreated since the migration was started",
                 origin=self._node.flow.origin,
-                hint="--abandon forgets the migration",
+                hint="--abandon discards the migration",
             )
         migration = replace(
             migration,
@@ -365,56 +359,58 @@ class _Run:
             old_version=table["version"],
             old_quarantine=self._facts.quarantine_version(),
         )
-        # The mark first: an update between the two would make what is noted wrong.
+        # The mark first: an update between the two would make the recorded versions wrong.
         state.save_flow(name, replace(old, migration=migration.migration_id))
         self._save(migration)
-        self._reached(MARKED)
+        self._on_step(MARKED)
         return migration
 
-    def _cut(self, migration: Migration, shadow: "Shadow", record: Record) -> None:
+    def _cut(self, migration: Migration, shadow: Shadow, record: Record) -> None:
         state, name = self._pipeline.state, self._node.flow.name
         old = state.flow(name)
-        # Once it goes on with the new checkpoint, an update may have added to the table.
+        # Once the flow has the new checkpoint, an update may have added rows to the table.
         if old is not None and old.epoch != migration.migration_id:
-            made = shadow.flow_state()
-            assert made is not None
+            new = shadow.flow_state()
+            assert new is not None
             state.save_flow(name, replace(old, migration=migration.migration_id))
-            result = shadow.take_over(self._pipeline.tables, lambda: self._reached(QUARANTINED))
+            result = shadow.replace_tables(
+                self._pipeline.tables, lambda: self._on_step(QUARANTINED)
+            )
             if not result.replayed:
                 flow = replace(record.flow, batch_id=result.batch_id)
                 record.emit(Commit(result, self.dataset.key).event(flow, "the migrated table"))
-            self._reached(REPLACED)
-            state.save_flow(name, replace(made, target_id=migration.table_id))
-            self._reached(SWITCHED)
+            self._on_step(REPLACED)
+            state.save_flow(name, replace(new, target_id=migration.table_id))
+            self._on_step(SWITCHED)
         self._save(replace(migration, stage=DONE))
         self._files.delete_tree(shadow.folder)
 
-    def go_back(self, record: Record, report: MigrationReport) -> MigrationReport:
+    def undo(self, record: Record, report: MigrationReport) -> MigrationReport:
         """Restore the table, its quarantine and the flow's state."""
         known, name = self.known, self._node.flow.name
         assert known is not None
         state = self._pipeline.state
         now = state.flow(name)
-        # Once it goes on with the old checkpoint, an update may have added to the table.
+        # Once the flow has the old checkpoint, an update may have added rows to the table.
         if now is not None and now.epoch == known.migration_id:
-            if known.stage != UNDOING or now.migration is None:  # else died with it marked
+            if known.stage != UNDOING or now.migration is None:  # else it was marked before a kill
                 version = self._facts.quarantine_version()
                 known = replace(known, stage=UNDOING, new_quarantine=version)
                 self._save(known)
             state.save_flow(name, replace(now, migration=known.migration_id))
-            self._reached(MARKED)
+            self._on_step(MARKED)
             self._restore(known, now)
             state.save_flow(name, state_of(known.old))
-            self._reached(SWITCHED)
-        self._files.write(f"{self._folder}/migration.json", "")
+            self._on_step(SWITCHED)
+        self._journal.clear()
         body = MigrationProgress(migration_id=known.migration_id, step="undone")
-        record.emit(Event(record.flow, body, "the old table is back"))
+        record.emit(Event(record.flow, body, "the old table is restored"))
         return replace(report, state="undone")
 
-    def _restore(self, known: Migration, now: "FlowState") -> None:
-        """The quarantine first: if anything is gone, the table is still the new one.
+    def _restore(self, known: Migration, now: FlowState) -> None:
+        """Restore quarantine and table; after a failure, both are as before the undo.
 
-        Then all is as it was before going back began.
+        The quarantine first: if files of it were deleted, the table is still unchanged.
         """
         tables, spark = self._pipeline.tables, self._pipeline.spark
         target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
@@ -422,7 +418,7 @@ class _Run:
         try:
             if has_quarantine:
                 restore_rows(spark, self._quarantine, known.old_quarantine)
-            self._reached(QUARANTINED)
+            self._on_step(QUARANTINED)
             restore_rows(spark, target, known.old_version)
         except PenstockError:
             if has_quarantine and self._facts.quarantine_version() != known.new_quarantine:
@@ -430,24 +426,24 @@ class _Run:
             self._pipeline.state.save_flow(known.flow, replace(now, migration=None))
             self._save(replace(known, stage=DONE))
             raise
-        self._reached(REPLACED)
+        self._on_step(REPLACED)
 
     @property
-    def _quarantine(self) -> "TableRef":
-        place = self._pipeline.tables.quarantine_path(self.dataset)
-        return TableRef(place, f"{self.dataset.display}_quarantine")
+    def _quarantine(self) -> TableRef:
+        path = self._pipeline.tables.quarantine_path(self.dataset)
+        return TableRef(path, f"{self.dataset.display}_quarantine")
 
     def abandon(self) -> MigrationReport:
-        """Forget what was begun, as long as the table is the old one."""
+        """Discard an unfinished migration, unless the table was replaced."""
         node, known = self._node, self.known
         if known is None or known.stage == DONE:
-            raise _not_begun(node, "was begun and is not done")
+            raise _not_begun(node, "no unfinished migration")
         state = self._pipeline.state.flow(node.flow.name)
         if known.stage != BUILDING:
             self._unmark(known)
         elif state is not None and state.migration is not None:
             self._pipeline.state.save_flow(node.flow.name, replace(state, migration=None))
-        self._forget(known)
+        self._journal.delete()
         layout = self._pipeline.tables.layout
         self._files.delete_tree(layout.checkpoint_path(node.flow.name, known.migration_id))
         return MigrationReport(
@@ -458,31 +454,27 @@ class _Run:
             resumed=True,
             start=known.start,
             old_epoch=str(known.old["epoch"]),
-            new_epoch=None,
             old_version=known.old_version,
-            new_version=None,
-            rows=None,
-            size=None,
-            steps=("the table and its checkpoint are as they were; the new ones are deleted",),
+            steps=("the table and its checkpoint are unchanged; the new ones are deleted",),
         )
 
     def _unmark(self, known: Migration) -> None:
-        """Let updates run again whose table was not replaced, because Delta refused it, say."""
+        """Allow updates again if the table was not replaced, for example because Delta refused."""
         table, state = self._facts.table(), self._pipeline.state.flow(known.flow)
         if self.is_leaving and state is not None and state.migration is None:
-            return  # an update may have run since: only files are left
+            return  # an update may have run since: only files are left to delete
         is_possible = self.is_leaving or (
             known.stage == CUTTING and table is not None and table["version"] == known.old_version
         )
         if not is_possible or state is None or state.epoch == known.migration_id:
             raise _unfinished(self._node)
         self._pipeline.lease(self.dataset)
-        # Noted first: the cut-over takes a quarantine that it has replaced once for replaced.
+        # Saved first: a resumed cut-over would skip the quarantine that it has replaced.
         self._save(replace(known, stage=LEAVING))
         version = self._facts.quarantine_version()
         if version >= 0 and version != known.old_quarantine:
             restore_rows(self._pipeline.spark, self._quarantine, known.old_quarantine)
-        self._reached(LEFT)
+        self._on_step(LEFT)
         self._pipeline.state.save_flow(known.flow, state_of(known.old))
 
     # -- parts ---------------------------------------------------------------------------------
@@ -496,7 +488,7 @@ class _Run:
             hint=hint,
         )
 
-    def _shadow(self, migration: Migration) -> "Shadow":
+    def _shadow(self, migration: Migration) -> Shadow:
         pipeline = self._pipeline
         return Shadow(
             spark=pipeline.spark,
@@ -508,26 +500,19 @@ class _Run:
             node=self._node,
             dataset=self.dataset,
             epoch=migration.migration_id,
-            folder=f"{self._folder}/{migration.migration_id}",
+            folder=f"{self._journal.folder}/{migration.migration_id}",
         )
 
     def _save(self, migration: Migration) -> None:
-        text = json.dumps(asdict(migration), indent=1)
-        self._files.write(f"{self._folder}/migration.json", text)
-
-    def _forget(self, known: Migration | None) -> None:
-        """Remove what an earlier migration left behind."""
-        if known is not None:
-            self._files.write(f"{self._folder}/migration.json", "")
-        self._files.delete_tree(self._folder)
+        self._journal.save(asdict(migration))
 
     def _check_overtaken(self, known: Migration) -> None:
-        """A full refresh or a reset in between has made what was begun pointless."""
+        """Discard a migration if the flow had a full refresh or a reset since."""
         state = self._pipeline.state.flow(self._node.flow.name)
         mine = (known.migration_id, known.old["epoch"])
         if known.stage == BUILDING or (state is not None and state.epoch in mine):
             return
-        self._forget(known)
+        self._journal.delete()
         self.known = None
 
     def _check_query(self, known: Migration, query: Mapping[str, Any]) -> None:
@@ -535,25 +520,25 @@ class _Run:
             return
         raise PlanError(
             "MIGRATION_NOT_POSSIBLE",
-            f"the query of flow {self._node.flow.name!r} changed since its migration began",
+            f"the query of flow {self._node.flow.name!r} changed since its migration was started",
             origin=self._node.flow.origin,
-            hint="--abandon forgets the migration; then begin anew",
+            hint="--abandon discards the migration; then start it again",
         )
 
 
-def _unfinished(node: "FlowNode", hint: str = "") -> PlanError:
+def _unfinished(node: FlowNode, hint: str = "") -> PlanError:
     return PlanError(
         "MIGRATION_UNFINISHED",
-        f"a migration of flow {node.flow.name!r} was begun and is not done",
+        f"the migration of flow {node.flow.name!r} is unfinished",
         origin=node.flow.origin,
         hint=hint
-        or "--resume goes on with it; --abandon forgets it, unless the table is being replaced",
+        or "--resume continues it; --abandon discards it, unless the table is being replaced",
     )
 
 
-def _not_begun(node: "FlowNode", what: str) -> PlanError:
+def _not_begun(node: FlowNode, problem: str) -> PlanError:
     return PlanError(
         "MIGRATION_NOT_BEGUN",
-        f"flow {node.flow.name!r} has no migration that {what}",
-        hint=f"begin one: penstock migrate {node.flow.name}",
+        f"flow {node.flow.name!r} has {problem}",
+        hint=f"start one: penstock migrate {node.flow.name}",
     )

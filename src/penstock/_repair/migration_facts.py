@@ -1,4 +1,4 @@
-"""What there is before a migration: the table, the query, and who reads the table."""
+"""The present table, query and readers of a flow that is to be migrated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,23 @@ from penstock._launch import OpenPipeline
 from penstock._repair.migration_plan import Reader
 from penstock._spark.plans import stateful_operators
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-from penstock._tables.log_scan import replaced_at
-from penstock._tables.prepare import read_version, table_state
+from penstock._tables.read.log_scan import replaced_at
+from penstock._tables.write.prepare import read_version, table_state
 from penstock.errors import PenstockError
 from penstock.sources.base import path_key
 from penstock.sources.delta.source import DeltaStream
 
 
 class MigrationFacts:
-    """Looks at the table of a flow and at the flows around it; changes nothing."""
+    """Reads the table of a flow and the flows that read it."""
 
-    def __init__(self, pipeline: OpenPipeline, node: "FlowNode", dataset: "DatasetNode") -> None:
+    def __init__(self, pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode) -> None:
         self._pipeline = pipeline
         self._node = node
         self._dataset = dataset
 
     def table(self) -> dict[str, Any] | None:
-        """Id, version, rows, bytes, columns and properties; `None` where there is no table."""
+        """Id, version, rows, bytes, columns and properties; `None` without a table."""
         spark, path = self._pipeline.spark, self._pipeline.tables.paths[self._dataset.key]
         state = table_state(spark, path)
         if state is None:
@@ -35,14 +35,14 @@ class MigrationFacts:
             "version": state.version,
             "rows": spark.read.format("delta").load(path).count(),
             "size": size_in_bytes(DeltaJvm(spark).snapshot(path)),
-            "columns": {one.name: one.dataType.simpleString() for one in state.schema},
+            "columns": {c.name: c.dataType.simpleString() for c in state.schema},
             "properties": dict(state.properties),
         }
 
     def replaced_at(self) -> int:
-        """When all rows of the table were replaced the last time; see `log_scan.replaced_at`."""
+        """When all rows of the table were last replaced; see `log_scan.replaced_at`."""
         delta, path = DeltaJvm(self._pipeline.spark), self._pipeline.tables.paths[self._dataset.key]
-        return replaced_at(delta, path, int(delta.snapshot(path).version()))
+        return replaced_at(delta, path, delta.version(path))
 
     def quarantine_version(self) -> int:
         """Newest version of the quarantine; -1 if there is none."""
@@ -51,24 +51,24 @@ class MigrationFacts:
         return -1 if version is None else version
 
     def query(self, df: Any) -> dict[str, Any]:
-        """What a checkpoint is bound to, and what the table will look like."""
+        """Stateful operators, output mode and columns of the new query."""
         mode = self._node.analysis.output_mode
         return {
             "operators": list(stateful_operators(df)),
             "output_mode": None if mode is None else mode.value,
-            "columns": {one.name: one.dataType.simpleString() for one in df.schema},
+            "columns": {c.name: c.dataType.simpleString() for c in df.schema},
         }
 
     def columns(self, before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-        """What changes about the columns of the table."""
+        """The changes of the columns of the table."""
         if self._dataset.declared.schema is not None:
             return ()
         return changed_columns(before, now)
 
     def readers(self) -> tuple[Reader, ...]:
-        """The flows of the pipeline that read the table, and what they make of its replacement."""
+        """Flows of the pipeline that read the table, and the effect of its replacement."""
         pipeline, key = self._pipeline, self._dataset.key
-        found = []
+        readers = []
         for name, node in pipeline.graph.flows.items():
             if key not in node.upstream or name == self._node.flow.name:
                 continue
@@ -82,37 +82,32 @@ class MigrationFacts:
                         if isinstance(source, DeltaStream) and source.path == path
                     }
                     order = ("stops", "skips", "changes")
-                    effect = next((one for one in order if one in effects), "changes")
+                    effect = next((each for each in order if each in effects), "changes")
                 except PenstockError:
-                    effect = "stops"  # its other sources do not answer: expect the worst
-            found.append(Reader(flow=name, target=pipeline.target_name(node), effect=effect))
-        return tuple(found)
+                    effect = "stops"  # the worst case: another source of it is not available
+            readers.append(Reader(flow=name, target=pipeline.target_name(node), effect=effect))
+        return tuple(readers)
 
 
 def changed_columns(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Columns that go, come, or change their type; in this order.
-
-    Args:
-        before: Name to type of the table.
-        now: The same of the query.
-    """
+    """Columns that are removed, added, or change their type, given types by name."""
     old = {name.lower(): kind for name, kind in before.items()}
     new = {name.lower() for name in now}
-    gone = [f"{name} is gone" for name in before if name.lower() not in new]
-    come = [f"{name} {kind} is new" for name, kind in now.items() if name.lower() not in old]
+    gone = [f"{name} is removed" for name in before if name.lower() not in new]
+    new_columns = [f"{name} {kind} is new" for name, kind in now.items() if name.lower() not in old]
     other = [
         f"{name} was {old[name.lower()]} and is {kind}"
         for name, kind in now.items()
         if old.get(name.lower(), kind) != kind
     ]
-    return (*gone, *come, *other)
+    return (*gone, *new_columns, *other)
 
 
-def changed_operators(old: "FlowState", query: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a query computes otherwise than the one that made the checkpoint."""
+def changed_operators(old: FlowState, query: Mapping[str, Any]) -> tuple[str, ...]:
+    """The differences of a query from the one of the checkpoint."""
     before, now = list(old.stateful_operators or ()), list(query["operators"])
-    found = [f"gone: {line}" for line in before if line not in now]
-    found += [f"new: {line}" for line in now if line not in before]
+    changes = [f"gone: {line}" for line in before if line not in now]
+    changes += [f"new: {line}" for line in now if line not in before]
     if old.output_mode is not None and old.output_mode != query["output_mode"]:
-        found.append(f"output mode: {old.output_mode}, now {query['output_mode']}")
-    return tuple(found)
+        changes.append(f"output mode: {old.output_mode}, now {query['output_mode']}")
+    return tuple(changes)

@@ -1,4 +1,4 @@
-"""What a migration would do, in words and figures, and why it must not."""
+"""The report of a migration, and the reasons to refuse it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,8 @@ class Reader:
     """A flow of the pipeline that reads the table.
 
     Attributes:
-        flow: Its name.
         target: Its table or sink.
-        effect: What it makes of the replacement: `stops`, `skips`, `changes`; `recomputes` if it is
-            no stream.
+        effect: Of the replacement: `stops`, `skips`, `changes`; `recomputes` if it is not a stream.
     """
 
     flow: str
@@ -29,52 +27,50 @@ class Reader:
 
     @property
     def text(self) -> str:
-        """What happens, and what to do."""
+        """The effect, and the commands to run."""
         match self.effect:
             case "stops":
                 return (
                     f"flow {self.flow} streams it and stops at the replacement: afterwards "
-                    f"`penstock migrate {self.flow}` computes {self.target} anew, or "
-                    f"`penstock checkpoint reset {self.flow} --from latest` leaves {self.target} "
-                    "as it is and takes what comes next"
+                    f"`penstock migrate {self.flow}` recomputes {self.target}, or "
+                    f"`penstock checkpoint reset {self.flow} --from latest` keeps {self.target} "
+                    "and continues with new rows"
                 )
             case "skips":
                 return (
-                    f"flow {self.flow} streams it with skipChangeCommits: it passes over the "
-                    f"replacement, and {self.target} keeps what was computed of the old rows; "
-                    f"`penstock migrate {self.flow}` computes it anew"
+                    f"flow {self.flow} streams it with skipChangeCommits: it skips the "
+                    f"replacement, and {self.target} keeps the results of the old rows; "
+                    f"`penstock migrate {self.flow}` recomputes it"
                 )
             case "changes":
                 return (
-                    f"flow {self.flow} reads its change feed: all old rows come as deleted, all "
-                    "new ones as inserted"
+                    f"flow {self.flow} reads its change feed, with all old rows deleted and all "
+                    "new rows inserted"
                 )
             case _:
-                return f"{self.target} is computed of it by each update, as before"
+                return f"{self.target} is recomputed from it by each update, as before"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationReport:
-    """What a migration does, or did.
+    """A planned or completed migration.
 
     Attributes:
-        flow: Its name.
-        target: Its table.
         state: `planned`, `done`, `undone` or `abandoned`.
-        migration_id: Of the migration; `None` while it is only a plan.
-        resumed: Whether it was begun before.
-        start: Where its sources are read from.
-        old_epoch: Of the checkpoint that it had.
-        new_epoch: Of the one that it gets; `None` while it is only a plan.
+        migration_id: `None` for a plan.
+        resumed: Whether an unfinished migration was resumed.
+        start: Start position of its sources.
+        old_epoch: Of the old checkpoint.
+        new_epoch: Of the new checkpoint; `None` for a plan.
         old_version: Of the table before.
-        new_version: Of the table after; `None` before that.
-        rows: In the table: the old ones, and the new ones once it is done.
+        new_version: Of the table after; `None` for a plan.
+        rows: In the table: old rows for a plan, else new rows.
         size: Of the old table in bytes.
-        columns: What changes about them.
-        operators: What the query computes otherwise.
-        sources: What each source has.
-        readers: Who reads the table.
-        refused: Why it is not done without more; `None` if it may be done.
+        columns: Changes of the columns.
+        operators: Changes of the stateful operators.
+        sources: The rows of each source.
+        readers: Flows that read the table.
+        refused: Why it needs `--accept-less`; `None` if it does not.
         steps: One sentence each.
     """
 
@@ -85,21 +81,21 @@ class MigrationReport:
     resumed: bool
     start: str
     old_epoch: str
-    new_epoch: str | None
     old_version: int
-    new_version: int | None
-    rows: int | None
-    size: int | None
+    new_epoch: str | None = None
+    new_version: int | None = None
+    rows: int | None = None
+    size: int | None = None
     columns: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    sources: "tuple[SourceHistory, ...]" = ()
+    sources: tuple[SourceHistory, ...] = ()
     readers: tuple[Reader, ...] = ()
     refused: str | None = None
     steps: tuple[str, ...] = ()
 
 
 def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode) -> DatasetNode:
-    """The table of a flow that can be computed anew beside itself.
+    """The table of a flow that can be migrated.
 
     Raises:
         PlanError: `MIGRATION_NOT_POSSIBLE`.
@@ -108,19 +104,19 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
     dataset = graph.datasets.get(node.target)
     reason = hint = ""
     if dataset is None:
-        reason = "it writes to a sink, from which nothing can be taken back"
-        hint = f"`penstock checkpoint reset {name} --from latest` begins with what comes next"
+        reason = "it writes to a sink, whose rows cannot be replaced"
+        hint = f"`penstock checkpoint reset {name} --from latest` continues with new rows"
     elif not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
         reason = "it has no checkpoint: it is not a streaming flow, or one that runs once"
-        hint = f"each update computes it anew, or --full-refresh {node.flow.target} does"
+        hint = f"each update recomputes it, or --full-refresh {node.flow.target} does"
     elif is_cdc(node.flow):
-        reason = "its rows are made from change events, of which the table keeps its own memory"
-        hint = f"`penstock checkpoint reset {name} --from earliest` applies all events again, and "
-        hint += f"doubles nothing; --full-refresh {dataset.display} empties the table first"
+        reason = "its rows are made from change events, and the table has its own CDC state"
+        hint = f"`penstock checkpoint reset {name} --from earliest` applies all events again "
+        hint += f"without duplicates; --full-refresh {dataset.display} empties the table first"
     elif len(dataset.flows) > 1:
         others = ", ".join(other for other in dataset.flows if other != name)
-        reason = f"{dataset.display} has rows of other flows ({others}), which would be gone"
-        hint = f"--full-refresh {dataset.display} empties it and starts all of them over"
+        reason = f"{dataset.display} has rows of other flows ({others}), which would be deleted"
+        hint = f"--full-refresh {dataset.display} empties it and restarts all of them"
     elif not reset_allowed(dataset, settings.configuration):
         reason = f"{dataset.display} has pipelines.reset.allowed = false"
         hint = "change the property, or declare the changed query as a flow into a new table"
@@ -128,8 +124,8 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
         reason = f"{dataset.display} has delta.appendOnly = true: its rows cannot be replaced"
         hint = "change the property, or declare the changed query as a flow into a new table"
     elif "AS IDENTITY" in str(dataset.declared.schema or "").upper():
-        reason = f"{dataset.display} has an identity column, whose numbers would be given anew"
-        hint = f"--full-refresh {dataset.display} if nobody knows the rows by these numbers"
+        reason = f"{dataset.display} has an identity column, whose numbers would change"
+        hint = f"--full-refresh {dataset.display} if the numbers are not used elsewhere"
     if reason or dataset is None:
         raise PlanError(
             "MIGRATION_NOT_POSSIBLE",
@@ -143,12 +139,7 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
 def check_columns(
     dataset: DatasetNode, properties: Mapping[str, str], changes: Sequence[str]
 ) -> None:
-    """Refuse other columns where Delta cannot replace them together with the rows.
-
-    Args:
-        dataset: The table.
-        properties: That it has now.
-        changes: What changes about its columns.
+    """Refuse changes of columns if Delta cannot replace them together with the rows.
 
     Raises:
         PlanError: `MIGRATION_NOT_POSSIBLE`.
@@ -158,7 +149,7 @@ def check_columns(
     if has_feed and is_mapped and changes:
         raise PlanError(
             "MIGRATION_NOT_POSSIBLE",
-            f"{dataset.display} has a change feed and column mapping: Delta does not replace its "
+            f"{dataset.display} has a change feed and column mapping: Delta cannot replace its "
             f"columns and its rows in one commit ({'; '.join(changes)})",
             origin=dataset.declared.origin,
             hint=f"switch delta.enableChangeDataFeed off; or --full-refresh {dataset.display}",
@@ -170,55 +161,54 @@ def _is_on(dataset: DatasetNode, name: str) -> bool:
     return str(known.get(name.lower(), "false")).lower() == "true"
 
 
-def why_refused(sources: "Sequence[SourceHistory]") -> str | None:
-    """Why the new table would have less than the old one; `None` if it would not."""
-    found = [f"{one.source}: {one.missing}" for one in sources if one.missing]
-    return (
-        "its sources have less than its table was made of: " + "; ".join(found) if found else None
-    )
+def why_refused(sources: Sequence[SourceHistory]) -> str | None:
+    """Why the new table would lack rows; `None` if it would not."""
+    lost = [f"{source.source}: {source.missing}" for source in sources if source.missing]
+    reason = "its sources have lost rows that its table was computed from"
+    return f"{reason}: {'; '.join(lost)}" if lost else None
 
 
 def steps_forth(
     flow: str,
     display: str,
-    sources: "Sequence[SourceHistory]",
+    sources: Sequence[SourceHistory],
     readers: Sequence[Reader],
     table: Mapping[str, Any],
     *,
     start: str,
     old_epoch: str,
 ) -> Iterator[str]:
-    """What a migration does, one sentence each."""
-    for one in sources:
-        again = "an unknown number of" if one.again is None else f"{one.again:,}"
-        size = "" if one.size is None else f" ({one.size:,} bytes)"
-        yield f"{one.source}: {again} {one.unit}{size} are read again, from {start}, to its end"
-        if one.missing:
-            yield f"{one.source}: {one.missing}"
-        if one.note:
-            yield f"{one.source}: {one.note}"
-    yield f"a new table is filled beside {display}, with a new checkpoint; {display} stays readable"
+    """The steps of a migration, one sentence each."""
+    for source in sources:
+        again = "an unknown number of" if source.again is None else f"{source.again:,}"
+        size = "" if source.size is None else f" ({source.size:,} bytes)"
+        yield f"{source.source}: {again} {source.unit}{size} are read again, starting at {start}"
+        if source.missing:
+            yield f"{source.source}: {source.missing}"
+        if source.note:
+            yield f"{source.source}: {source.note}"
+    yield f"a new table is built beside {display}, with a new checkpoint; {display} stays readable"
     yield (
         f"then one commit replaces the {table['rows']:,} rows ({table['size']:,} bytes) of "
-        f"{display} by the new ones; its quarantine likewise, right before"
+        f"{display} by the new ones, after another one has replaced its quarantine"
     )
     yield (
-        f"flow {flow} goes on with the new checkpoint; that of epoch {old_epoch} and version "
-        f"{table['version']} of the table stay, and --undo goes back to them"
+        f"flow {flow} continues with the new checkpoint; that of epoch {old_epoch} and version "
+        f"{table['version']} of the table stay, and --undo restores them"
     )
     for reader in readers:
         yield reader.text
-    yield f"streams of others that read {display} see one commit that replaces all rows"
+    yield f"other streams that read {display} see one commit that replaces all rows"
 
 
 def steps_back(
     display: str, readers: Sequence[Reader], *, version: int, epoch: str, is_old_query: bool
 ) -> Iterator[str]:
-    """What going back does, one sentence each."""
-    yield f"{display} and its quarantine go back to what they were: {display} to version {version}"
-    yield f"the flow goes on with the checkpoint of epoch {epoch}, and reads again what came since"
-    yield "rows that a replay of quarantine, a backfill or others have put there since are gone"
+    """The steps of an undo, one sentence each."""
+    yield f"{display} and its quarantine are restored: {display} to version {version}"
+    yield f"the flow continues with the checkpoint of epoch {epoch}, and reads later rows again"
+    yield "rows that a replay of quarantine, a backfill or other writers added since are lost"
     if not is_old_query:
-        yield "its query is still the new one: take the change back before the next update"
+        yield "its query is still the new one: revert the change before the next update"
     for reader in readers:
         yield reader.text

@@ -1,6 +1,5 @@
-"""What is stored of a migration until it is done, and for going back afterwards."""
+"""The journal entry of a migration, kept for its undo."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +8,8 @@ from penstock._spark.generated_names import stable_operators
 
 BUILDING, CUTTING, DONE = "building", "cutting", "done"
 UNDOING, LEAVING = "undoing", "leaving"
-"""Stages: the new table is filled; it takes over; it has; the old one comes back; the migration is
-forgotten though its cut-over was begun."""
+"""Stages: the new table is built; it replaces the old one; done; the old one is restored; the
+migration is discarded during its cut-over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +18,15 @@ class Migration:
 
     Attributes:
         migration_id: Epoch of the new checkpoint.
-        flow: Name of the flow.
-        stage: How far it is.
-        start: Where it begins to read, in words.
-        position: The same, fixed.
+        stage: One of the stages above.
+        start: Start position, for messages.
+        position: The resolved start position.
         table_id: Delta's id of the table.
         query: Stateful operators, output mode and columns of the new query.
         old: State of the flow before the cut-over.
-        old_version: Of the table before the cut-over.
-        old_quarantine: Likewise; -1 if there was none.
-        new_quarantine: Of the quarantine when going back began.
+        old_version: Version of the table before the cut-over.
+        old_quarantine: Version of the quarantine then; -1 if there was none.
+        new_quarantine: Version of the quarantine before an undo.
     """
 
     migration_id: str
@@ -44,9 +42,8 @@ class Migration:
     new_quarantine: int = -1
 
 
-def migration_of(text: str) -> Migration:
-    """A stored migration; what an earlier version stored is comparable with the query of today."""
-    body = json.loads(text)
+def migration_of(body: dict[str, Any]) -> Migration:
+    """A stored migration; operators stored by earlier versions get comparable names."""
     for content, name in ((body["old"], "stateful_operators"), (body["query"], "operators")):
         if content.get(name) is not None:
             content[name] = list(stable_operators(content[name]))

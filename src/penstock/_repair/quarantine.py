@@ -1,12 +1,14 @@
-"""Replay of quarantine."""
+"""Replay of quarantine: the commands."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from penstock._execution.replay_check import check_replay
 from penstock._launch import open_for_command
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.quarantine_replay import QuarantineReplay, Replayed, ReplayPreview
-from penstock._tables.row_selection import RowSelection
+from penstock._repair.quarantine_replay import QuarantineReplay, Replayed, ReplayPreview
+from penstock._tables.commit_note import QUARANTINE, TARGET
+from penstock._tables.read.row_selection import RowSelection
 from penstock.errors import SpecError
 
 _ALL = RowSelection()
@@ -17,52 +19,53 @@ def replay_quarantine(
     table: str,
     *,
     selection: RowSelection = _ALL,
-    reached: Callable[[str], None] = lambda _: None,
-) -> "Replayed":
-    """Let rows in quarantine of a table go through its rules again, and into the table.
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Replayed:
+    """Apply the rules of a table to rows in quarantine, and move those that pass to the table.
 
-    Called on the main thread. Holds the leases that an update holds, so neither runs beside the
-    other. Killed at any moment and called again, each row is in exactly one place; what was left
-    is finished before the selection is looked at.
-
-    Args:
-        settings: The pipeline.
-        table: Name of the table.
-        selection: Which rows.
-        reached: Called after each step that was committed.
+    Called on the main thread. Holds the leases of an update, so neither runs during the other. Each
+    row is in exactly one table, even if the command is killed; called again, it completes the
+    interrupted replay before it evaluates the selection.
 
     Raises:
-        PenstockError: The pipeline runs, is wrong, or rows of this table cannot be replayed.
+        PenstockError: The pipeline runs, is invalid, or rows of this table cannot be replayed.
     """
-    with _replay_of(settings, table, reached) as replay:
+    with _open_replay(settings, table, on_step) as replay:
         return replay.run(selection)
 
 
 def preview_replay(
     settings: PipelineSettings, table: str, *, selection: RowSelection = _ALL
-) -> "ReplayPreview":
-    """What `replay_quarantine` would do; nothing is changed.
-
-    Raises:
-        PenstockError: As there.
-    """
-    with _replay_of(settings, table, lambda _: None) as replay:
+) -> ReplayPreview:
+    """What `replay_quarantine` would do; nothing is changed."""
+    with _open_replay(settings, table, lambda _: None) as replay:
         return replay.preview(selection)
 
 
 @contextmanager
-def _replay_of(
-    settings: PipelineSettings, table: str, reached: Callable[[str], None]
-) -> "Iterator[QuarantineReplay]":
+def _open_replay(
+    settings: PipelineSettings, table: str, on_step: Callable[[str], None]
+) -> Iterator[QuarantineReplay]:
     with open_for_command(settings, "quarantine replay") as pipeline:
         node = pipeline.graph.find(table)
         if node is None or not node.is_stored:
             raise SpecError(
                 "TABLE_NOT_FOUND",
                 f"the pipeline has no table {table!r}",
-                hint="tables: " + ", ".join(one.display for one in pipeline.graph.stored()),
+                hint="tables: " + ", ".join(each.display for each in pipeline.graph.stored()),
             )
-        for name in node.flows:
-            pipeline.check_migration(pipeline.graph.flows[name])
+        flows = [pipeline.graph.flows[name] for name in node.flows]
+        for flow in flows:
+            pipeline.check_migration(flow)
         pipeline.lease(node)
-        yield pipeline.tables.replay(node, reached)
+        check_replay(node, flows)
+        tables = pipeline.tables.by_role(node)
+        yield QuarantineReplay(
+            pipeline.spark,
+            pipeline=settings.name,
+            target=tables[TARGET],
+            quarantine=tables[QUARANTINE],
+            staging=pipeline.tables.layout.replay_staging(node.name),
+            expectations=node.declared.expectations,
+            on_step=on_step,
+        )

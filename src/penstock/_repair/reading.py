@@ -1,6 +1,6 @@
-"""Commands that only look: without Spark where the storage is on this machine, else through it.
+"""Commands that only read: local storage without Spark, remote storage with it.
 
-PySpark is imported where it is needed: without it, these commands answer a second earlier.
+PySpark is imported when it is needed, because its import takes a second.
 """
 
 import tempfile
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 
 from penstock._model.exception_text import first_line
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables import preview
 from penstock._tables.files import local_path
+from penstock._tables.read import preview
 from penstock.errors import PenstockError, SpecError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock._tables.preview import QuarantineSummary, TablePreview
+    from penstock._tables.read.preview import QuarantineSummary, TablePreview
 
 
 @dataclass(frozen=True)
 class ReadableStorage:
-    """A storage whose checkpoints can be read as files.
+    """A local storage, or a local copy of a remote one.
 
     Attributes:
         settings: With that storage.
-        shown: Turns its paths, in any text, into those of the pipeline's storage.
+        shown: Replaces its paths in a string by those of the pipeline's storage.
     """
 
     settings: PipelineSettings
@@ -36,7 +36,7 @@ class ReadableStorage:
 
 
 def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
-    """Some rows of a table, those of its newest file first.
+    """Some rows of a table, starting with its newest file.
 
     Raises:
         SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `STORAGE_NOT_READABLE`.
@@ -44,7 +44,7 @@ def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePrevi
     if _is_local(settings):
         return preview.read_table(settings, name, limit)
     with _session(settings) as spark:
-        from penstock._tables.remote_storage import RemoteTables
+        from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).read_table(name, limit)
 
@@ -60,7 +60,7 @@ def read_quarantine(
     if _is_local(settings):
         return preview.read_quarantine(settings, name, limit, ids=ids)
     with _session(settings) as spark:
-        from penstock._tables.remote_storage import RemoteTables
+        from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).read_quarantine(name, limit)
 
@@ -74,14 +74,14 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
     if _is_local(settings):
         return preview.list_quarantines(settings)
     with _session(settings) as spark:
-        from penstock._tables.remote_storage import RemoteTables
+        from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).list_quarantines()
 
 
 @contextmanager
 def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
-    """The storage of a pipeline, or a copy of its small files until the end of the block.
+    """The storage of a pipeline if it is local, else a temporary copy of its small files.
 
     Raises:
         SpecError: `STORAGE_NOT_READABLE`.
@@ -91,7 +91,7 @@ def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
         return
     with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
         with _session(settings) as spark:
-            from penstock._tables.remote_storage import copy_small_files
+            from penstock._tables.read.remote_storage import copy_small_files
 
             copy_small_files(spark, settings.storage, Path(folder))
         copied = replace(settings, storage=folder)

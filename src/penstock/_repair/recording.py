@@ -1,4 +1,4 @@
-"""Events of a command that changes one flow's table: it shows in status, history and event log."""
+"""Events of a command that changes one flow's table, for status, history and event log."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,12 +26,7 @@ from penstock._runtime.reporter import error_info
 
 @dataclass(frozen=True)
 class Record:
-    """Where a command tells what it does.
-
-    Attributes:
-        emit: Takes events; any thread.
-        flow: Origin of the flow's events, without a batch.
-    """
+    """Emits events of a command, from any thread; `flow` is the origin of the flow's events."""
 
     emit: Callable[[Event], None]
     flow: EventOrigin
@@ -44,25 +39,17 @@ def recording(
     node: "FlowNode",
     *,
     command: str,
-    about: Mapping[str, Any],
+    properties: Mapping[str, Any],
     text: str,
-    told: Callable[[Event], None],
 ) -> Iterator[Record]:
-    """Record what is done inside as an update of one flow.
+    """Record the block as an update of one flow.
 
-    Args:
-        settings: The pipeline.
-        update_id: Of the command.
-        node: The flow.
-        command: Its name.
-        about: For the first event.
-        text: What is done, one line.
-        told: Gets the events, too.
+    `properties` are added to the `create_update` event; `text` is one line about the command.
     """
     bus, state = EventBus(), ObservedUpdate()
     log = EventLog(event_directory(settings), settings.events)
     status = StatusFile(status_path(settings), state)
-    for subscriber in (state, log, status, told):
+    for subscriber in (state, log, status):
         bus.subscribe(subscriber)
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
@@ -75,7 +62,7 @@ def recording(
                         "storage": settings.storage,
                         "root": settings.root,
                         "continuous": False,
-                        **about,
+                        **properties,
                         "event_log": str(log.directory),
                     }
                 ),

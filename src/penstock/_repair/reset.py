@@ -1,9 +1,10 @@
-"""A new checkpoint for a flow: planned, weighed, then made in one step.
+"""Gives a flow a new checkpoint.
 
-What makes it safe is the epoch: it is part of the checkpoint's path and of the identity under which
-tables remember batches. The new one is born with the file that names it, which is replaced as a
-whole. So a crash leaves the old checkpoint or the new one, and batch ids that begin at 0 again are
-never taken for those of the old.
+The epoch makes it safe: it is part of the checkpoint's path and of the application id of the flow's
+transactions. The new epoch takes effect with the state file of the flow, which is replaced
+atomically. So after a crash the flow has the old checkpoint or the new one, and batch ids that
+start at 0 again are never taken for those of the old one. A reset that empties the table is marked
+in the same file, and finished by the next update.
 """
 
 import time
@@ -16,31 +17,29 @@ from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import reset_allowed
-from penstock._tables.checkpoint_files import Checkpoint, checkpoints, flow_records
+from penstock._tables.read.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
 from penstock.sources.base import StartPosition, StartReport
 from penstock.sources.flow import start_position
 
 MARKED, EMPTIED = "marked", "emptied"
-"""Steps of a reset that empties the table, after which it may die; given to `reached`."""
+"""Steps of a reset that empties the table, after which it can be resumed; for `on_step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResetPlan:
-    """What a reset of a flow does.
+    """A planned or completed reset of a flow.
 
     Attributes:
-        flow: Its name.
         target: Table or sink.
-        start: Where it begins, in words.
-        old_epoch: Of the checkpoint that it had.
-        new_epoch: Of the one that it gets; `None` while it is only a plan.
-        old_checkpoint: The folder that is used no more.
-        sources: What the start means for each source.
-        effect: What the target does with rows that come again: `keyed`, `recomputed`, `added` or
-            `refused`.
+        start: Start position, for messages.
+        old_epoch: Of the old checkpoint.
+        new_epoch: Of the new checkpoint; `None` for a plan.
+        old_checkpoint: Folder of the old checkpoint.
+        sources: Rows that each source repeats or skips.
+        effect: Of repeated rows on the target: `keyed`, `recomputed`, `added` or `refused`.
         truncates: Whether the table is emptied.
-        refused: Why it is not done without more; `None` if it may be done.
+        refused: Why it needs an option of the user; `None` if it does not.
         steps: One sentence each.
     """
 
@@ -50,7 +49,7 @@ class ResetPlan:
     old_epoch: str
     new_epoch: str | None
     old_checkpoint: str
-    sources: "tuple[StartReport, ...]"
+    sources: tuple[StartReport, ...]
     effect: str
     truncates: bool
     refused: str | None
@@ -60,39 +59,39 @@ class ResetPlan:
 def reset_flow(
     settings: PipelineSettings,
     flow: str,
-    start: "StartPosition",
+    start: StartPosition,
     *,
     truncate: bool = False,
     accept_duplicates: bool = False,
-    act: bool = False,
-    reached: Callable[[str], None] = lambda _: None,
+    execute: bool = False,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> ResetPlan:
-    """Plan a new checkpoint for a flow, and make it.
+    """Plan a new checkpoint for a flow, and create it.
 
     Args:
         settings: The pipeline.
         flow: Its name.
-        start: Where it begins to read.
+        start: Start position of its sources.
         truncate: Empty its table first.
-        accept_duplicates: Rows may be in the target twice, or computed of a part of the source.
-        act: Do it; else it is only planned.
-        reached: Called after each step of a reset that empties the table.
+        accept_duplicates: Allow duplicate rows, and results of a part of the source.
+        execute: Carry the plan out; otherwise it is only reported.
+        on_step: Called after each step of a reset that empties the table.
 
     Raises:
         SpecError: `UNKNOWN_FLOW`, `CHECKPOINT_NOT_FOUND`, `STORAGE_NOT_LOCAL`.
-        PlanError: `RESET_NOT_POSSIBLE`, `START_NOT_AVAILABLE`; `RESET_WOULD_DOUBLE` if it is to be
-            done and the plan says that it is refused.
+        PlanError: `RESET_NOT_POSSIBLE`, `START_NOT_AVAILABLE`; `RESET_WOULD_DOUBLE` if
+            the plan is refused.
         SetupError: The pipeline runs.
     """
-    checkpoints(settings)  # the storage must be on this machine: before Spark is started
+    checkpoints(settings)  # fails for remote storage, before Spark is started
     with open_for_command(settings, "checkpoint reset") as pipeline:
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
         _check_flow(pipeline, node, truncate=truncate)
-        one = _current(settings, node.flow.name)
+        checkpoint = _current(settings, node.flow.name)
         _, sources = pipeline.query(node)
         now_ms = round(time.time() * 1000)
-        position, reports = start_position(sources, start, [one], now_ms)
+        position, reports = start_position(sources, start, [checkpoint], now_ms)
         effect = effect_on_target(pipeline.graph, node)
         refused = None
         if not (truncate or accept_duplicates):
@@ -101,16 +100,16 @@ def reset_flow(
             flow=node.flow.name,
             target=pipeline.target_name(node),
             start=str(start),
-            old_epoch=one.epoch,
+            old_epoch=checkpoint.epoch,
             new_epoch=None,
-            old_checkpoint=str(one.path),
+            old_checkpoint=str(checkpoint.path),
             sources=reports,
             effect=effect,
             truncates=truncate,
             refused=refused,
-            steps=tuple(_steps(one, start, reports, effect, truncate=truncate)),
+            steps=tuple(_steps(checkpoint, start, reports, effect, truncate=truncate)),
         )
-        if not act:
+        if not execute:
             return plan
         if refused is not None:
             raise PlanError(
@@ -118,68 +117,65 @@ def reset_flow(
                 f"flow {plan.flow!r} is not reset: {refused}",
                 origin=node.flow.origin,
                 hint="--truncate empties the table first; --from latest reads nothing again; "
-                "--accept-duplicates does it nevertheless",
+                "--accept-duplicates resets it anyway",
             )
-        name, body = node.flow.name, position
+        name = node.flow.name
         if truncate:
             target = pipeline.graph.datasets[node.target]
             pipeline.lease(target)
-            pipeline.state.mark_reset(name, body)
-            reached(MARKED)
+            pipeline.state.mark_reset(name, position)
+            on_step(MARKED)
             pipeline.tables.reset(target)
-            reached(EMPTIED)
-        return replace(plan, new_epoch=pipeline.state.new_flow(name, body).epoch)
+            on_step(EMPTIED)
+        return replace(plan, new_epoch=pipeline.state.new_flow(name, position).epoch)
 
 
-def why_refused(effect: str, reports: "tuple[StartReport, ...]", *, is_whole: bool) -> str | None:
-    """Why a target must not get the rows of a start; `None` if it may.
+def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool) -> str | None:
+    """Why a reset needs an option of the user; `None` if it does not.
 
-    Args:
-        effect: Of the target.
-        reports: What the start means for each source.
-        is_whole: Whether everything is read from its beginning.
+    `is_whole`: all sources are read from their start.
     """
     if effect == "keyed":
         return None
     if effect == "refused":
         return (
-            "its sink takes no rows of a new checkpoint as long as it has those of the old one "
-            "(SINK_CHECKPOINT_LOST): it has to be emptied before the next update"
+            "its sink refuses rows of a new checkpoint while it has those of the old one "
+            "(SINK_CHECKPOINT_LOST): it must be emptied before the next update"
         )
     if effect == "recomputed":
         if is_whole:
             return None
         return (
-            "its rows are computed of all rows of a key, and the start leaves out some: the target "
-            "would get wrong values"
+            "its rows are computed from all rows of a key, and the start position skips some: the "
+            "target would get wrong values"
         )
     known = [f"{report.again:,} {report.unit}" for report in reports if report.again]
     unknown = [report.source for report in reports if report.again is None]
     if known:
-        return f"its target just adds rows, and {' and '.join(known)} would be in it twice"
+        return f"its target is append-only, and {' and '.join(known)} would be duplicated"
     if unknown:
         return (
-            "its target just adds rows, and nobody knows how many of "
-            f"{', '.join(unknown)} would be in it twice"
+            "its target is append-only, and an unknown number of rows of "
+            f"{', '.join(unknown)} would be duplicated"
         )
     return None
 
 
-def _check_flow(pipeline: OpenPipeline, node: "FlowNode", *, truncate: bool) -> None:
+def _check_flow(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) -> None:
     reason = hint = ""
     dataset = pipeline.graph.datasets.get(node.target)
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
         reason = "it has no checkpoint: it is not a streaming flow, or one that runs once"
-        hint = f"--full-refresh {node.flow.target} computes it anew"
+        hint = f"--full-refresh {node.flow.target} recomputes it"
     elif truncate and dataset is None:
-        reason, hint = (
-            "a sink cannot be emptied from here",
-            "empty it, and reset without --truncate",
-        )
+        reason = "Penstock cannot empty a sink"
+        hint = "empty it, and reset without --truncate"
     elif dataset is None:
         return
     elif truncate and len(dataset.flows) > 1:
-        reason = f"{dataset.display} has {len(dataset.flows)} flows, and only one would begin anew"
+        reason = (
+            f"{dataset.display} has {len(dataset.flows)} flows, and only one would be restarted"
+        )
         hint = f"--full-refresh {dataset.display} empties it and restarts all of them"
     elif truncate and not reset_allowed(dataset, pipeline.settings.configuration):
         reason = f"{dataset.display} has pipelines.reset.allowed = false"
@@ -194,22 +190,22 @@ def _check_flow(pipeline: OpenPipeline, node: "FlowNode", *, truncate: bool) -> 
 
 
 def _current(settings: PipelineSettings, flow: str) -> Checkpoint:
-    found = checkpoints(settings, flow)
-    one = next((one for one in found if one.is_current), None)
-    if one is None and flow not in flow_records(settings):
-        # Its state is lost, and with it which one it was: the one that was written last.
-        one = max(found, key=lambda one: one.path.stat().st_mtime)
-    if one is None:
+    every = checkpoints(settings, flow)
+    current = next((checkpoint for checkpoint in every if checkpoint.is_current), None)
+    if current is None and flow not in flow_records(settings):
+        # Without the state file it is unknown which one is current: the one written last.
+        current = max(every, key=lambda checkpoint: checkpoint.path.stat().st_mtime)
+    if current is None:
         raise SpecError(
             "CHECKPOINT_NOT_FOUND",
-            f"flow {flow!r} goes on with none of its {len(found)} old checkpoints",
-            hint="its next start makes a new one anyway",
+            f"flow {flow!r} uses none of its {len(every)} old checkpoints",
+            hint="its next start creates a new one",
         )
-    return one
+    return current
 
 
-def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
-    """What the target of a flow does with rows that it gets again: the table in the docs."""
+def effect_on_target(graph: DataflowGraph, node: FlowNode) -> str:
+    """The effect of repeated rows on the target of a flow; see docs/checkpoints.md."""
     sink = graph.sinks.get(node.target)
     if sink is not None:
         if sink.facts.refuses_new_checkpoint:
@@ -223,35 +219,35 @@ def effect_on_target(graph: "DataflowGraph", node: "FlowNode") -> str:
 
 
 def _steps(
-    one: Checkpoint,
-    start: "StartPosition",
-    reports: "tuple[StartReport, ...]",
+    checkpoint: Checkpoint,
+    start: StartPosition,
+    reports: tuple[StartReport, ...],
     effect: str,
     *,
     truncate: bool,
 ) -> list[str]:
     steps = [
-        f"the checkpoint of epoch {one.epoch} (batch {one.last_finished}) is used no more; its "
-        f"{one.size:,} bytes stay in {one.path}",
-        f"the flow gets a new epoch, and begins at {start} whatever its query says",
+        f"the checkpoint of epoch {checkpoint.epoch} (batch {checkpoint.last_finished}) is not "
+        f"used any more; its {checkpoint.size:,} bytes stay in {checkpoint.path}",
+        f"the flow gets a new epoch, and starts at {start}, regardless of options in its query",
     ]
     for report in reports:
         again = "an unknown number of" if report.again is None else f"{report.again:,}"
         text = f"{report.source}: {again} {report.unit} are read again"
         if report.skipped:
-            text += f", {report.skipped:,} that were not read yet are never read"
+            text += f"; {report.skipped:,} that were not read yet are skipped"
         elif report.skipped is None:
-            text += "; older ones that were not read yet are never read"
+            text += "; older ones that were not read yet are skipped"
         steps.append(text)
     if truncate:
         steps.append("its table and quarantine are emptied first")
     elif effect == "keyed":
-        steps.append("the target knows rows that it has by their key: they are not there twice")
+        steps.append("the target identifies rows by their key: repeated rows are not duplicated")
     elif effect == "refused":
         steps.append("its sink refuses rows of the new checkpoint until it is emptied")
     elif effect == "recomputed":
-        steps.append("the target gets the values that are computed anew, by key")
+        steps.append("the target gets the recomputed values, by key")
     else:
-        steps.append("the rows in its target stay, and those that come again are there TWICE")
-    steps.append("state (windows, joins, duplicates that were seen) begins empty")
+        steps.append("the rows in its target stay, and repeated rows are DUPLICATED")
+    steps.append("state (windows, joins, deduplication) starts empty")
     return steps

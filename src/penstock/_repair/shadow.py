@@ -1,7 +1,7 @@
-"""A table in the making: a flow run to the end of its sources, into a table beside its own.
+"""The new table of a migration: runs a flow to the end of its sources, into another table.
 
-It is run by the engine as in an update, so its checkpoint is one that an update goes on with. Only
-the place of the table and the flow's state are others.
+The engine runs it as in an update, so an update can continue with its checkpoint. Only the location
+of the table and the flow's state differ.
 """
 
 import threading
@@ -27,14 +27,15 @@ from penstock._observe.events import (
     SourceRowsLost,
 )
 from penstock._plan.steps import PrepareTable, StartFlow
+from penstock._repair.swap_rows import swap_rows
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
+from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import last_number
 from penstock._tables.layout import StorageLayout, TableRef
-from penstock._tables.prepare import TableSpec, prepare_table, read_version, reset_table
-from penstock._tables.swap_rows import swap_rows
-from penstock._tables.writer import app_id
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import TableSpec, prepare_table, read_version, reset_table
+from penstock._tables.write.writer import app_id
 from penstock.errors import PenstockError
 
 _POLL_SECONDS = 0.5
@@ -42,19 +43,14 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Shadow:
-    """The new table of a flow, until it takes the place of the old one.
+    """The new table of a flow, until it replaces the old one.
 
     Attributes:
-        spark: The session.
-        graph: The pipeline.
-        settings: Of it.
-        evaluator: Over `source`.
-        source: The real tables.
-        state: Epochs of the real flows.
-        node: The flow.
-        dataset: Its table.
+        evaluator: Over `source`, the present tables.
+        source: See `evaluator`.
+        state: Epochs of the flows.
         epoch: Of the new checkpoint.
-        folder: Where the new table lies, and the new state of the flow.
+        folder: Folder of the new table and the new state of the flow.
     """
 
     spark: SparkSession
@@ -70,12 +66,11 @@ class Shadow:
 
     @property
     def table(self) -> TableRef:
-        """Where the rows are."""
-        return TableRef(f"{self.folder}/table", f"{self.dataset.display} in the making")
+        return TableRef(f"{self.folder}/table", f"the new {self.dataset.display}")
 
     @property
     def quarantine(self) -> TableRef:
-        """Where the rows in quarantine are; there may be none."""
+        """The new quarantine; need not exist."""
         return TableRef(f"{self.folder}/table_quarantine", f"{self.table.name}, quarantine")
 
     @property
@@ -83,7 +78,7 @@ class Shadow:
         return f"{self.folder}/flow.json"
 
     def flow_state(self) -> FlowState | None:
-        """What the flow will remember; `None` before the first start."""
+        """The new state of the flow; `None` before the first start."""
         with self.state.apart(self.node.flow.name, self._state_file):
             return self.state.flow(self.node.flow.name)
 
@@ -93,33 +88,28 @@ class Shadow:
         *,
         origin: EventOrigin,
         emit: Callable[[Event], None],
-        told: Callable[[int, int], None],
+        on_batch: Callable[[int, int], None],
     ) -> None:
-        """Read the sources to their end; killed half-way and called again, it goes on.
+        """Read the sources to their end; called again after a kill, it resumes.
 
-        Args:
-            position: Where to begin.
-            origin: Of the update.
-            emit: Takes warnings.
-            told: Called after each batch that was committed, with the number of batches and rows of
-                this call.
+        `emit` is called with warnings, `on_batch` with the number of batches and rows of this call.
 
         Raises:
-            PenstockError: As the flow would end with.
+            PenstockError: The flow failed.
         """
         name = self.node.flow.name
         layout = StorageLayout(self.settings.storage)
         counts = {"batches": 0, "rows": 0}
 
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             match event.body:
-                # What else a batch reports counts for the flow only when its rows are in the table.
+                # Other events of a batch apply to the flow only when its rows are in the table.
                 case PlanWarning() | SourceRowsLost():
                     emit(event)
                 case FlowProgress(metrics=metrics, table_version=int()) if metrics is not None:
                     counts["batches"] += 1
                     counts["rows"] += metrics.num_output_rows or metrics.num_upserted_rows or 0
-                    told(counts["batches"], counts["rows"])
+                    on_batch(counts["batches"], counts["rows"])
 
         with self.state.apart(name, self._state_file):
             if self.state.flow(name) is None:
@@ -141,10 +131,10 @@ class Shadow:
                 EngineContext(
                     pipeline=self.settings.name,
                     source_digest="",
-                    emit=hear,
+                    emit=on_event,
                     origin=origin,
                     last_batch=lambda _: (0, read_version(self.spark, self.table.path)),
-                    resolve_secrets=str,  # of sinks, which it has none of
+                    resolve_secrets=str,  # for sinks only
                 ),
             )
             try:
@@ -155,12 +145,12 @@ class Shadow:
                 engine.close()
 
     def _run(self, engine: SparkEngine) -> None:
-        over = threading.Event()
+        done = threading.Event()
         ended: list[PenstockError | None] = []
 
         def on_end(end: FlowEnded) -> None:
             ended.append(end.error)
-            over.set()
+            done.set()
 
         step = StartFlow(
             flow=self.node.flow.name,
@@ -169,51 +159,43 @@ class Shadow:
         )
         running = engine.start_flow(step, on_end)
         try:
-            while not over.wait(_POLL_SECONDS):
-                pass  # so that Ctrl-C is heard
+            while not done.wait(_POLL_SECONDS):
+                pass  # so that Ctrl-C is handled
         except BaseException:
             running.interrupt()
             raise
         if ended[0] is not None:
             raise ended[0]
 
-    # -- the cut-over --------------------------------------------------------------------------
-
-    def take_over(self, tables: PipelineTables, quarantined: Callable[[], None]) -> Any:
-        """Put the new rows in the place of the old ones: one commit per table, quarantine first.
-
-        Args:
-            tables: The real ones.
-            quarantined: Called between the two commits.
-
-        Returns:
-            The `CommitResult` of the table.
-        """
+    def replace_tables(
+        self, tables: PipelineTables, after_quarantine: Callable[[], None]
+    ) -> CommitResult:
+        """Replace the old rows by the new ones: one commit per table, quarantine first."""
         name = self.node.flow.name
         identity = app_id(self.settings.name, name, self.epoch)
         last = last_number(DeltaJvm(self.spark), self.table.path, identity)
         quarantine = TableRef(
             tables.quarantine_path(self.dataset), f"{self.dataset.display}_quarantine"
         )
-        self._take_quarantine(quarantine, identity, last)
-        quarantined()
+        self._replace_quarantine(quarantine, identity, last)
+        after_quarantine()
         target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
         return swap_rows(
-            self.spark, target=target, made=self.table, flow=name, app_id=identity, last=last
+            self.spark, target=target, source=self.table, flow=name, app_id=identity, last=last
         )
 
-    def _take_quarantine(self, target: TableRef, identity: str, last: int) -> None:
+    def _replace_quarantine(self, target: TableRef, identity: str, last: int) -> None:
         if read_version(self.spark, self.quarantine.path) is None:
-            # The rows that broke rules of the old definition are in the new table, or were dropped.
+            # Rows that broke rules of the old definition are in the new table, or were dropped.
             reset_table(self.spark, target)
             return
         if read_version(self.spark, target.path) is None:
-            made = self.spark.read.format("delta").load(self.quarantine.path).schema
-            prepare_table(self.spark, target, TableSpec(schema=made))
+            schema = self.spark.read.format("delta").load(self.quarantine.path).schema
+            prepare_table(self.spark, target, TableSpec(schema=schema))
         swap_rows(
             self.spark,
             target=target,
-            made=self.quarantine,
+            source=self.quarantine,
             flow=self.node.flow.name,
             app_id=identity,
             last=last,

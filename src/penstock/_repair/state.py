@@ -13,7 +13,7 @@ from penstock._tables.layout import StorageLayout
 def read_flow_state(
     settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
 ) -> tuple[StateSection, ...]:
-    """What a flow remembers; see `penstock._execution.state_reader.read_flow`.
+    """See `penstock._execution.state_reader.read_flow`.
 
     Raises:
         SetupError: The pipeline is running.

@@ -1,9 +1,9 @@
-"""The newest commit of a flow in each of its tables, noted in the flow's checkpoint.
+"""The newest commit of a flow in each of its tables, recorded in the flow's checkpoint.
 
-A checkpoint alone does not say which versions its batches made, and batches without rows make
-none. So what a table has lost since - its newest log file, or all that came after an older copy -
-would be taken for batches that never had rows. The note is written after the last commit of a
-batch: it is never ahead of the tables.
+A checkpoint alone does not record the versions of its batches, and batches without rows have none.
+So versions that a table lost since (its newest log file is missing, or an older copy was restored)
+would be taken for batches without rows. The note is written after the last commit of a batch: it is
+never ahead of the tables.
 """
 
 import json
@@ -15,21 +15,14 @@ from penstock._tables.files import StorageFiles, local_path
 
 _FORMAT = 1
 _SECONDS_ELSEWHERE = 60.0
-"""Where a small file costs a request, the note may be older by this."""
+"""Minimum interval between two writes on remote storage, where a small file costs a request."""
 
 TARGET, QUARANTINE, CDC_STATE = "target", "quarantine", "cdc_state"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotedCommit:
-    """A commit of a flow.
-
-    Attributes:
-        table_id: Delta's id of the table.
-        version: That the commit made.
-        batch_id: Micro-batch that it holds.
-        app_id: Under which the table keeps it; it changes with the name of the pipeline.
-    """
+    """A commit of a flow: the version of a table with a micro-batch."""
 
     table_id: str
     version: int
@@ -38,10 +31,7 @@ class NotedCommit:
 
 
 def commits_of(text: str | None) -> dict[str, NotedCommit]:
-    """The newest commits that a note names, by role of the table.
-
-    Empty without a note, and for one that cannot be read: then there is nothing to compare.
-    """
+    """The commits in a note, by role of the table; empty without a readable note."""
     try:
         content = json.loads(text or "{}")
         if content.get("format") != _FORMAT:
@@ -60,12 +50,7 @@ def commits_of(text: str | None) -> dict[str, NotedCommit]:
 
 
 class CommitNote:
-    """The note of one flow.
-
-    Args:
-        files: Of the storage.
-        path: Of the file.
-    """
+    """The note of one flow, in a file."""
 
     def __init__(self, files: StorageFiles, path: str) -> None:
         self._files = files
@@ -75,11 +60,10 @@ class CommitNote:
         self._written = -self._pause
 
     def load(self) -> dict[str, NotedCommit]:
-        """See `commits_of`."""
         return commits_of(self._files.read(self._path))
 
     def update(self, commits: Mapping[str, NotedCommit]) -> None:
-        """Replace what is noted of some tables."""
+        """Replace the commits of some tables."""
         if self._known is None:
             self._known = self.load()
         known = {**self._known, **commits}
@@ -89,9 +73,9 @@ class CommitNote:
         self._written = time.monotonic()
 
     def replace(self, commits: Mapping[str, NotedCommit]) -> None:
-        """Replace the whole note; an empty one accepts the tables as they are."""
+        """Replace the whole note; an empty one accepts the tables in their present state."""
         tables = {role: asdict(commit) for role, commit in commits.items()}
         text = json.dumps({"format": _FORMAT, "tables": tables}, separators=(",", ":"))
-        # As durable as what Spark and Delta write, which do not wait for the disk either.
+        # No fsync, like the files of Spark and Delta themselves.
         self._files.write(self._path, text, sync=False)
         self._known = dict(commits)

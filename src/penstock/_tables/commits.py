@@ -1,4 +1,4 @@
-"""What one commit of a flow did, as the commit itself records it."""
+"""The record of a batch in its Delta commit."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import Any
 
 _EMPTY: "Mapping[str, RuleCounts]" = MappingProxyType({})
 _FORMAT = 1
+# Keys of counts that are left out when they are 0.
+_OPTIONAL = {"rows_deleted": "deleted", "rows_late": "late", "rows_duplicate": "duplicate"}
 
 
 @dataclass(frozen=True)
@@ -20,22 +22,19 @@ class RuleCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitResult:
-    """What one batch wrote; equal to what its commit in the target table records.
+    """What one batch wrote, as recorded in its commit of the target table.
 
     Attributes:
-        flow: Name of the flow.
-        app_id: Under which the table keeps the flow's last batch.
+        app_id: Application id of the flow's transactions in the table.
         batch_id: Micro-batch; `None` for a batch query.
-        version: Version of the target table that the commit made; `None` when the batch had no
-            rows, which leaves no commit.
-        quarantine_version: Version of the quarantine table; `None` when nothing went there.
-        replayed: The batch had been committed before, and this time only was evaluated.
+        version: Version of the target table; `None` for a batch without rows, which has no commit.
+        quarantine_version: Version of the quarantine table; `None` without quarantined rows.
+        replayed: The batch had been committed before, and was only evaluated this time.
         rows_written: Rows in the target; of a CDC flow the upserts that were applied.
         rows_deleted: Deletes that a CDC flow applied.
         rows_quarantined: Rows in the quarantine table.
-        rows_dropped: Rows that a drop rule removed where quarantine is off.
-        rows_late: Rows that came after the watermark had passed them; those that are kept are in
-            `rows_quarantined`, too.
+        rows_dropped: Rows that a drop rule removed, with quarantine off.
+        rows_late: Rows behind the watermark; those that are kept count in `rows_quarantined`, too.
         rows_duplicate: Rows whose key the table had already, in a table that takes each key once.
         rules: Counts per expectation; exact, and over all rows of the batch.
         fingerprint: Of a materialized view's query.
@@ -61,7 +60,6 @@ class CommitResult:
     duration_seconds: float = 0.0
 
     def to_metadata(self) -> str:
-        """The JSON that goes into the commit."""
         content: dict[str, Any] = {
             "penstock": _FORMAT,
             "flow": self.flow,
@@ -71,12 +69,8 @@ class CommitResult:
             "quarantined": self.rows_quarantined,
             "dropped": self.rows_dropped,
         }
-        if self.rows_deleted:
-            content["deleted"] = self.rows_deleted
-        if self.rows_late:
-            content["late"] = self.rows_late
-        if self.rows_duplicate:
-            content["duplicate"] = self.rows_duplicate
+        counts = {key: getattr(self, name) for name, key in _OPTIONAL.items()}
+        content |= {key: count for key, count in counts.items() if count}
         if self.quarantine_version is not None:
             content["quarantine_version"] = self.quarantine_version
         if self.rules:
@@ -87,12 +81,7 @@ class CommitResult:
 
 
 def result_from_commit(version: int, commit_info: Mapping[str, Any]) -> CommitResult | None:
-    """Read a commit's `commitInfo` back; `None` if Penstock did not write it.
-
-    Args:
-        version: Of the commit.
-        commit_info: The `commitInfo` action.
-    """
+    """The record in a `commitInfo` action; `None` if Penstock did not write the commit."""
     text = commit_info.get("userMetadata")
     if not isinstance(text, str) or '"penstock"' not in text:
         return None
@@ -109,12 +98,10 @@ def result_from_commit(version: int, commit_info: Mapping[str, Any]) -> CommitRe
         version=version,
         quarantine_version=content.get("quarantine_version"),
         rows_written=content.get("written", 0),
-        rows_deleted=content.get("deleted", 0),
         rows_quarantined=content.get("quarantined", 0),
         rows_dropped=content.get("dropped", 0),
-        rows_late=content.get("late", 0),
-        rows_duplicate=content.get("duplicate", 0),
         rules={k: RuleCounts(*v) for k, v in content.get("rules", {}).items()},
         fingerprint=content.get("fingerprint"),
         timestamp_ms=commit_info.get("timestamp"),
+        **{name: content.get(key, 0) for name, key in _OPTIONAL.items()},
     )

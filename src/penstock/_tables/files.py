@@ -12,7 +12,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 def local_path(uri: str) -> Path | None:
     """The path of a `file:` URI or a plain path; `None` for any other scheme.
 
-    Percent signs mean themselves, as for Hadoop.
+    Percent signs are not decoded, as in Hadoop.
     """
     match = _SCHEME.fullmatch(uri)
     if match is None:
@@ -21,11 +21,17 @@ def local_path(uri: str) -> Path | None:
     return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
 
 
+def hadoop_path(spark: Any, uri: str) -> tuple[Any, Any]:
+    """Hadoop's `FileSystem` of a URI, and its `Path`."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(uri)
+    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path
+
+
 class StorageFiles:
     """Reads and replaces small files, on a local disk or through Hadoop's FileSystem.
 
-    On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`,
-    which object stores make atomic as well; HDFS does not: there a torn file counts as absent.
+    On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`, which
+    is atomic on object stores, but not on HDFS: there a truncated file is treated as absent.
 
     Args:
         spark: Session whose Hadoop configuration knows the file system; not used for local disks.
@@ -35,40 +41,37 @@ class StorageFiles:
         self._spark = spark
 
     def read(self, uri: str) -> str | None:
-        """The text of a file; `None` if there is none."""
         path = local_path(uri)
         if path is not None:
             try:
                 return path.read_text(encoding="utf-8")
             except FileNotFoundError:
                 return None
-        system, hadoop_path = self._hadoop(uri)
-        if not system.exists(hadoop_path):
+        system, remote = hadoop_path(self._spark, uri)
+        if not system.exists(remote):
             return None
-        stream = system.open(hadoop_path)
+        stream = system.open(remote)
         try:
-            content = self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            return str(self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
-        return str(content)
 
     def exists(self, uri: str) -> bool:
-        """Whether there is a file or a folder."""
         path = local_path(uri)
         if path is not None:
             return path.exists()
-        system, hadoop_path = self._hadoop(uri)
-        return bool(system.exists(hadoop_path))
+        system, remote = hadoop_path(self._spark, uri)
+        return bool(system.exists(remote))
 
     def names(self, folder: str) -> list[str]:
-        """Names of what is in a folder; none if it does not exist."""
+        """Names of the entries of a folder; empty if it does not exist."""
         path = local_path(folder)
         if path is not None:
             return [entry.name for entry in path.iterdir()] if path.is_dir() else []
-        system, hadoop_path = self._hadoop(folder)
-        if not system.exists(hadoop_path):
+        system, remote = hadoop_path(self._spark, folder)
+        if not system.exists(remote):
             return []
-        return [str(status.getPath().getName()) for status in system.listStatus(hadoop_path)]
+        return [str(status.getPath().getName()) for status in system.listStatus(remote)]
 
     def write(self, uri: str, text: str, *, sync: bool = True) -> None:
         """Create or replace a file and the folders above it.
@@ -76,7 +79,7 @@ class StorageFiles:
         Args:
             uri: The file.
             text: Its content.
-            sync: Wait until the disk has it, so that it survives a loss of power as well.
+            sync: Whether to fsync a local file, so that it also survives a loss of power.
         """
         path = local_path(uri)
         if path is not None:
@@ -89,19 +92,13 @@ class StorageFiles:
                     os.fsync(file.fileno())
             draft.replace(path)
             return
-        system, hadoop_path = self._hadoop(uri)
-        stream = system.create(hadoop_path, True)
+        system, remote = hadoop_path(self._spark, uri)
+        stream = system.create(remote, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
 
     def delete_tree(self, uri: str) -> None:
-        """Remove a folder with everything in it; nothing happens if there is none."""
-        system, hadoop_path = self._hadoop(uri)
-        system.delete(hadoop_path, True)
-
-    def _hadoop(self, uri: str) -> tuple[Any, Any]:
-        jvm = self._spark._jvm
-        path = jvm.org.apache.hadoop.fs.Path(uri)
-        return path.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), path
+        system, remote = hadoop_path(self._spark, uri)
+        system.delete(remote, True)

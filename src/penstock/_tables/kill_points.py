@@ -1,10 +1,9 @@
 """Named steps of a batch, at which a test can kill the process or let a flow fail.
 
-`PENSTOCK_KILL_AT=<point>:<flow>:<batch_id>` is read once, when this module is imported. `2+` as the
-batch means 2 or, where that one is only replayed, a later one.
+`PENSTOCK_KILL_AT=<point>:<flow>:<batch_id>` is read once, when this module is imported. A batch of
+`2+` means batch 2 or, if that one is only replayed, a later one.
 
-`PENSTOCK_TEST_WITHOUT=<defence>` switches a defence off, so that a test can show that it would be
-missed.
+`PENSTOCK_TEST_WITHOUT=<defence>` switches a defence off, so that a test can prove that it matters.
 """
 
 import contextlib
@@ -13,14 +12,14 @@ import signal
 from collections.abc import Callable, Iterator
 
 Step = Callable[[str, str, int | None], None]
-"""Gets what `kill_point` gets; may raise."""
+"""Gets the arguments of `kill_point`; may raise."""
 
 _on_step: Step | None = None
 _TARGET = os.environ.get("PENSTOCK_KILL_AT")
 
 
 def kill_point(point: str, flow: str, batch_id: int | None) -> None:
-    """Die here if the environment says so, or raise what a test wants.
+    """Kill the process if the environment names this step, or raise what a test wants.
 
     Args:
         point: `before_write`, `after_decision` (batches with two commits),
@@ -33,17 +32,17 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
         _on_step(point, flow, batch_id)
     if _TARGET is None or not _TARGET.startswith(f"{point}:{flow}:"):
         return
-    wanted = _TARGET.rpartition(":")[2]
-    if wanted.endswith("+"):
-        is_met = batch_id is not None and batch_id >= int(wanted[:-1])
+    batch = _TARGET.rpartition(":")[2]
+    if batch.endswith("+"):
+        matches = batch_id is not None and batch_id >= int(batch[:-1])
     else:
-        is_met = wanted == str(batch_id)
-    if is_met:
+        matches = batch == str(batch_id)
+    if matches:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def steps_seen_by(on_step: Step) -> Iterator[None]:
+def step_callback(on_step: Step) -> Iterator[None]:
     """Call a function at each step of all flows of this process; an error of it fails the flow."""
     global _on_step
     before, _on_step = _on_step, on_step
@@ -54,9 +53,5 @@ def steps_seen_by(on_step: Step) -> Iterator[None]:
 
 
 def is_switched_off(defence: str) -> bool:
-    """Whether a test wants to see what happens without a defence.
-
-    Args:
-        defence: `fence` (of tables), `sink-fence`, or `decision` (a batch is judged once).
-    """
+    """Whether a test disabled a defence: `fence` (of tables), `sink-fence` or `decision`."""
     return os.environ.get("PENSTOCK_TEST_WITHOUT") == defence

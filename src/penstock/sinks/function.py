@@ -9,10 +9,10 @@ from penstock._api.batches import MicroBatch, writing
 from penstock._model.paths import real_path
 from penstock._spark.failures import flow_error, full_text
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.fenced import last_number
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
-from penstock._tables.prepare import read_version
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.prepare import read_version
 from penstock.errors import ConnectorError, DefinitionError, PenstockError
 from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate
 from penstock.sinks.foreach import write_rows

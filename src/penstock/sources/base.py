@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._model.flow import Flow
-from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError, PlanError, SpecError
 from penstock.sources.memory import PassingMemory, SourceMemory
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.sources.base import (
     OpenedSource,
     Position,

@@ -19,7 +19,7 @@ from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, FlowProgress, UpdateState
 from penstock._project.spec import load_settings
 from penstock._runtime.update import UpdateResult
-from penstock._tables.kill_points import steps_seen_by
+from penstock._tables.kill_points import step_callback
 from penstock._tables.layout import QUARANTINE_SUFFIX
 from penstock._update import UpdateOptions, run_update
 from penstock.errors import FlowError, SpecError
@@ -144,7 +144,7 @@ class PipelineTest:
                 crashed.add(flow)
                 raise FlowError("CRASHED", f"crash {here}", flow=flow, batch_id=batch_id)
 
-        with steps_seen_by(crash):
+        with step_callback(crash):
             result = self._update()
         assert crashed, f"no flow came to the step {step!r}"
         return result

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._tables.checkpoint_files import Checkpoint, read_checkpoint
 from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import Checkpoint, read_checkpoint
 from penstock.errors import ConnectorError, PlanError
 from penstock.sources.base import (
     EARLIEST,

@@ -79,15 +79,15 @@ def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
     assert why_refused(sources[:1]) is None
     assert "kafka: offsets 0 to 3" in (why_refused(sources) or "")
     back = list(steps_back("windows", readers[:1], version=7, epoch="abc", is_old_query=False))
-    assert any("take the change back" in step for step in back)
+    assert any("revert the change" in step for step in back)
     assert any("to version 7" in step for step in back)
 
 
 _EFFECTS = {
     "stops": "stops at the replacement: afterwards `penstock migrate f_stops`",
     "skips": "f_skips streams it with skipChangeCommits",
-    "changes": "all old rows come as deleted",
-    "recomputes": "t_recomputes is computed of it by each update",
+    "changes": "with all old rows deleted",
+    "recomputes": "t_recomputes is recomputed from it by each update",
 }
 
 
@@ -101,7 +101,7 @@ def test_what_changed_is_told_by_operator_mode_and_column():
     )
     assert changed_columns({"A": "int", "b": "int", "c": "int"}, {"a": "int", "b": "bigint",
                            "d": "date"}) == (
-        "c is gone",
+        "c is removed",
         "d date is new",
         "b was int and is bigint",
     )  # fmt: skip

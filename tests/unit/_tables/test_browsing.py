@@ -12,9 +12,9 @@ import pytest
 from deltalake import CommitProperties, write_deltalake
 from planted_secrets import planted
 
-from penstock._tables.browsing import TableBrowser
-from penstock._tables.row_selection import RowSelection
-from penstock._tables.stored_table import StoredTable
+from penstock._tables.read.browsing import TableBrowser
+from penstock._tables.read.row_selection import RowSelection
+from penstock._tables.read.stored_table import StoredTable
 from penstock.errors import SpecError
 
 NAME = "spark_catalog.default.orders"
@@ -75,7 +75,7 @@ def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store
     ids = [row["id"] for row in first["rows"]]
     files, positions = zip(*(one.split("-") for one in ids), strict=True)
     assert positions == ("0", "1", "2", "0", "1") and len(set(files)) == 2
-    assert len(RowSelection(rows=tuple(ids)).places()) == 2
+    assert len(RowSelection(rows=tuple(ids)).positions()) == 2
     # What comes meanwhile neither moves nor doubles what follows.
     store.quarantine((["positive"], {"id": 99}))
     second = browser.quarantine(NAME, None, before=first["next"], limit=5)

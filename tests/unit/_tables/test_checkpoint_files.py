@@ -13,8 +13,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from penstock._cli.main import main
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.checkpoint_doctor import Weight, examine
-from penstock._tables.checkpoint_files import checkpoints, flow_records
+from penstock._tables.read.checkpoint_doctor import Severity, examine
+from penstock._tables.read.checkpoint_files import checkpoints, flow_records
 from penstock.errors import SpecError
 
 EPOCH = "e162c9024d824824801ef70c8e1263d3"
@@ -38,7 +38,7 @@ class Store:
 
     @property
     def app_id(self) -> str:
-        from penstock._tables.writer import app_id
+        from penstock._tables.write.writer import app_id
 
         return app_id("shop", "silver", EPOCH)
 
@@ -76,8 +76,8 @@ class Store:
                     file.write_bytes(b"x" * 10)
         return folder
 
-    def kinds(self) -> dict[str, Weight]:
-        return {one.kind: one.weight for one in examine(self.settings)}
+    def kinds(self) -> dict[str, Severity]:
+        return {one.kind: one.severity for one in examine(self.settings)}
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_checkpoint_is_read_as_it_is(store: Store):
 
 
 def test_a_sound_checkpoint_has_an_open_batch_at_most(store: Store):
-    assert store.kinds() == {"batch-open": Weight.NOTE}
+    assert store.kinds() == {"batch-open": Severity.NOTE}
     (store.folder / "commits" / "4").write_text("v1\n{}", encoding="utf-8")
     for part in "01":
         (store.folder / "state" / "0" / part / "5_ab-12.zip").write_bytes(b"x")
@@ -125,34 +125,34 @@ def _remove(*names: str) -> Callable[[Store], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "kind", "weight"),
+    ("damage", "kind", "severity"),
     [
-        (_cut("offsets/4", ""), "file-damaged", Weight.ERROR),
-        (_cut("offsets/4", "v1\n{"), "file-damaged", Weight.ERROR),
-        (_cut("offsets/4", "garbage"), "file-damaged", Weight.ERROR),
-        (_cut("offsets/4", 'v1\n{"conf":{}}'), "file-damaged", Weight.ERROR),
-        (_cut("offsets/1", ""), "file-damaged", Weight.WARNING),
-        (_cut("commits/3", ""), "file-damaged", Weight.WARNING),
-        (_cut("metadata", "{"), "file-damaged", Weight.ERROR),
-        (_remove("metadata"), "file-damaged", Weight.ERROR),
-        (_remove("commits/2", "commits/3"), "commits-missing", Weight.ERROR),
-        (_remove("commits"), "commits-missing", Weight.ERROR),
-        (_remove("offsets/3", "offsets/4"), "offsets-missing", Weight.ERROR),
-        (_remove("offsets/2"), "offsets-gap", Weight.WARNING),
-        (_cut("offsets/4", 'v1\n{"conf":{}}\n{}'), "sources-changed", Weight.WARNING),
-        (_remove("state/0/1"), "state-partitions", Weight.WARNING),
-        (_remove("state/0/1/4.changelog"), "state-behind", Weight.WARNING),
+        (_cut("offsets/4", ""), "file-damaged", Severity.ERROR),
+        (_cut("offsets/4", "v1\n{"), "file-damaged", Severity.ERROR),
+        (_cut("offsets/4", "garbage"), "file-damaged", Severity.ERROR),
+        (_cut("offsets/4", 'v1\n{"conf":{}}'), "file-damaged", Severity.ERROR),
+        (_cut("offsets/1", ""), "file-damaged", Severity.WARNING),
+        (_cut("commits/3", ""), "file-damaged", Severity.WARNING),
+        (_cut("metadata", "{"), "file-damaged", Severity.ERROR),
+        (_remove("metadata"), "file-damaged", Severity.ERROR),
+        (_remove("commits/2", "commits/3"), "commits-missing", Severity.ERROR),
+        (_remove("commits"), "commits-missing", Severity.ERROR),
+        (_remove("offsets/3", "offsets/4"), "offsets-missing", Severity.ERROR),
+        (_remove("offsets/2"), "offsets-gap", Severity.WARNING),
+        (_cut("offsets/4", 'v1\n{"conf":{}}\n{}'), "sources-changed", Severity.WARNING),
+        (_remove("state/0/1"), "state-partitions", Severity.WARNING),
+        (_remove("state/0/1/4.changelog"), "state-behind", Severity.WARNING),
         (
             _remove("offsets", "commits", "metadata", "state", ""),
             "checkpoint-missing",
-            Weight.ERROR,
+            Severity.ERROR,
         ),
-        (lambda store: store.write(pa.table({"id": [2]}), batch=5), "behind-table", Weight.ERROR),
-        (lambda store: shutil.rmtree(store.table), "table-unknown", Weight.WARNING),
+        (lambda store: store.write(pa.table({"id": [2]}), batch=5), "behind-table", Severity.ERROR),
+        (lambda store: shutil.rmtree(store.table), "table-unknown", Severity.WARNING),
         (
             lambda store: store.checkpoint("silver", "0ld", query="q-0"),
             "not-used",
-            Weight.NOTE,
+            Severity.NOTE,
         ),
         (
             lambda store: (
@@ -160,13 +160,15 @@ def _remove(*names: str) -> Callable[[Store], None]:
                 store.record("gold", "e2"),
             ),
             "query-id-shared",
-            Weight.ERROR,
+            Severity.ERROR,
         ),
     ],
 )
-def test_damage_is_told(store: Store, damage: Callable[[Store], Any], kind: str, weight: Weight):
+def test_damage_is_told(
+    store: Store, damage: Callable[[Store], Any], kind: str, severity: Severity
+):
     damage(store)
-    assert store.kinds()[kind] is weight
+    assert store.kinds()[kind] is severity
 
 
 def _noted(store: Store) -> None:
@@ -224,7 +226,7 @@ def test_what_storage_lost_is_told_as_at_the_start(
     store.write(pa.table({"id": [2]}), batch=3)
     _noted(store)
     damage(store)
-    found = {one.kind: one for one in examine(store.settings) if one.weight is Weight.ERROR}
+    found = {one.kind: one for one in examine(store.settings) if one.severity is Severity.ERROR}
     assert set(found) == ({kind} if kind else set())
     assert all(one.hint for one in found.values())
 
@@ -248,7 +250,7 @@ def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store
 def test_the_worst_comes_first_and_every_error_has_a_way_out(store: Store):
     _remove("offsets/2", "metadata")(store)
     found = examine(store.settings, "SILVER")
-    assert [one.weight for one in found] == [Weight.ERROR, Weight.WARNING, Weight.NOTE]
+    assert [one.severity for one in found] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
     assert "--full-refresh" in found[0].hint
 
 

@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock._tables.checkpoint_files import newest_of_checkpoint, read_checkpoint
 from penstock._tables.commit_note import CommitNote, NotedCommit, commits_of
-from penstock._tables.damage import (
+from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import newest_of_checkpoint, read_checkpoint
+from penstock._tables.read.damage import (
+    behind,
     commit_file,
     is_lost,
     local_log,
     log_of,
+    restored,
     restored_to,
     torn,
+    unreadable,
 )
-from penstock._tables.files import StorageFiles
-from penstock._tables.lost_batches import behind, restored, unreadable
 
 APP = "shop/silver/writer/e1"
 COMMIT = NotedCommit(table_id="t", version=7, batch_id=3, app_id=APP)

@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.preview import list_quarantines, read_quarantine, read_table
+from penstock._tables.read.preview import list_quarantines, read_quarantine, read_table
 from penstock.errors import SpecError
 
 

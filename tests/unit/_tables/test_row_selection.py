@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._tables.row_selection import RowSelection, row_id
+from penstock._tables.read.row_selection import RowSelection, row_id
 from penstock.errors import SpecError
 
 FIRST, OTHER = row_id("a=1/part-0.parquet", 0), row_id("part-1.parquet", 7)
@@ -8,8 +8,10 @@ FIRST, OTHER = row_id("a=1/part-0.parquet", 0), row_id("part-1.parquet", 7)
 
 def test_rows_are_found_again_by_file_and_position():
     assert FIRST == row_id("a=1/part-0.parquet", 0) != row_id("a=2/part-0.parquet", 0)
-    places = RowSelection(rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))).places()
-    assert list(places.values()) == [{0}, {7, 123_456_789_012}]
+    positions = RowSelection(
+        rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))
+    ).positions()
+    assert list(positions.values()) == [{0}, {7, 123_456_789_012}]
 
 
 def test_two_selections_are_the_same_when_they_mean_the_same_rows():

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import DataType, DecimalType, StructType
 
-from penstock._tables.schema import compare, conformed
-from penstock._tables.widening import TypeChange, widen, widened
+from penstock._tables.write.schema import compare, conformed
+from penstock._tables.write.widening import TypeChange, widen, widened
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 

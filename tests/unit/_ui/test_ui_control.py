@@ -4,7 +4,7 @@ import pytest
 from planted_secrets import planted
 from starlette.testclient import TestClient
 
-from penstock._tables.row_selection import RowSelection, row_id
+from penstock._tables.read.row_selection import RowSelection, row_id
 from penstock._ui.guard import CONTROL_HEADER
 from penstock._ui.recording import Recording
 from penstock._ui.server import build_app
@@ -182,7 +182,7 @@ def test_chosen_rows_are_replayed_when_they_are_named_right(client, control):
             {"dataset": NAME, "rows": [], "rules": [], **asked},
         )
     # What the page may send is what the command understands.
-    assert len(RowSelection(rows=(ROW, *most)).places()) == 1001
+    assert len(RowSelection(rows=(ROW, *most)).positions()) == 1001
 
 
 @pytest.mark.parametrize("name", ["--conf=x", "../../etc", "nothing", "", NAME + ",x", "silver"])

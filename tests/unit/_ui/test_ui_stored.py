@@ -9,7 +9,7 @@ from planted_secrets import planted
 from starlette.testclient import TestClient
 
 from penstock._project.excerpt import ProjectSources
-from penstock._tables.browsing import TableBrowser
+from penstock._tables.read.browsing import TableBrowser
 from penstock._ui.recording import Recording
 from penstock._ui.server import build_app
 

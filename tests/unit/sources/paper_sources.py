@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from penstock._tables.checkpoint_files import Checkpoint, LoggedBatch
+from penstock._tables.read.checkpoint_files import Checkpoint, LoggedBatch
 from penstock.sources.base import OpenedSource
 from penstock.sources.delta.source import DeltaStream
 from penstock.sources.files.source import FileStream

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from paper_sources import TABLE_ID, PaperFolder, PaperTable, PaperTopics, checkpoint
 
-from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, OpenedSource, Range, RangeReport, parse_start
 from penstock.sources.flow import resolve_range

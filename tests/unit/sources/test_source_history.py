@@ -4,7 +4,7 @@ from pathlib import Path
 
 from paper_sources import PaperFolder, PaperTopics, checkpoint
 
-from penstock._tables.log_scan import LoggedRemovals
+from penstock._tables.read.log_scan import LoggedRemovals
 from penstock.sources import checkpoints
 from penstock.sources.base import EARLIEST, parse_start
 from penstock.sources.delta.source import lost_versions

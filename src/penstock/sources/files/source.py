@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
-from penstock._tables.checkpoint_files import Checkpoint
 from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
 from penstock.sources import checkpoints
 from penstock.sources.base import (

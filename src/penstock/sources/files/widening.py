@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock._tables.widening import widen, widened
+from penstock._tables.write.widening import widen, widened
 from penstock.sources.files.merging import RESCUED, split_path
 from penstock.sources.files.options import TEXTUAL
 from penstock.sources.files.sqltext import literal

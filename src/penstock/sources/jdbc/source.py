@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock._model.flow import Flow
-from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import ConnectorError, PenstockError
 from penstock.sources import checkpoints
 from penstock.sources.base import (

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._observe.masking import shown
-from penstock._tables.checkpoint_files import Checkpoint
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import CheckpointError, FlowError, PenstockError
 from penstock.sources import checkpoints
 from penstock.sources.base import (

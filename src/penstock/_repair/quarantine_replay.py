@@ -1,0 +1,360 @@
+"""Moves rows from quarantine into their table exactly once, after a rule or the rows were fixed.
+
+Two tables change, and a Delta commit covers one table. So the outcome for each row is stored first:
+
+1. The rules are applied to the rows of one version of the quarantine, which are written to a
+   staging folder with their destination. The journal, written last, says that they are complete.
+2. The rows that pass are added to the table.
+3. The files of that version are removed from the quarantine, and the rows that still break a rule
+   added to it again.
+4. The staging folder is deleted.
+
+Steps 2 and 3 have the version as their fence. A replay that finds a journal continues with its step
+2 or 3, whatever the rules are by then. Rows that were quarantined in between stay there.
+
+If rows are selected, only the files with a selected row are staged, and the journal lists them:
+step 3 removes these files and adds their other rows again. A selection that moves no row makes no
+commit, so the next one may use the same version as its fence.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock._model.expectation import Expectation, OnViolation
+from penstock._repair.journal import Journal
+from penstock._repair.selected_rows import SELECTED, SelectedRows, select_rows
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles
+from penstock._tables.layout import TableRef
+from penstock._tables.read.log_scan import file_identity
+from penstock._tables.read.row_selection import RowSelection
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.schema import conform
+from penstock.errors import PlanError, SpecError
+from penstock.quality.rules import quoted
+from penstock.quality.split import (
+    DESTINATION,
+    FAILED_RULES,
+    QUARANTINE_COLUMNS,
+    TO_QUARANTINE,
+    TO_TABLE,
+    split_rows,
+)
+
+STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
+"""Steps after which a replay can be resumed; arguments of `on_step`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """The result of a replay.
+
+    Attributes:
+        version: Version of the quarantine; `None` without a quarantine.
+        chosen: Rows that the rules were applied to.
+        moved: Those that are in the table now.
+        kept: Those that still break a rule.
+        resumed: Whether an interrupted replay was completed.
+        finished: Result of that one, if it had another selection.
+    """
+
+    table: str
+    version: int | None
+    chosen: int
+    moved: int
+    kept: int
+    resumed: bool = False
+    finished: "Replayed | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayPreview:
+    """What a replay would do.
+
+    Attributes:
+        version: Version of the quarantine; `None` without a quarantine.
+        moves: Selected rows that pass.
+        keeps: Selected rows that break a rule.
+        by_rule: How many of these break each rule.
+        unfinished: Whether an interrupted replay would be completed first.
+    """
+
+    table: str
+    version: int | None
+    moves: int
+    keeps: int
+    by_rule: Mapping[str, int]
+    unfinished: bool
+
+    @property
+    def chosen(self) -> int:
+        return self.moves + self.keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Staged:
+    """A replay in its journal; `files` to remove by `file_identity`, `None` = all of them."""
+
+    version: int
+    files: frozenset[tuple[str, str]] | None = None
+    selection: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"quarantine_version": self.version}
+        if self.files is not None:
+            content |= {"files": sorted(self.files), "selection": self.selection}
+        return content
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "_Staged":
+        files = content.get("files")
+        return cls(
+            version=int(content["quarantine_version"]),
+            files=None if files is None else frozenset((path, vector) for path, vector in files),
+            selection=content.get("selection", {}),
+        )
+
+
+class QuarantineReplay:
+    """Replays the quarantine of one table. The caller holds the leases of pipeline and table.
+
+    Args:
+        spark: Classic session.
+        target: An existing table that is only appended to.
+        quarantine: Its quarantine; need not exist.
+        staging: The staging folder.
+        expectations: The present ones of the table.
+        on_step: Called after each step.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        pipeline: str,
+        target: TableRef,
+        quarantine: TableRef,
+        staging: str,
+        expectations: Sequence[Expectation],
+        on_step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._spark = spark
+        self._delta = DeltaJvm(spark)
+        self._name = target.name
+        self._flow = f"replay of {quarantine.name}"
+        self._journal = Journal(StorageFiles(spark), staging, _Staged.of)
+        self._rows, self._read = f"{staging}/rows", f"{staging}/read"
+        self._quarantine_path = quarantine.path
+        self._expectations = expectations
+        self._on_step = on_step
+        self._exists = self._delta.version(quarantine.path) >= 0
+        table_id = ""
+        if self._exists:
+            table_id = self._delta.metadata(self._delta.begin(quarantine.path)).id
+        # The versions of a quarantine that was dropped and recreated start at 0 again.
+        self._app_id = f"{pipeline}/{target.name}/replay/{table_id}"
+        self._target = FencedTable(self._delta, target, self._app_id)
+        self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
+
+    def run(self, selection: RowSelection) -> Replayed:
+        """Complete an interrupted replay; then replay the selected rows.
+
+        An interrupted replay with the same selection is only completed.
+
+        Raises:
+            PlanError: `QUARANTINE_CHANGED`, `QUARANTINE_ROWS_GONE`, `SCHEMA_INCOMPATIBLE`.
+            SpecError: `QUARANTINE_SELECTION_INVALID`.
+        """
+        pending = self._journal.load()
+        if pending is None:
+            return self._begin(selection)
+        finished = replace(self._finish(pending), resumed=True)
+        if pending.selection == selection.record():
+            return finished
+        try:
+            done = self._begin(selection)
+        except (PlanError, SpecError) as error:
+            moved = f"an interrupted replay was completed first ({finished.moved:,} rows moved)"
+            raise type(error)(
+                error.condition, f"{moved}; then: {error.message}", hint=error.hint
+            ) from error
+        return replace(done, resumed=True, finished=finished)
+
+    def preview(self, selection: RowSelection) -> ReplayPreview:
+        """Apply the rules to the selected rows without changing anything.
+
+        Raises:
+            PlanError: `QUARANTINE_ROWS_GONE`.
+            SpecError: `QUARANTINE_SELECTION_INVALID`.
+        """
+        version: int | None = None
+        rows: DataFrame | None = None
+        if self._exists and selection.is_all:
+            version = self._delta.version(self._quarantine_path)
+            rows = self._all_rows(version)
+        elif self._exists:
+            selected = self._select(selection)
+            version = selected.version
+            rows = None if selected.rows is None else selected.rows.where(SELECTED).drop(SELECTED)
+        counts: Counter[str] = Counter()
+        rules: Counter[str] = Counter()
+        if rows is not None:
+            groups = self._split(rows).groupBy(DESTINATION, FAILED_RULES).count()
+            for destination, broken, count in groups.collect():
+                counts[destination] += count
+                if destination == TO_QUARANTINE:
+                    rules.update(dict.fromkeys(broken, count))
+        return ReplayPreview(
+            table=self._name,
+            version=version,
+            moves=counts[TO_TABLE],
+            keeps=counts[TO_QUARANTINE],
+            by_rule=dict(rules.most_common()),
+            unfinished=self._journal.load() is not None,
+        )
+
+    def _select(self, selection: RowSelection) -> SelectedRows:
+        declared = [rule.name for rule in self._expectations]
+        return select_rows(self._delta, self._quarantine.ref, selection, declared=declared)
+
+    def _begin(self, selection: RowSelection) -> Replayed:
+        self._journal.delete()  # files of a replay that was interrupted before its journal
+        if not self._exists:
+            return Replayed(table=self._name, version=None, chosen=0, moved=0, kept=0)
+        if selection.is_all:
+            staged = _Staged(version=self._delta.version(self._quarantine_path), selection={})
+            rows = self._all_rows(staged.version)
+        else:
+            selected = self._select(selection)
+            staged = _Staged(
+                version=selected.version, files=selected.files, selection=selection.record()
+            )
+            if selected.rows is None:
+                return Replayed(table=self._name, version=staged.version, chosen=0, moved=0, kept=0)
+            # Stored, so that the selection is evaluated once: a condition may depend on the time.
+            selected.rows.write.parquet(self._read)
+            rows = self._spark.read.parquet(self._read).where(SELECTED).drop(SELECTED)
+        self._split(rows).write.parquet(self._rows)
+        self._journal.save(staged.to_json())
+        self._on_step(STAGED)
+        try:
+            return self._finish(staged)
+        except Exception:
+            # Without a commit there is nothing to complete, and the replay can be started again.
+            if not self._target.begin(staged.version).is_committed:
+                self._journal.delete()
+            raise
+
+    def _all_rows(self, version: int) -> DataFrame:
+        rows = self._spark.read.format("delta").option("versionAsOf", version)
+        return rows.load(self._quarantine_path)
+
+    def _split(self, rows: DataFrame) -> DataFrame:
+        """The rows in the columns of the table, with their destination and broken rules."""
+        have = {name.lower() for name in rows.columns}
+        schema = self._target.begin(None).metadata.schema
+        columns = [F.col(quoted(name)) for name in schema.names if name.lower() in have]
+        data = conform(rows.select(*columns), schema)
+        # A row that breaks a fail rule stays in quarantine, and must not fail the replay of others.
+        rules = [
+            replace(rule, on_violation=OnViolation.QUARANTINE)
+            if rule.on_violation is OnViolation.FAIL
+            else rule
+            for rule in self._expectations
+        ]
+        split = split_rows(data, rules)
+        if split is None or not split.quarantine:
+            kinds = {name: rows.schema[name].dataType for name in QUARANTINE_COLUMNS}
+            nulls = [F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
+            return data.select("*", *nulls, F.lit(TO_TABLE).alias(DESTINATION))
+        return split.df.drop(*split.masks)
+
+    def _finish(self, pending: _Staged) -> Replayed:
+        moved = kept = 0
+        version = pending.version
+        tables = (self._target, self._quarantine)
+        if not all(table.begin(version).is_committed for table in tables):
+            staged = self._spark.read.parquet(self._rows)
+            counts = {row[0]: int(row[1]) for row in staged.groupBy(DESTINATION).count().collect()}
+            moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
+            if moved:
+                self._add_to_table(staged, version, moved)
+                self._on_step(IN_TABLE)
+                self._remove_from_quarantine(staged, pending, kept)
+                self._on_step(OUT_OF_QUARANTINE)
+        self._journal.delete()
+        return Replayed(
+            table=self._name, version=version, chosen=moved + kept, moved=moved, kept=kept
+        )
+
+    def _add_to_table(self, staged: DataFrame, version: int, rows: int) -> None:
+        txn = self._target.begin(version)
+        if txn.is_committed:
+            return
+        valid = staged.where(F.col(DESTINATION) == TO_TABLE)
+        valid = valid.drop(DESTINATION, *QUARANTINE_COLUMNS)
+        self._target.evolve(txn, valid.schema, allow_missing=True, replaces=False)
+        actions = self._delta.write_files(txn.jvm, valid)
+        self._target.commit(txn, actions, version, self._record(version, rows), complete=False)
+
+    def _remove_from_quarantine(self, staged: DataFrame, pending: _Staged, kept: int) -> None:
+        version = pending.version
+        txn = self._quarantine.begin(version)
+        if txn.is_committed:
+            return
+        removed = self._removals(pending, txn)
+        bad = staged.where(F.col(DESTINATION) == TO_QUARANTINE).drop(DESTINATION)
+        schema = self._quarantine.evolve(txn, bad.schema, allow_missing=True, replaces=False)
+        written, rows = [bad] if kept else [], kept
+        if pending.files is not None:
+            others = self._spark.read.parquet(self._read).where(~F.col(SELECTED)).drop(SELECTED)
+            if count := others.count():
+                written, rows = [*written, conform(others, schema)], rows + count
+        added = [file for part in written for file in self._delta.write_files(txn.jvm, part)]
+        record = self._record(version, rows)
+        self._quarantine.commit(txn, [*removed, *added], version, record, complete=True)
+
+    def _record(self, version: int, rows: int) -> CommitResult:
+        return CommitResult(
+            flow=self._flow,
+            app_id=self._app_id,
+            batch_id=version,
+            version=None,
+            rows_written=rows,
+        )
+
+    def _removals(self, pending: _Staged, txn: TableTransaction) -> list[Any]:
+        """Actions that remove the staged files, if they are unchanged; not those added later."""
+        staged = pending.files
+        if staged is None:
+            contents = self._delta.files_at(self._quarantine_path, pending.version)
+            staged = frozenset(map(file_identity, contents))
+        contents = self._delta.file_contents(txn.jvm.filterFiles())
+        live = {file_identity(content): content for content in contents}
+        if changed := staged - live.keys():
+            number = self._rewriting(pending.version, txn.version, {path for path, _ in changed})
+            raise PlanError(
+                "QUARANTINE_CHANGED",
+                f"the quarantine of {self._name} was rewritten (version {number}) while a replay "
+                f"of its version {pending.version} was unfinished: it cannot be determined any "
+                "more which of its rows are in the table already",
+                hint=f"restore it: RESTORE delta.`{self._quarantine_path}` TO VERSION AS OF "
+                f"{number - 1}; then replay again",
+            )
+        return [file.remove() for file in self._delta.add_files([live[file] for file in staged])]
+
+    def _rewriting(self, version: int, newest: int, paths: set[str]) -> int:
+        """The first later version that removed one of some files."""
+        for number in range(version + 1, newest + 1):
+            for line in self._delta.commit_lines(self._quarantine_path, number) or ():
+                removed = json.loads(line).get("remove")
+                if removed is not None and removed["path"] in paths:
+                    return number
+        return version + 1

@@ -1,0 +1,1 @@
+"""Reads tables, their logs and checkpoints, mostly without Spark."""

@@ -1,0 +1,485 @@
+"""Rows of a pipeline's tables for the dashboard, with secrets masked.
+
+Time and size of each result are limited; a long search is continued with another call. Masked
+strings are searched, so that a secret cannot be guessed.
+"""
+
+import json
+import math
+import re
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock._model.name import DatasetName
+from penstock._observe.masking import masked_values, shown
+from penstock._tables.files import local_path
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.read.browsing_versions import description, newest_versions, read_commit
+from penstock._tables.read.row_selection import row_id
+from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
+from penstock.errors import SpecError
+
+FAILED_RULES, ROW, SOURCE = "_failed_rules", "_row", "_source"
+
+_MAX_COLUMNS = 200
+_MAX_CELL = 400
+_MAX_PAYLOAD = 16_000
+_MAX_READ = 64_000
+_MAX_BODY = 512_000
+_MAX_DEPTH = 12
+_MAX_ITEMS = 500
+_PREVIEW_AT_ONCE = 16
+_SEARCH_AT_ONCE = 256
+_COUNT_AT_ONCE = 16_384
+_SEARCH_SECONDS = 1.0
+_COUNT_SECONDS = 1.0
+_MAX_COUNTED_FILES = 50_000
+_SMALL_FILE = 16 << 20
+_GOOD_FILE = 128 << 20
+_MANY_FILES = 100
+_MAX_TABLES = 64
+_MAX_COMMITS = 500
+_READERS = 2
+# Greater integers are not exact in JavaScript.
+_EXACT = 1 << 53
+_CURSOR = re.compile(r"(\d{1,15})-([0-9a-f]{12})-(\d{1,12})")
+
+
+@dataclass(frozen=True)
+class _Commit:
+    version: int
+    at: int
+    flow: str
+    batch_id: int | None
+
+
+class TableBrowser:
+    """Reads the tables below a local storage root. Thread-safe; results are JSON values.
+
+    Methods get the resolved name of a dataset, and its path in the event log if it is known.
+
+    Args:
+        root: The storage root, a URI or path.
+        trusts_paths: Whether tables may be at other paths from the event log. Not for logs of
+            untrusted origin.
+        monotonic: Clock of the time limits.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        trusts_paths: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = StorageLayout(root)
+        self._root = local_path(self._layout.root)
+        self._trusts_paths = trusts_paths
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._readers = threading.BoundedSemaphore(_READERS)
+        self._tables: OrderedDict[Path, StoredTable] = OrderedDict()
+        self._counted: OrderedDict[Path, tuple[int, Counter[str]]] = OrderedDict()
+        self._commits: OrderedDict[Path, _Commits] = OrderedDict()
+
+    def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
+        """Some rows of a table, starting with its newest files.
+
+        Returns:
+            `columns` with `name` and `type`, `rows` of strings (or null), `version`, `total` (null
+            if unknown), `more_columns`: how many are left out.
+
+        Raises:
+            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
+        """
+        with self._readers:
+            snapshot = self._table(self._path(dataset, path)).snapshot()
+            columns = snapshot.columns[:_MAX_COLUMNS]
+            rows: list[list[str | None]] = []
+            size = 0
+            for _, _, values in snapshot.scan(columns, at_once=_PREVIEW_AT_ONCE):
+                plain = {name: _plain(value, 0) for name, value in values.items()}
+                cells = [_cell(value) for value in masked_values(plain).values()]
+                size += sum(len(cell) for cell in cells if cell is not None)
+                if rows and size > _MAX_BODY:
+                    break
+                rows.append(cells)
+                if len(rows) == limit:
+                    break
+            return {
+                "version": snapshot.version,
+                "total": snapshot.rows,
+                "columns": [{"name": c.name, "type": _type_text(c.type)} for c in columns],
+                "more_columns": len(snapshot.columns) - len(columns),
+                "rows": rows,
+            }
+
+    def table(self, dataset: str, path: str | None) -> dict[str, Any]:
+        """Files and versions of a table, from its log.
+
+        Returns:
+            `version`; `files`, `bytes` and `small_files` (below 16 MiB) of that version; `advice`
+            if many small files make reading slow, else null; `versions`: the newest ones, newest
+            first, with `version`, `at` (in milliseconds), `operation`, `flow`, `batch_id`,
+            `files_added`, `files_removed` and `rows` (added, null if unknown).
+
+        Raises:
+            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
+        """
+        folder = self._path(dataset, path)
+        with self._readers:
+            snapshot = self._table(folder).snapshot(rests=True)
+            assert folder is not None
+            small = sum(file.size < _SMALL_FILE for file in snapshot.files)
+            size = sum(file.size for file in snapshot.files)
+            return {
+                "version": snapshot.version,
+                "files": len(snapshot.files),
+                "bytes": size,
+                "small_files": small,
+                "advice": _advice(small, size),
+                "versions": newest_versions(folder / "_delta_log", snapshot.version),
+            }
+
+    def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
+        """Every table that has a quarantine, by name.
+
+        Returns:
+            `dataset`, `rows` (null if unknown), `counted` (how many of them `rules` is about),
+            `rules`: how many of those broke each rule, and `newest`, in milliseconds; or a
+            `problem` instead.
+        """
+        folders = {name: self._path(name, path) for name, path in paths.items()}
+        for name in self._stored():
+            folders.setdefault(name, self._path(name, None))
+        until = self._monotonic() + _COUNT_SECONDS
+        summaries = []
+        for name, table in sorted(folders.items()):
+            folder = _quarantine_of(table)
+            if folder is None or not (folder / "_delta_log").is_dir():
+                continue
+            try:
+                with self._readers:
+                    summaries.append({"dataset": name, **self._summary(folder, until)})
+            except SpecError as error:
+                problem = {"message": shown(error.message), "hint": shown(error.hint or "")}
+                summaries.append({"dataset": name, "problem": problem})
+        return summaries
+
+    def quarantine(
+        self,
+        dataset: str,
+        path: str | None,
+        *,
+        search: str = "",
+        rule: str = "",
+        before: str = "",
+        limit: int,
+    ) -> dict[str, Any]:
+        """Rows in quarantine, newest batch first.
+
+        Args:
+            dataset: Name of the table.
+            path: Its path in the event log.
+            search: Only rows with this in their values, source or rules, ignoring case.
+            rule: Only rows that broke this rule.
+            before: Position to continue from: `next` of an earlier result.
+            limit: Maximum number of rows.
+
+        Returns:
+            `rows` with `id` (as in `RowSelection`), `rules`, `row` (its values as a JSON string),
+            `is_cut`, `source`, `at` (of the commit, in milliseconds), `flow`, `batch_id` and
+            `version` (null if the commit was deleted or is not Penstock's); `searched`: the number
+            of rows read; `next`: the position to continue from, null at the end; `total`.
+
+        Raises:
+            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
+            ValueError: `before` is not a position.
+        """
+        start = _cursor(before)
+        folder = _quarantine_of(self._path(dataset, path))
+        if folder is None:
+            raise _not_local()
+        with self._readers:
+            snapshot = self._table(folder).snapshot()
+            columns = _reason_columns(snapshot)
+            until = self._monotonic() + _SEARCH_SECONDS
+            text = search.casefold()
+            rows: list[dict[str, Any]] = []
+            files: list[StoredFile] = []
+            searched = size = 0
+            following: str | None = None
+            scan = snapshot.scan(columns, at_once=_SEARCH_AT_ONCE, start=start)
+            for file, position, values in scan:
+                is_late = searched > 0 and self._monotonic() > until
+                if len(rows) >= limit or size > _MAX_BODY or is_late:
+                    at, digest = file.order
+                    following = f"{at}-{digest}-{position}"
+                    break
+                searched += 1
+                broken = [str(name) for name in values.get(FAILED_RULES) or ()]
+                if rule and rule not in map(_shown_rule, broken):
+                    continue
+                item = _item(broken, values)
+                if text and not _contains(item, text):
+                    continue
+                item["id"] = row_id(file.name, position)
+                item["is_cut"] = len(item["row"]) > _MAX_PAYLOAD
+                item["row"] = item["row"][:_MAX_PAYLOAD]
+                size += len(item["row"])
+                rows.append(item)
+                files.append(file)
+            commits = self._commits_of(folder, snapshot.version, files)
+            for item, file in zip(rows, files, strict=True):
+                commit = commits.get(file.name)
+                item["at"] = commit.at if commit is not None else file.at
+                item["flow"] = commit.flow if commit is not None else ""
+                item["batch_id"] = commit.batch_id if commit is not None else None
+                item["version"] = commit.version if commit is not None else None
+            return {"total": snapshot.rows, "searched": searched, "next": following, "rows": rows}
+
+    # -- paths of tables -------------------------------------------------------------------------
+
+    def _path(self, dataset: str, path: str | None) -> Path | None:
+        """The folder of a table; `None` if it is not local or must not be read."""
+        parts = dataset.split(".")
+        default = None
+        if self._root is not None and len(parts) == 3:
+            default = local_path(self._layout.table_path(DatasetName(*parts)))
+        if path is None or (default is not None and (default / "_delta_log").is_dir()):
+            return default
+        logged = local_path(path)
+        if logged is None or self._trusts_paths:
+            return logged
+        is_below = self._root is not None and logged.resolve().is_relative_to(self._root.resolve())
+        return logged if is_below else default
+
+    def _stored(self) -> Iterator[str]:
+        if self._root is None:
+            return
+        for log in self._root.glob(f"tables/*/*/*{QUARANTINE_SUFFIX}/_delta_log"):
+            parts = [segment_name(part) for part in log.parent.parts[-3:]]
+            parts[-1] = parts[-1].removesuffix(QUARANTINE_SUFFIX)
+            if not any("." in part for part in parts):
+                yield ".".join(parts)
+
+    def _table(self, folder: Path | None) -> StoredTable:
+        if folder is None:
+            raise _not_local()
+        with self._lock:
+            if folder not in self._tables:
+                self._tables[folder] = StoredTable(folder, monotonic=self._monotonic)
+            return _used(self._tables, folder, _MAX_TABLES)
+
+    # -- counts ---------------------------------------------------------------------------------
+
+    def _summary(self, folder: Path, until: float) -> dict[str, Any]:
+        snapshot = self._table(folder).snapshot(rests=True)
+        rules: Counter[str] = Counter()
+        counted = 0
+        for file in snapshot.files:
+            known = self._counted.get(file.path)
+            if known is None or file.path in snapshot.kept:
+                if self._monotonic() > until:
+                    continue
+                known = _count(snapshot, file)
+                with self._lock:
+                    self._counted[file.path] = known
+                    _used(self._counted, file.path, _MAX_COUNTED_FILES)
+            counted += known[0]
+            rules.update(known[1])
+        return {
+            "rows": snapshot.rows,
+            "counted": counted,
+            "rules": {_shown_rule(name): rows for name, rows in rules.most_common()},
+            "newest": snapshot.files[0].at if snapshot.files else None,
+        }
+
+    def _commits_of(
+        self, folder: Path, version: int, files: list[StoredFile]
+    ) -> Mapping[str, _Commit]:
+        if not files:
+            return {}
+        with self._lock:
+            self._commits.setdefault(folder, _Commits(folder / "_delta_log"))
+            commits = _used(self._commits, folder, _MAX_TABLES)
+        return commits.of({file.name for file in files}, version)
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _used(cache: OrderedDict[Key, Value], key: Key, size: int) -> Value:
+    """An entry of a cache, which becomes the most recently used one of at most `size`."""
+    cache.move_to_end(key)
+    while len(cache) > size:
+        cache.popitem(last=False)
+    return cache[key]
+
+
+class _Commits:
+    """The commits that added files; read from the newest one back, as far as needed."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._by_file: dict[str, _Commit] = {}
+        self._newest = -1
+        self._oldest = 0
+
+    def of(self, names: set[str], version: int) -> Mapping[str, _Commit]:
+        """Known commits by file; reads at most some hundred."""
+        with self._lock:
+            if self._newest < 0:
+                self._newest, self._oldest = version, version + 1
+            # After very many new commits, only the newest ones are read.
+            if version - self._newest > _MAX_COMMITS:
+                self._by_file, self._newest, self._oldest = {}, version, version + 1
+            for number in range(self._newest + 1, version + 1):
+                self._read(number)
+            self._newest = max(self._newest, version)
+            read = 0
+            while read < _MAX_COMMITS and self._oldest > 0 and not names <= self._by_file.keys():
+                self._oldest -= 1
+                read += 1
+                self._read(self._oldest)
+            return dict(self._by_file)
+
+    def _read(self, number: int) -> None:
+        actions = read_commit(self._log, number)
+        if actions is None:
+            return  # deleted by log cleanup
+        body = description(number, actions)
+        commit = _Commit(
+            version=number, at=body["at"], flow=body["flow"], batch_id=body["batch_id"]
+        )
+        for action in actions:
+            if "add" in action:
+                self._by_file[action["add"]["path"]] = commit
+
+
+def _advice(small: int, size: int) -> str | None:
+    """Advice to compact a table with many small files; `None` if that would not pay."""
+    if small < _MANY_FILES or small < 4 * (1 + size // _GOOD_FILE):
+        return None
+    return (
+        f"{small:,} files are below 16 MiB: each query opens them all. OPTIMIZE merges them; "
+        "longer triggers make fewer of them"
+    )
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _count(snapshot: Snapshot, file: StoredFile) -> tuple[int, Counter[str]]:
+    rules: Counter[str] = Counter()
+    rows = 0
+    columns = [column for column in snapshot.columns if column.name == FAILED_RULES]
+    for _, values in snapshot.read(file, columns, at_once=_COUNT_AT_ONCE):
+        rows += 1
+        rules.update(values.get(FAILED_RULES) or ())
+    return rows, rules
+
+
+def _reason_columns(snapshot: Snapshot) -> list[Column]:
+    columns = [c for c in snapshot.columns if c.name in (FAILED_RULES, ROW, SOURCE)]
+    if {FAILED_RULES, ROW} - {column.name for column in columns}:
+        raise SpecError(
+            "TABLE_NOT_READABLE", "the table lacks the columns of a quarantine", hint="drop it"
+        )
+    return columns
+
+
+def _item(broken: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    row, source = values.get(ROW), values.get(SOURCE)
+    texts = {
+        "row": str(row if row is not None else "")[:_MAX_READ],
+        "source": str(source)[:_MAX_CELL] if source is not None else None,
+    }
+    # Masked one by one: the name of a rule may look like a secret.
+    return {"rules": [_shown_rule(name) for name in broken], **masked_values(texts)}
+
+
+def _contains(item: Mapping[str, Any], wanted: str) -> bool:
+    texts = (item["row"], item["source"] or "", *item["rules"])
+    return any(wanted in text.casefold() for text in texts)
+
+
+@lru_cache(maxsize=4096)
+def _shown_rule(name: str) -> str:
+    return shown(name)
+
+
+def _cursor(text: str) -> tuple[tuple[int, str], int] | None:
+    if not text:
+        return None
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise ValueError("not a position in a quarantine")
+    return (int(match[1]), match[2]), int(match[3])
+
+
+def _quarantine_of(table: Path | None) -> Path | None:
+    return None if table is None else table.with_name(table.name + QUARANTINE_SUFFIX)
+
+
+def _not_local() -> SpecError:
+    return SpecError(
+        "TABLE_NOT_READABLE",
+        "the table is not on this machine, or not below the storage of this dashboard",
+        hint="`penstock preview` reads tables elsewhere",
+    )
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """A value for JSON, of limited size."""
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return value if -_EXACT <= value <= _EXACT else str(value)
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case str():
+            return value[:_MAX_READ]
+        case bytes():
+            return _bytes_text(value[:_MAX_READ])
+        case _ if depth >= _MAX_DEPTH:
+            return "…"
+        case dict():
+            return {
+                str(key): _plain(item, depth + 1)
+                for _, (key, item) in zip(range(_MAX_ITEMS), value.items(), strict=False)
+            }
+        case list() | tuple():
+            return [_plain(item, depth + 1) for item in value[:_MAX_ITEMS]]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _bytes_text(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return "0x" + value.hex()
+    return text if text.isprintable() or text.isspace() else "0x" + value.hex()
+
+
+def _cell(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
+
+
+def _type_text(kind: Any) -> str:
+    return kind if isinstance(kind, str) else str(kind.get("type", ""))

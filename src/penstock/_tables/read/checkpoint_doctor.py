@@ -1,0 +1,374 @@
+"""Finds damaged checkpoints, and checkpoints that do not match their tables; changes nothing."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
+from penstock._tables.files import local_path
+from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
+from penstock._tables.read.checkpoint_files import (
+    METADATA_MISSING,
+    Checkpoint,
+    checkpoints,
+    flow_records,
+)
+from penstock._tables.read.damage import (
+    behind,
+    commit_lines,
+    is_lost,
+    local_log,
+    log_hint,
+    log_message,
+    state_lost,
+)
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class Severity(StrEnum):
+    NOTE = "note"
+    """Nothing to do."""
+    WARNING = "warning"
+    """The next start may fail, or repeat work."""
+    ERROR = "error"
+    """The next start fails, or loses rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A finding about the checkpoint of a flow; `kind` is a stable name."""
+
+    flow: str
+    epoch: str
+    kind: str
+    severity: Severity
+    message: str
+    hint: str = ""
+
+
+def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding]:
+    """Examine all checkpoints, or those of one flow; the most severe findings first.
+
+    Raises:
+        SpecError: As `checkpoints`.
+    """
+    examined = checkpoints(settings, flow)
+    every = examined if flow is None else checkpoints(settings)
+    owners = Counter(item.query_id for item in every if item.query_id is not None)
+    findings = list(_table_logs(settings))
+    tables = _tables_by_id(settings)
+    known = flow_records(settings)
+    for checkpoint in examined:
+        if not checkpoint.is_current:
+            is_lost_flow = checkpoint.flow not in known
+            lost = _lost_state(checkpoint, settings, tables) if is_lost_flow else None
+            findings.append(lost or _old(checkpoint))
+            continue
+        findings += _files(checkpoint)
+        if not checkpoint.exists:
+            continue
+        query = checkpoint.query_id
+        if query is not None and owners[query] > 1:
+            flows = sorted(item.flow for item in every if item.query_id == query)
+            findings.append(_copied(checkpoint, flows))
+        findings += _state(checkpoint)
+        findings += _table(checkpoint, settings, tables)
+    order = list(Severity)[::-1]
+    return sorted(findings, key=lambda item: (order.index(item.severity), item.flow, item.kind))
+
+
+def unreadable_files(checkpoint: Checkpoint) -> list[str]:
+    """Problems of files that the next start needs; empty if it can start."""
+    return [
+        finding.message
+        for finding in _files(checkpoint)
+        if finding.severity is Severity.ERROR
+        and finding.kind in ("file-damaged", "offsets-missing")
+        and finding.message != f"metadata {METADATA_MISSING}"
+    ]
+
+
+def _finding(
+    checkpoint: Checkpoint, kind: str, severity: Severity, message: str, hint: str = ""
+) -> Finding:
+    return Finding(
+        flow=checkpoint.flow,
+        epoch=checkpoint.epoch,
+        kind=kind,
+        severity=severity,
+        message=message,
+        hint=hint,
+    )
+
+
+def _rebuild(checkpoint: Checkpoint) -> str:
+    return (
+        f"restore {checkpoint.path} from a copy that is as old as the table; or rebuild the table "
+        "from its sources: `penstock run --full-refresh` with its name"
+    )
+
+
+def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
+    if not checkpoint.exists:
+        yield finding(
+            "checkpoint-missing",
+            Severity.ERROR,
+            f"{checkpoint.path} does not exist, but the flow was started with it: a new one would "
+            "number its batches from 0, and they would be skipped as ones that the table has",
+            f"`penstock checkpoint reset {checkpoint.flow} --from earliest` shows what a new one "
+            "would read again; or --full-refresh the table",
+        )
+        return
+    last = max(checkpoint.last_planned or 0, checkpoint.last_finished or 0)
+    newest = {
+        f"offsets/{checkpoint.last_planned}",
+        f"commits/{checkpoint.last_finished}",
+        "metadata",
+    }
+    is_unused = not (checkpoint.planned or checkpoint.finished or len(checkpoint.damaged) > 1)
+    for name, reason in checkpoint.damaged.items():
+        if name == "metadata" and is_unused:
+            continue  # before its first batch
+        is_needed = name in newest or ("/" in name and int(name.rpartition("/")[2]) >= last)
+        yield finding(
+            "file-damaged",
+            Severity.ERROR if is_needed else Severity.WARNING,
+            f"{name} {reason}",
+            _rebuild(checkpoint) if is_needed else "the next start does not read older batches",
+        )
+    yield from _logs(checkpoint)
+
+
+def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
+    planned = [batch.batch_id for batch in checkpoint.planned]
+    finished = -1 if checkpoint.last_finished is None else checkpoint.last_finished
+    unfinished = [number for number in planned if number > finished]
+    if len(unfinished) == 1:
+        yield finding(
+            "batch-open",
+            Severity.NOTE,
+            f"batch {unfinished[0]} is planned and not finished: the next start runs it again",
+        )
+    elif len(unfinished) > 1:
+        yield finding(
+            "commits-missing",
+            Severity.ERROR,
+            f"batches {unfinished[0]} to {unfinished[-1]} are planned and not finished, but Spark "
+            "plans one batch at a time: files of `commits` are missing",
+            _rebuild(checkpoint),
+        )
+    damaged = {int(name[8:]) for name in checkpoint.damaged if name.startswith("offsets/")}
+    known = {*planned, *damaged}
+    if checkpoint.last_finished is not None and finished not in known:
+        yield finding(
+            "offsets-missing",
+            Severity.ERROR,
+            f"batch {finished} is finished, but offsets/{finished} is missing: the next start "
+            "cannot determine its end offsets",
+            _rebuild(checkpoint),
+        )
+    gaps = sorted(set(range(min(known), max(known) + 1)) - known) if known else []
+    if gaps:
+        yield finding(
+            "offsets-gap",
+            Severity.WARNING,
+            f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
+            "Spark reads only the newest ones; find out what deletes files here",
+        )
+    if len({len(batch.offsets) for batch in checkpoint.planned[-2:]}) > 1:
+        yield finding(
+            "sources-changed",
+            Severity.WARNING,
+            "the number of sources changed between the last two batches",
+            "a query with other sources needs a new checkpoint",
+        )
+
+
+def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
+    return _finding(
+        checkpoint,
+        "query-id-shared",
+        Severity.ERROR,
+        f"{len(flows)} checkpoints have the query id {checkpoint.query_id}: one is a copy of the "
+        f"other ({', '.join(flows)})",
+        "each flow needs its own checkpoint: reset the one that was copied",
+    )
+
+
+def _old(checkpoint: Checkpoint) -> Finding:
+    return _finding(
+        checkpoint,
+        "not-used",
+        Severity.NOTE,
+        f"{checkpoint.path} ({checkpoint.size:,} bytes) belongs to an earlier epoch and is not "
+        "used by any flow",
+        "delete it if it is not needed for reference",
+    )
+
+
+def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
+    if not checkpoint.state or checkpoint.last_finished is None:
+        return
+    pinned = checkpoint.planned[-1].conf.get(_PARTITIONS, "") if checkpoint.planned else ""
+    for operator in sorted({part.operator for part in checkpoint.state}):
+        parts = [part for part in checkpoint.state if part.operator == operator]
+        if pinned.isdecimal() and len(parts) != int(pinned):
+            yield finding(
+                "state-partitions",
+                Severity.WARNING,
+                f"stateful operator {operator} has {len(parts)} partitions, the checkpoint "
+                f"was created with {pinned}",
+                _rebuild(checkpoint),
+            )
+        version = checkpoint.last_finished + 1
+        old = [part.partition for part in parts if max(part.versions, default=-1) < version]
+        if old:
+            yield finding(
+                "state-behind",
+                Severity.WARNING,
+                f"stateful operator {operator} has no version {version} of partition "
+                f"{old[0]}{' and others' if len(old) > 1 else ''}, which batch "
+                f"{checkpoint.last_finished} wrote",
+                _rebuild(checkpoint),
+            )
+
+
+def _table(
+    checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+) -> Iterator[Finding]:
+    finding = partial(_finding, checkpoint)
+    record = flow_records(settings).get(checkpoint.flow)
+    if record is None or record.target_id is None:
+        return
+    path = tables.get(record.target_id)
+    if path is None and any(_table_logs(settings)):
+        return  # it may be the table with the damaged log
+    if path is None:
+        yield finding(
+            "table-unknown",
+            Severity.WARNING,
+            "its table is not in the storage of the pipeline: it was dropped or recreated, or has "
+            "a path of its own",
+            "if it was dropped: --full-refresh it",
+        )
+        return
+    log = local_log(str(path))
+    if log is None or log.problem:
+        return
+    yield from _behind(checkpoint, path)
+    committed = _opened(path).transaction_version(_app_id(checkpoint, settings))
+    last = checkpoint.last_planned
+    if committed is not None and (last is None or committed > last):
+        yield finding(
+            "behind-table",
+            Severity.ERROR,
+            f"the table has batch {committed}, the newest one of the checkpoint is "
+            f"{'none' if last is None else last}: the checkpoint is an older copy, and its next "
+            "batches would be skipped as ones that the table has",
+            _rebuild(checkpoint),
+        )
+
+
+def _app_id(checkpoint: Checkpoint, settings: PipelineSettings) -> str:
+    # As `writer.app_id`, which cannot be imported without Spark.
+    return f"{settings.name}/{checkpoint.flow}/writer/{checkpoint.epoch}"
+
+
+def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
+    """Commits in the note of the flow that its tables do not have."""
+    try:
+        note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        return
+    names = target.parts[-3:]
+    paths = {
+        TARGET: target,
+        QUARANTINE: target.with_name(f"{target.name}{QUARANTINE_SUFFIX}"),
+        CDC_STATE: target.parents[3].joinpath("state", "cdc", *names),
+    }
+    for role, commit in note.items():
+        path = paths.get(role)
+        if path is None or not checkpoint.has_finished(commit.batch_id):
+            continue  # the batch will be repeated
+        log = local_log(str(path))
+        if log is None or log.newest is None or log.problem:
+            continue
+        if not is_lost(commit, partial(commit_lines, path), log.newest):
+            continue
+        table = _opened(path)
+        if str(table.metadata().id) != commit.table_id:
+            continue
+        last = table.transaction_version(commit.app_id)
+        last = -1 if last is None else last
+        damage = behind(checkpoint, ".".join(names), role, commit, last, log.newest)
+        yield _finding(checkpoint, "table-behind", Severity.ERROR, damage.message, damage.hint)
+
+
+def _lost_state(
+    checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+) -> Finding | None:
+    """The finding about a checkpoint with batches in a table whose flow has no state file."""
+    app_id = _app_id(checkpoint, settings)
+    state = local_path(StorageLayout(settings.storage).state_dir)
+    for path in tables.values():
+        if _opened(path).transaction_version(app_id) is not None:
+            file = f"{state}/flows/{checkpoint.flow}.json"
+            table = ".".join(path.parts[-3:])
+            damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
+            return _finding(
+                checkpoint, "state-missing", Severity.ERROR, damage.message, damage.hint
+            )
+    return None
+
+
+def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
+    for path in _table_paths(settings):
+        log = local_log(str(path))
+        if log is not None and log.problem:
+            yield Finding(
+                flow="",
+                epoch="",
+                kind="table-log-damaged",
+                severity=Severity.ERROR,
+                message=log_message(".".join(path.parts[-3:]), log),
+                hint=log_hint(str(path), log),
+            )
+
+
+def _opened(path: Path) -> "DeltaTable":
+    """A table at the newest version with a file."""
+    from deltalake import DeltaTable
+
+    log = local_log(str(path))
+    # Without a version, delta-rs refuses a log whose newest checksum has no commit.
+    return DeltaTable(str(path), version=None if log is None else log.newest)
+
+
+def _table_paths(settings: PipelineSettings) -> list[Path]:
+    root = local_path(StorageLayout(settings.storage).root) or Path()
+    logs = (*root.glob("tables/*/*/*/_delta_log"), *root.glob("state/cdc/*/*/*/_delta_log"))
+    return sorted(log.parent for log in logs)
+
+
+def _tables_by_id(settings: PipelineSettings) -> dict[str, Path]:
+    from deltalake.exceptions import DeltaError
+
+    tables: dict[str, Path] = {}
+    for path in _table_paths(settings):
+        try:
+            tables[str(_opened(path).metadata().id)] = path
+        except DeltaError:
+            continue  # `_table_logs` or `penstock preview` reports the problem
+    return tables

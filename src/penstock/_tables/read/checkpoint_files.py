@@ -1,0 +1,296 @@
+"""Reads the files of Spark's checkpoints, without Spark or a lease, also while a flow runs.
+
+A checkpoint has a log of planned batches (`offsets`), a log of finished batches (`commits`), the id
+of its query (`metadata`) and the files of the state stores. Only local storage is read.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables.files import local_path
+from penstock._tables.layout import (
+    DECISION_FILE,
+    NOTE_FILE,
+    StorageLayout,
+    path_segment,
+    segment_name,
+)
+from penstock.errors import SpecError
+
+METADATA_MISSING = "is missing"
+_STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(?:changelog|zip|delta|snapshot)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedBatch:
+    """A file of `offsets`.
+
+    Attributes:
+        offsets: One per source: parsed JSON, or a string if it is not JSON. `None` = no offset yet.
+        watermark_ms: Of the batch.
+        timestamp_ms: When it was planned.
+        conf: Settings that Spark stores in the checkpoint.
+    """
+
+    batch_id: int
+    offsets: tuple[Any, ...]
+    watermark_ms: int | None
+    timestamp_ms: int | None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatePartition:
+    """State files of one partition of one stateful operator; versions ascending, size in bytes."""
+
+    operator: int
+    partition: int
+    versions: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The content of one checkpoint.
+
+    Attributes:
+        is_current: Whether the flow uses it.
+        exists: Whether the folder exists.
+        query_id: Of `metadata`; `None` if it cannot be read.
+        planned: Batches in `offsets` that are not deleted yet, ascending.
+        finished: Ids of the batches in `commits`, ascending.
+        damaged: Unreadable files, relative to the folder, with the reason.
+        state: Partitions of stateful operators.
+        size: Of the whole folder, in bytes.
+    """
+
+    flow: str
+    epoch: str
+    path: Path
+    is_current: bool
+    exists: bool
+    query_id: str | None
+    planned: tuple[LoggedBatch, ...]
+    finished: tuple[int, ...]
+    damaged: Mapping[str, str]
+    state: tuple[StatePartition, ...]
+    size: int
+
+    @property
+    def last_planned(self) -> int | None:
+        return self.planned[-1].batch_id if self.planned else None
+
+    @property
+    def last_finished(self) -> int | None:
+        return self.finished[-1] if self.finished else None
+
+    def has_finished(self, batch_id: int) -> bool:
+        """Whether a batch is finished, so that Spark will not run it again."""
+        planned, finished = self.last_planned, self.last_finished
+        return (finished is not None and finished >= batch_id) or (
+            planned is not None and planned > batch_id
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowRecord:
+    """The stored state of a flow (`state/flows`).
+
+    `target_id` is the Delta table id of its target: `None` for a sink, or before its first start.
+    """
+
+    flow: str
+    epoch: str
+    target_id: str | None
+    has_started: bool
+
+
+def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
+    records = {}
+    for file in sorted((_root(settings) / "state" / "flows").glob("*.json")):
+        try:
+            body = json.loads(file.read_text(encoding="utf-8"))
+            name = unquote(file.stem)
+            records[name] = FlowRecord(
+                flow=name,
+                epoch=str(body["epoch"]),
+                target_id=body.get("target_id"),
+                has_started=body.get("stateful_operators") is not None,
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # truncated by a crash: the flow starts anew
+    return records
+
+
+def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Checkpoint]:
+    """All checkpoints below the storage root, or those of one flow; current ones first.
+
+    Raises:
+        SpecError: `CHECKPOINT_NOT_FOUND`: the flow has none; `STORAGE_NOT_LOCAL`.
+    """
+    root = _root(settings) / "checkpoints"
+    records = flow_records(settings)
+    paths = {
+        (segment_name(path.parent.name), segment_name(path.name)): path
+        for path in sorted(root.glob("*/*"))
+        if path.is_dir() and not _is_of_batch_query(path)
+    }
+    for record in records.values():
+        if record.has_started:
+            path = root / path_segment(record.flow) / path_segment(record.epoch)
+            paths.setdefault((record.flow, record.epoch), path)
+    current = {(record.flow, record.epoch) for record in records.values()}
+    result = [
+        read_checkpoint(*names, path, is_current=names in current) for names, path in paths.items()
+    ]
+    if flow is not None:
+        known = sorted({checkpoint.flow for checkpoint in result})
+        result = [checkpoint for checkpoint in result if checkpoint.flow.lower() == flow.lower()]
+        if not result:
+            raise SpecError(
+                "CHECKPOINT_NOT_FOUND",
+                f"flow {flow!r} has no checkpoint below {root}",
+                hint=f"flows with a checkpoint: {', '.join(known) or 'none yet'}",
+            )
+    return sorted(result, key=lambda item: (item.flow, not item.is_current, item.epoch))
+
+
+def _is_of_batch_query(path: Path) -> bool:
+    """Whether a folder has no files of Spark: a one-time flow records its batch there."""
+    return all(file.name.startswith((DECISION_FILE, NOTE_FILE)) for file in path.iterdir())
+
+
+def _root(settings: PipelineSettings) -> Path:
+    root = local_path(StorageLayout(settings.storage).root)
+    if root is None:
+        raise SpecError(
+            "STORAGE_NOT_LOCAL",
+            f"the command changes checkpoints, and {settings.storage} is not on this machine",
+            hint="run it where the storage is mounted, and give --storage; on any storage work "
+            "`checkpoint list`, `inspect` and `doctor`, and `penstock run --full-refresh TABLE`",
+        )
+    return root
+
+
+def newest_of_checkpoint(flow: str, epoch: str, path: Path) -> Checkpoint:
+    """The parts of a current checkpoint that the next start reads: its newest two batches."""
+    return read_checkpoint(flow, epoch, path, last=2)
+
+
+def read_checkpoint(
+    flow: str, epoch: str, path: Path, *, is_current: bool = True, last: int = 0
+) -> Checkpoint:
+    """The content of a checkpoint, empty if there is none.
+
+    With `last`, only so many batches are read, and neither state nor size.
+    """
+    damaged: dict[str, str] = {}
+    files = [] if last else [file for file in path.rglob("*") if file.is_file()]
+    return Checkpoint(
+        flow=flow,
+        epoch=epoch,
+        path=path,
+        is_current=is_current,
+        exists=path.is_dir(),
+        query_id=_query_id(path, damaged) if path.is_dir() or last else None,
+        planned=tuple(_planned(path, damaged, last)),
+        finished=tuple(_finished(path, damaged, last)),
+        damaged=damaged,
+        state=() if last else tuple(_state(path)),
+        size=sum(file.stat().st_size for file in files),
+    )
+
+
+def _query_id(path: Path, damaged: dict[str, str]) -> str | None:
+    try:
+        return str(json.loads((path / "metadata").read_text(encoding="utf-8"))["id"])
+    except FileNotFoundError:
+        damaged["metadata"] = METADATA_MISSING
+    except (OSError, ValueError, KeyError, TypeError):
+        damaged["metadata"] = "is not JSON with an id"
+    return None
+
+
+def _numbered(folder: Path, last: int = 0) -> list[tuple[int, Path]]:
+    """Files with a number as their name; only the last ones if `last` is not 0."""
+    if not folder.is_dir():
+        return []
+    names = [file for file in folder.iterdir() if file.name.isdecimal()]
+    return sorted((int(file.name), file) for file in names)[-last:]
+
+
+def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedBatch]:
+    for number, file in _numbered(path / "offsets", last):
+        name = f"offsets/{number}"
+        lines = _lines(file, name, damaged)
+        if lines is None:
+            continue
+        if len(lines) < 2:
+            damaged[name] = "is truncated: it has no offsets"
+            continue
+        try:
+            head = json.loads(lines[0])
+            yield LoggedBatch(
+                batch_id=number,
+                offsets=tuple(_offset(line) for line in lines[1:]),
+                watermark_ms=head.get("batchWatermarkMs"),
+                timestamp_ms=head.get("batchTimestampMs"),
+                conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
+            )
+        except (ValueError, AttributeError):
+            damaged[name] = "is not in Spark's format"
+
+
+def _finished(path: Path, damaged: dict[str, str], last: int) -> Iterator[int]:
+    for number, file in _numbered(path / "commits", last):
+        name = f"commits/{number}"
+        lines = _lines(file, name, damaged)
+        if lines is None:
+            continue
+        try:
+            json.loads(lines[0])
+        except (ValueError, IndexError):
+            damaged[name] = "is not in Spark's format"
+            continue
+        yield number
+
+
+def _lines(file: Path, name: str, damaged: dict[str, str]) -> list[str] | None:
+    """The lines below the version; `None` if the file is damaged."""
+    try:
+        version, *lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        damaged[name] = f"cannot be read: {error}"
+        return None
+    if not re.fullmatch(r"v\d+", version):
+        damaged[name] = "does not start with a version" if version else "is empty"
+        return None
+    return [line for line in lines if line]
+
+
+def _offset(line: str) -> Any:
+    if line == "-":
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+def _state(path: Path) -> Iterator[StatePartition]:
+    for operator, folder in _numbered(path / "state"):
+        for partition, inner in _numbered(folder):
+            files = [file for file in inner.rglob("*") if file.is_file()]
+            matches = (_STATE_FILE.match(file.name) for file in files)
+            yield StatePartition(
+                operator=operator,
+                partition=partition,
+                versions=tuple(sorted({int(match.group(1)) for match in matches if match})),
+                size=sum(file.stat().st_size for file in files),
+            )

@@ -1,0 +1,170 @@
+"""Answers from the newest commits of a table's log, read directly.
+
+Delta would compute all of them from the state of the whole table, which takes a Spark job or two:
+most of the time of a small update. Each function returns `None` if the log is too long or was
+cleaned up; the caller then asks Delta.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._tables.delta_log import DeltaJvm
+
+_NEWEST = 20
+_WHOLE = 100
+
+
+def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | None:
+    """The last batch of an app id at a version; -1 if the whole log has none."""
+    for at in range(version, max(version - _NEWEST, -1), -1):
+        lines = delta.commit_lines(path, at)
+        if lines is None:
+            return None
+        for line in lines:
+            if line.startswith('{"txn"'):
+                transaction = json.loads(line)["txn"]
+                if transaction["appId"] == app_id:
+                    return int(transaction["version"])
+    return -1 if version < _NEWEST else None
+
+
+def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
+    commits: list[list[dict[str, Any]]] = []
+    for at in range(version, max(version - _NEWEST, -1), -1):
+        actions = _actions(delta, path, at)
+        if actions is None:
+            return None
+        commits.append(actions)
+        # No file before a replacement of all rows is live.
+        if at == 0 or _replaces_all(actions):
+            break
+    else:
+        return None
+    live: dict[tuple[str, str], dict[str, Any]] = {}
+    for actions in reversed(commits):
+        for file in _of_kind(actions, "remove"):
+            live.pop(file_identity(file), None)
+        for file in _of_kind(actions, "add"):
+            live[file_identity(file)] = file
+    return list(live.values())
+
+
+def append_only_start(
+    delta: DeltaJvm, path: str, version: int, *, most: int = _WHOLE
+) -> int | None:
+    """The version from which a stream sees every row of the table by reading appends alone.
+
+    0, or the version after the last reset. `None` if files were removed since, even by a compaction
+    (VACUUM may have deleted the files of older commits), if columns or partitions changed, or if
+    the log is incomplete, or longer than `most`.
+    """
+    if version > most:
+        return None
+    start: int | None = 0
+    shape: tuple[str, ...] | None = None
+    live: set[tuple[str, str]] = set()
+    for at in range(version + 1):
+        actions = _actions(delta, path, at)
+        if actions is None:
+            return None
+        new_shape = _shape(actions) or shape
+        if shape is not None and new_shape != shape:
+            start = None
+        shape = new_shape
+        removed, added = _of_kind(actions, "remove"), _of_kind(actions, "add")
+        live -= set(map(file_identity, removed))
+        live |= set(map(file_identity, added))
+        if any(file.get("deletionVector") for file in added):
+            start = None
+        elif removed:
+            start = None if live else at + 1
+    return start if start is not None and start <= version else None
+
+
+@dataclass(frozen=True)
+class LoggedRemovals:
+    """Commits that deleted or changed rows.
+
+    Attributes:
+        first: The oldest version in the log.
+        versions: Version to its operation and its time in milliseconds; without compactions.
+    """
+
+    first: int
+    versions: Mapping[int, tuple[str, int]]
+
+
+def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
+    """The commits of a table up to a version that did more than add rows."""
+    removals: dict[int, tuple[str, int]] = {}
+    at = version
+    while at >= 0:
+        lines = delta.commit_lines(path, at)
+        if lines is None:
+            break
+        if any(line.startswith('{"remove"') and _changes_rows(line) for line in lines):
+            info = delta.commit_info(path, at) or {}
+            removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
+        at -= 1
+    return LoggedRemovals(at + 1, dict(sorted(removals.items())))
+
+
+def replaced_at(delta: DeltaJvm, path: str, version: int) -> int:
+    """When all rows of a table were last removed or replaced, in milliseconds; 0 if unknown.
+
+    A RESTORE counts as the version that it restored.
+    """
+    at = version
+    while at >= 0:
+        info = delta.commit_info(path, at)
+        if info is None:
+            break
+        operation, parameters = info.get("operation"), info.get("operationParameters", {})
+        if operation == "RESTORE" and str(parameters.get("version", "")).isdecimal():
+            at = int(parameters["version"])
+            continue
+        if _overwrites(info) or (
+            operation == "STREAMING UPDATE" and parameters.get("outputMode") == "Complete"
+        ):
+            return int(info.get("timestamp", 0))
+        at -= 1
+    return 0
+
+
+def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
+    """Path and deletion vector of a file, given the content of its action."""
+    vector = file.get("deletionVector")
+    return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
+
+
+def _actions(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
+    lines = delta.commit_lines(path, version)
+    return None if lines is None else [json.loads(line) for line in lines]
+
+
+def _of_kind(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [action[kind] for action in actions if kind in action]
+
+
+def _changes_rows(line: str) -> bool:
+    return bool(json.loads(line)["remove"].get("dataChange", True))
+
+
+def _shape(actions: list[dict[str, Any]]) -> tuple[str, ...] | None:
+    metadata = _of_kind(actions, "metaData")
+    return (metadata[-1]["schemaString"], *metadata[-1]["partitionColumns"]) if metadata else None
+
+
+def _overwrites(info: Mapping[str, Any]) -> bool:
+    parameters = info.get("operationParameters", {})
+    is_overwrite = info.get("operation") == "WRITE" and parameters.get("mode") == "Overwrite"
+    return is_overwrite and "predicate" not in parameters
+
+
+def _replaces_all(actions: list[dict[str, Any]]) -> bool:
+    """Whether this is one of our commits, and removed all files of the table."""
+    infos = _of_kind(actions, "commitInfo")
+    info = infos[0] if infos else {}
+    return _overwrites(info) and '"penstock"' in (info.get("userMetadata") or "")

@@ -1,0 +1,186 @@
+"""Reads rows of local tables without Spark: no JVM, no lease, also while an update runs.
+
+The newest committed version is read. Tables are found by their path in the storage layout, so this
+works for a project whose source files cannot be loaded.
+"""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+from penstock._model.name import DatasetName, resolve_name
+from penstock._model.pipeline import PipelineSettings
+from penstock._tables.files import local_path
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.read.row_selection import row_id
+from penstock._tables.read.stored_table import REFUSED, Snapshot, StoredTable
+from penstock.errors import SpecError
+
+FAILED_RULES_COLUMN = "_failed_rules"
+ID_COLUMN = "_id"
+REASON_COLUMNS = (FAILED_RULES_COLUMN, "_source", "_row")
+_MOST_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePreview:
+    """Some rows of a table, as strings; `total` counts the rows of the whole table."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineSummary:
+    """The number of rows in the quarantine of a table, and of those that broke each rule."""
+
+    table: str
+    rows: int
+    by_rule: Mapping[str, int]
+
+
+def read_table(
+    settings: PipelineSettings,
+    name: str,
+    limit: int,
+    only: tuple[str, ...] = (),
+    *,
+    ids: bool = False,
+) -> TablePreview:
+    """Some rows of a table, starting with its newest file.
+
+    Raises:
+        SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `QUARANTINE_NOT_FOUND`.
+    """
+    with _readable(settings, name) as snapshot:
+        columns = [column for column in snapshot.columns if column.name in only]
+        columns = columns or list(snapshot.columns)
+        names = tuple(column.name for column in columns)
+        if only:
+            names = tuple(name for name in only if name in names) or names
+        rows = []
+        at_once = max(1, min(limit, _MOST_AT_ONCE))
+        for file, position, row in islice(snapshot.scan(columns, at_once=at_once), limit):
+            cells = [shown_value(row[name]) for name in names]
+            rows.append((row_id(file.name, position), *cells) if ids else tuple(cells))
+        total = snapshot.rows
+        if total is None:
+            total = sum(1 for _ in snapshot.scan(snapshot.columns[:1], at_once=_MOST_AT_ONCE))
+        shown = (ID_COLUMN, *names) if ids else names
+        return TablePreview(columns=shown, rows=tuple(rows), total=total)
+
+
+def read_quarantine(
+    settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
+) -> TablePreview:
+    """The newest rows of a table's quarantine: broken rules, source position, the row."""
+    return read_table(settings, quarantine_name(name), limit, REASON_COLUMNS, ids=ids)
+
+
+def quarantine_name(table: str) -> str:
+    is_quarantine = table.lower().endswith(QUARANTINE_SUFFIX)
+    return table if is_quarantine else table + QUARANTINE_SUFFIX
+
+
+def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
+    summaries = []
+    for name in sorted(_tables(settings), key=str):
+        if not name.name.endswith(QUARANTINE_SUFFIX):
+            continue
+        rules: Counter[str] = Counter()
+        rows = 0
+        with _readable(settings, str(name)) as snapshot:
+            columns = [each for each in snapshot.columns if each.name == FAILED_RULES_COLUMN]
+            for _, _, row in snapshot.scan(columns, at_once=_MOST_AT_ONCE):
+                rows += 1
+                rules.update(row[FAILED_RULES_COLUMN] or ())
+        table = shown_name(settings, name).removesuffix(QUARANTINE_SUFFIX)
+        by_rule = dict(rules.most_common())
+        summaries.append(QuarantineSummary(table=table, rows=rows, by_rule=by_rule))
+    return summaries
+
+
+def shown_value(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(shown_value(item) for item in value)
+    return str(value)
+
+
+def resolve_table(settings: PipelineSettings, name: str) -> DatasetName:
+    """The full name of a table.
+
+    Raises:
+        SpecError: `INVALID_DATASET_NAME`.
+    """
+    try:
+        return resolve_name(name, catalog=settings.catalog, schema=settings.schema)
+    except ValueError as error:
+        raise SpecError("INVALID_DATASET_NAME", str(error)) from None
+
+
+@contextmanager
+def _readable(settings: PipelineSettings, name: str) -> Iterator[Snapshot]:
+    """A snapshot of a table by its name; errors while it is read become a `SpecError`."""
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    uri = StorageLayout(settings.storage).table_path(resolve_table(settings, name))
+    path = local_path(uri)
+    if path is None:
+        raise SpecError("STORAGE_NOT_LOCAL", f"{settings.storage} cannot be read without Spark")
+    try:
+        yield StoredTable(path).snapshot()
+    except TableNotFoundError:
+        raise table_unknown(settings, name, _tables(settings)) from None
+    except (SpecError, DeltaError) as error:
+        if isinstance(error, SpecError) and error.condition == "TABLE_NOT_FOUND":
+            raise table_unknown(settings, name, _tables(settings)) from None
+        reason = error.message if isinstance(error, SpecError) else str(error)
+        raise SpecError(
+            "TABLE_NOT_READABLE",
+            f"table {name!r} cannot be read without Spark: {reason.removeprefix(REFUSED)}",
+            hint=f"read it with Spark: spark.read.format('delta').load('{uri}')",
+        ) from error
+
+
+def table_unknown(
+    settings: PipelineSettings, name: str, tables: Iterable[DatasetName]
+) -> SpecError:
+    """The error about a table that is not in the storage."""
+    known = sorted(shown_name(settings, table) for table in tables)
+    plain = [table for table in known if not table.endswith(QUARANTINE_SUFFIX)]
+    if name.endswith(QUARANTINE_SUFFIX) and name.removesuffix(QUARANTINE_SUFFIX) in known:
+        message = f"no row of {name.removesuffix(QUARANTINE_SUFFIX)!r} was ever in quarantine"
+        return SpecError("QUARANTINE_NOT_FOUND", message)
+    if near := difflib.get_close_matches(name.lower(), known, n=1):
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"tables: {', '.join(plain)}" if plain else "run the pipeline first: penstock run"
+    return SpecError(
+        "TABLE_NOT_FOUND", f"there is no table {name!r} below {settings.storage}", hint=hint
+    )
+
+
+def _tables(settings: PipelineSettings) -> Iterator[DatasetName]:
+    """Names of all tables of a local storage root; nothing elsewhere."""
+    root = local_path(StorageLayout(settings.storage).root)
+    if root is None:
+        return
+    for log in (root / "tables").glob("*/*/*/_delta_log"):
+        yield DatasetName(*(segment_name(part) for part in log.parent.parts[-3:]))
+
+
+def shown_name(settings: PipelineSettings, name: DatasetName) -> str:
+    """The shortest name of a table in its pipeline: without its own catalog and schema."""
+    if name.catalog.lower() != settings.catalog.lower():
+        return str(name)
+    if name.schema.lower() != settings.schema.lower():
+        return f"{name.schema}.{name.name}"
+    return name.name

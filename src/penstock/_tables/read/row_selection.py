@@ -1,0 +1,86 @@
+"""Selects rows of a quarantine for a replay; and ids of single rows.
+
+The id of a row consists of its file and its position there. It is valid as long as the file is in
+the table, and can be computed with and without Spark.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import SpecError
+
+_KEY_LENGTH = 16
+_ROW_ID = re.compile(rf"([0-9a-f]{{{_KEY_LENGTH}}})-(0|[1-9][0-9]{{0,11}})")
+
+
+def file_key(name: str) -> str:
+    """The part of a row id for a file, given its name in the table's log."""
+    return hashlib.sha256(name.encode()).hexdigest()[:_KEY_LENGTH]
+
+
+def row_id(file_name: str, position: int) -> str:
+    """The id of a row.
+
+    Args:
+        file_name: Name of the file in the table's log.
+        position: Of the row in it, counting deleted rows.
+    """
+    return f"{file_key(file_name)}-{position}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSelection:
+    """Rows that match all criteria; all rows without criteria.
+
+    Attributes:
+        rules: Rows that broke any of these.
+        where: Rows for which this SQL condition is true.
+        rows: Rows with these ids.
+
+    Raises:
+        SpecError: `QUARANTINE_SELECTION_INVALID`: an empty criterion, or an invalid row id.
+    """
+
+    rules: tuple[str, ...] = ()
+    where: str | None = None
+    rows: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if "" in self.rules or (self.where is not None and not self.where.strip()):
+            # An empty variable of a script must not select all rows.
+            raise _invalid("a rule or a condition is empty", "omit the option to select all rows")
+        for text in self.rows:
+            if _ROW_ID.fullmatch(text) is None:
+                raise _invalid(
+                    f"{text!r} is not the id of a row",
+                    "`penstock quarantine show TABLE --output json` and the dashboard show ids",
+                )
+
+    @property
+    def is_all(self) -> bool:
+        return not self.rules and self.where is None and not self.rows
+
+    def positions(self) -> dict[str, set[int]]:
+        """The positions of `rows`, by the key of their file."""
+        positions: dict[str, set[int]] = {}
+        for text in self.rows:
+            key, _, position = text.partition("-")
+            positions.setdefault(key, set()).add(int(position))
+        return positions
+
+    def record(self) -> dict[str, Any]:
+        """JSON values that are equal for equivalent selections."""
+        record: dict[str, Any] = {}
+        if self.rules:
+            record["rules"] = sorted(set(self.rules))
+        if self.where is not None:
+            record["where"] = self.where
+        if self.rows:
+            record["rows"] = sorted(set(self.rows))
+        return record
+
+
+def _invalid(reason: str, hint: str) -> SpecError:
+    return SpecError("QUARANTINE_SELECTION_INVALID", reason, hint=hint)

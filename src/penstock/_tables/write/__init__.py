@@ -1,0 +1,1 @@
+"""Writes tables: exactly-once writers, auto CDC, preparation of tables."""

@@ -1,0 +1,414 @@
+"""Change events, in one schema for all flows and tables.
+
+`resolve` checks a flow's declaration against the columns of its source; `EventShape.events`
+converts rows of the source to events. An event has the columns
+
+- `kind`: 0 for an event of a key, 1 for a truncate,
+- `k`: the key, a struct; NULL for a truncate,
+- `seq`, `op`, `hash`: its position in the total order of the events of its key,
+- `v`: the values, a struct; NULL for a delete or a truncate,
+- `skip`: names of values that the event leaves unchanged; only in tables with such events,
+- `at`: when it was applied first, in milliseconds.
+
+The user's columns are within structs, so their names cannot conflict with these.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
+
+from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
+from penstock._model.exception_text import first_line
+from penstock._model.origin import SourceLocation
+from penstock._tables.write.schema import as_nullable, nested_types, plain_schema
+from penstock.errors import DefinitionError
+from penstock.quality.rules import quoted
+
+START_AT = "__START_AT"
+END_AT = "__END_AT"
+UPSERT, DELETE, TRUNCATE = 0, 1, 2
+PLACEHOLDER = "penstock_none"
+"""The only field of `v` in tables that have only key columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetShape:
+    """The declarations that all flows into one table share; `specs` are those of the flows."""
+
+    keys: tuple[str, ...]
+    scd_type: ScdType
+    track_history: TrackHistory
+    specs: tuple[CdcSpec, ...] = ()
+
+    @classmethod
+    def of(cls, specs: Sequence[CdcSpec]) -> "TargetShape":
+        first = specs[0]
+        return cls(
+            keys=first.keys,
+            scd_type=first.scd_type,
+            track_history=first.track_history,
+            specs=tuple(specs),
+        )
+
+    @property
+    def truncates(self) -> bool:
+        return any(spec.apply_as_truncates is not None for spec in self.specs)
+
+    @property
+    def has_partial(self) -> bool:
+        return any(
+            spec.ignore_null_updates or spec.columns_to_update is not None for spec in self.specs
+        )
+
+    def is_key(self, column: str) -> bool:
+        return column.lower() in {key.lower() for key in self.keys}
+
+    def is_partial(self, column: str) -> bool:
+        """Whether an event may leave a column unchanged."""
+        return column != PLACEHOLDER and any(is_partial(spec, column) for spec in self.specs)
+
+    def is_tracked(self, column: str) -> bool:
+        """Whether a change of a column starts a new version."""
+        only, but = self.track_history.columns, self.track_history.except_columns
+        if only is not None:
+            return column.lower() in {name.lower() for name in only}
+        return but is None or column.lower() not in {name.lower() for name in but}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventShape:
+    """The events of one flow.
+
+    Attributes:
+        columns: The selected columns of the source, in its order.
+        sequence: Type of the sequence.
+    """
+
+    spec: CdcSpec
+    shape: TargetShape
+    columns: tuple[StructField, ...]
+    sequence: DataType
+
+    @property
+    def keys(self) -> tuple[StructField, ...]:
+        by_name = {field.name.lower(): field for field in self.columns}
+        return tuple(by_name[key.lower()] for key in self.shape.keys)
+
+    @property
+    def values(self) -> tuple[StructField, ...]:
+        return tuple(field for field in self.columns if not self.shape.is_key(field.name))
+
+    def target_schema(self) -> StructType:
+        fields = list(plain_schema(StructType(list(self.columns)), nullable=True))
+        return StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
+
+    def key_type(self) -> StructType:
+        return _nullable(self.keys)
+
+    def value_type(self) -> StructType:
+        return _nullable(self.values or (StructField(PLACEHOLDER, BooleanType()),))
+
+    def op(self) -> Column:
+        """The operation of a row of the source; a delete overrides an upsert, a truncate both."""
+        op = F.lit(UPSERT)
+        for condition, code in (
+            (self.spec.apply_as_deletes, DELETE),
+            (self.spec.apply_as_truncates, TRUNCATE),
+        ):
+            if condition is not None:
+                op = F.when(F.coalesce(as_column(condition), F.lit(False)), code).otherwise(op)
+        return op
+
+    def has_sequence(self) -> Column:
+        return as_column(self.spec.sequence_by).isNotNull()
+
+    def has_key(self) -> Column:
+        """Whether a row of the source has the key for its operation."""
+        present = reduce(
+            Column.__and__, [F.col(quoted(field.name)).isNotNull() for field in self.keys]
+        )
+        return (
+            present | (self.op() == TRUNCATE)
+            if self.spec.apply_as_truncates is not None
+            else present
+        )
+
+    def events(
+        self, df: DataFrame, key_type: StructType, value_type: StructType, now_ms: int
+    ) -> DataFrame:
+        """The events of rows of the source that have a sequence and a key.
+
+        Args:
+            df: The rows.
+            key_type: Of the stored keys: the same columns, possibly in another case.
+            value_type: Of the stored values: at least the columns of the flow.
+            now_ms: The present time.
+        """
+        first = df.select(
+            self.op().alias("op"),
+            as_column(self.spec.sequence_by).alias("seq"),
+            _struct(key_type, self.keys).alias("k"),
+            _struct(value_type, self.values).alias("v"),
+            *([self._skip(value_type).alias("skip")] if self.shape.has_partial else []),
+        )
+        op, extra = F.col("op"), (["skip"] if self.shape.has_partial else [])
+        upsert = op == UPSERT
+        hashed = digest(F.col("v"), value_type, *[F.col(name) for name in extra])
+        return first.select(
+            F.when(op == TRUNCATE, 1).otherwise(0).alias("kind"),
+            F.when(op != TRUNCATE, F.col("k")).alias("k"),
+            "seq",
+            "op",
+            F.when(upsert, hashed).otherwise(F.lit(0).cast("bigint")).alias("hash"),
+            F.when(upsert, F.col("v")).alias("v"),
+            *[F.when(upsert, F.col(name)).alias(name) for name in extra],
+            F.lit(now_ms).cast("bigint").alias("at"),
+        )
+
+    def _skip(self, value_type: StructType) -> Column:
+        """Names, in lower case, of the columns that an upsert leaves unchanged."""
+        partial = [f.name for f in self.values if is_partial(self.spec, f.name)]
+        if self.spec.columns_to_update is not None:
+            names = F.array(*[F.lit(name.lower()) for name in partial]).cast("array<string>")
+            updated = F.transform(F.col(quoted(self.spec.columns_to_update)), F.lower)
+            absent = F.array_except(names, updated)
+            return F.coalesce(absent, F.array().cast("array<string>"))
+        nulls = [F.when(F.col(quoted(n)).isNull(), F.lit(n.lower())) for n in partial]
+        return F.array_compact(F.array(*nulls).cast("array<string>"))
+
+
+def is_partial(spec: CdcSpec, column: str) -> bool:
+    """Whether an event of a flow may leave a column unchanged."""
+    folded = column.lower()
+    if spec.columns_to_update is not None:
+        return folded != spec.columns_to_update.lower()
+    if not spec.ignore_null_updates:
+        return False
+    if spec.ignore_null_columns is not None:
+        return folded in {name.lower() for name in spec.ignore_null_columns}
+    return folded not in {name.lower() for name in spec.ignore_null_except_columns or ()}
+
+
+def interval_fields(scd_type: ScdType, sequence: DataType) -> list[StructField]:
+    if scd_type is ScdType.ONE:
+        return []
+    return [StructField(name, as_nullable(sequence)) for name in (START_AT, END_AT)]
+
+
+def as_column(expression: "str | Column") -> Column:
+    return F.expr(expression) if isinstance(expression, str) else expression
+
+
+# -- equality and digests of every type ---------------------------------------------------------
+
+
+def comparable(value: Column, kind: DataType) -> Column:
+    """A value as a type that can be compared and hashed, unlike maps and variants."""
+    if not _is_opaque(kind):
+        return value
+    if isinstance(kind, VariantType):
+        return F.to_json(value)
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda element: comparable(element, kind.elementType))
+    if isinstance(kind, MapType):
+        pairs = F.transform(
+            F.map_entries(value),
+            lambda pair: F.struct(
+                comparable(pair.getField("key"), kind.keyType).alias("key"),
+                comparable(pair.getField("value"), kind.valueType).alias("value"),
+            ),
+        )
+        return F.array_sort(pairs)
+    assert isinstance(kind, StructType)
+    fields = [comparable(value.getField(f.name), f.dataType).alias(f.name) for f in kind]
+    return F.when(value.isNotNull(), F.struct(*fields))
+
+
+def digest(values: Column, kind: StructType, *more: Column) -> Column:
+    """A hash of the values of an event, independent of the order of stored columns.
+
+    Spark's hash skips NULL, so `(1, NULL)` and `(NULL, 1)` would have the same one: the names of
+    the fields that are set are hashed, too, and nested fields as JSON with NULLs.
+    """
+    fields = sorted(kind, key=lambda field: field.name.lower())
+    parts = {field.name: values.getField(field.name) for field in fields}
+    names = [F.when(parts[f.name].isNotNull(), F.lit(f.name.lower())) for f in fields]
+    texts = [
+        F.to_json(F.struct(comparable(parts[f.name], f.dataType)), {"ignoreNullFields": "false"})
+        for f in fields
+        if isinstance(f.dataType, ArrayType | MapType | StructType)
+    ]
+    return F.xxhash64(
+        F.array_compact(F.array(*names)),
+        *[comparable(parts[f.name], f.dataType) for f in fields],
+        *texts,
+        *more,
+    )
+
+
+def _is_opaque(kind: DataType) -> bool:
+    return any(isinstance(nested, MapType | VariantType) for nested in nested_types(kind))
+
+
+def _nullable(fields: Sequence[StructField]) -> StructType:
+    return StructType([StructField(f.name, as_nullable(f.dataType)) for f in fields])
+
+
+def _struct(wanted: StructType, have: Sequence[StructField]) -> Column:
+    """The columns `have` as a struct of a wider type; missing ones are NULL."""
+    by_name = {field.name.lower(): field for field in have}
+    parts = []
+    for field in wanted:
+        source = by_name.get(field.name.lower())
+        column = F.lit(None) if source is None else F.col(quoted(source.name))
+        parts.append(column.cast(field.dataType).alias(field.name))
+    return F.struct(*parts)
+
+
+# -- the declaration against the source ---------------------------------------------------------
+
+
+def resolve(
+    df: DataFrame, spec: CdcSpec, shape: TargetShape, *, flow: str, origin: SourceLocation
+) -> EventShape:
+    """Check a flow's declaration against the columns of its source.
+
+    Args:
+        df: The source.
+        spec: The declaration.
+        shape: Of the target.
+        flow: Name of the flow, for messages.
+        origin: Where the flow is declared.
+
+    Raises:
+        DefinitionError: `CDC_COLUMN_NOT_FOUND`, `CDC_KEY_NOT_SELECTED`, `CDC_TYPE_NOT_SUPPORTED`,
+            `CDC_EXPRESSION_INVALID` or `COLUMN_NAME_RESERVED`.
+    """
+    check = _Check(df.schema, flow, origin)
+    for parameter, names in _lists(spec).items():
+        check.columns(parameter, names)
+    columns = check.selected(spec)
+    check.reserved(columns)
+    for key in spec.keys:
+        check.key(key, columns)
+    sequence = check.expression(df, "sequence_by", spec.sequence_by)
+    if _is_opaque(sequence) or isinstance(sequence, NullType):
+        raise check.type_error("sequence_by", sequence, "cannot be ordered")
+    for parameter, condition in (
+        ("apply_as_deletes", spec.apply_as_deletes),
+        ("apply_as_truncates", spec.apply_as_truncates),
+    ):
+        if condition is not None:
+            kind = check.expression(df, parameter, condition)
+            if not isinstance(kind, BooleanType):
+                raise check.type_error(parameter, kind, "is not BOOLEAN")
+    if spec.columns_to_update is not None:
+        listed = check.field(spec.columns_to_update).dataType
+        if not isinstance(listed, ArrayType) or not isinstance(listed.elementType, StringType):
+            raise check.type_error("columns_to_update", listed, "is not ARRAY<STRING>")
+    return EventShape(spec=spec, shape=shape, columns=columns, sequence=sequence)
+
+
+def _lists(spec: CdcSpec) -> Mapping[str, Sequence[str]]:
+    single = spec.columns_to_update
+    return {
+        "keys": spec.keys,
+        "column_list": spec.columns or (),
+        "except_column_list": spec.except_columns or (),
+        "track_history_column_list": spec.track_history.columns or (),
+        "track_history_except_column_list": spec.track_history.except_columns or (),
+        "ignore_null_updates_column_list": spec.ignore_null_columns or (),
+        "ignore_null_updates_except_column_list": spec.ignore_null_except_columns or (),
+        "columns_to_update": () if single is None else (single,),
+    }
+
+
+class _Check:
+    def __init__(self, schema: StructType, flow: str, origin: SourceLocation) -> None:
+        self._fields = {field.name.lower(): field for field in schema}
+        self._flow = flow
+        self._origin = origin
+
+    def field(self, name: str) -> StructField:
+        return self._fields[name.lower()]
+
+    def reserved(self, columns: Sequence[StructField]) -> None:
+        for field in columns:
+            if field.name.lower() in (START_AT.lower(), END_AT.lower()):
+                raise self._error(
+                    "COLUMN_NAME_RESERVED",
+                    f"its source has a column {field.name!r}, which is reserved for auto CDC",
+                    "name it in `except_column_list`, or rename it in a view and read that",
+                )
+
+    def columns(self, parameter: str, names: Sequence[str]) -> None:
+        for name in names:
+            if name.lower() not in self._fields:
+                near = difflib.get_close_matches(name.lower(), self._fields, n=1, cutoff=0.5)
+                known = ", ".join(field.name for field in self._fields.values())
+                hint = f"did you mean {self._fields[near[0]].name!r}?" if near else None
+                raise self._error(
+                    "CDC_COLUMN_NOT_FOUND",
+                    f"`{parameter}` names {name!r}, which its source does not have",
+                    hint or f"columns of the source: {known}",
+                )
+
+    def selected(self, spec: CdcSpec) -> tuple[StructField, ...]:
+        only = None if spec.columns is None else {name.lower() for name in spec.columns}
+        but = {name.lower() for name in spec.except_columns or ()}
+        return tuple(
+            field
+            for name, field in self._fields.items()
+            if (only is None or name in only) and name not in but
+        )
+
+    def key(self, key: str, columns: Sequence[StructField]) -> None:
+        if key.lower() not in {field.name.lower() for field in columns}:
+            raise self._error(
+                "CDC_KEY_NOT_SELECTED",
+                f"key {key!r} is not among the columns of its target",
+                "add it to column_list, or remove it from except_column_list",
+            )
+        kind = self.field(key).dataType
+        if _is_opaque(kind) or isinstance(kind, NullType):
+            raise self.type_error("keys", kind, "cannot be compared", name=key)
+
+    def expression(self, df: DataFrame, parameter: str, value: "str | Column") -> DataType:
+        try:
+            return df.select(as_column(value).alias("value")).schema[0].dataType
+        except AnalysisException as error:
+            raise self._error(
+                "CDC_EXPRESSION_INVALID",
+                f"`{parameter}` cannot be used: {first_line(error)}",
+                None,
+            ) from error
+
+    def type_error(
+        self, parameter: str, kind: DataType, problem: str, *, name: str | None = None
+    ) -> DefinitionError:
+        subject = f"`{parameter}`" + (f" ({name})" if name else "")
+        return self._error(
+            "CDC_TYPE_NOT_SUPPORTED",
+            f"{subject} is {kind.simpleString().upper()}, which {problem}",
+            "cast it in a view, and let the flow read that",
+        )
+
+    def _error(self, condition: str, message: str, hint: str | None) -> DefinitionError:
+        text = f"auto CDC flow {self._flow!r}: {message}"
+        return DefinitionError(condition, text, origin=self._origin, hint=hint)

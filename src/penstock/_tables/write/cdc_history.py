@@ -1,0 +1,310 @@
+"""Computes rows from events: the target is a pure function of the set of events of each key.
+
+Events of a key are ordered by (sequence, operation, hash): a delete overrides the upserts of its
+sequence, and of several upserts the one with the higher hash is last. So the result does not depend
+on the order of arrival, on batches, or on repeated batches.
+
+State rows of SCD type 1 are for a key (`kind` 0), or for all keys (`kind` 1, the last truncate):
+
+- `del`: the highest sequence of a delete; of a truncate in the row of all keys,
+- `row`: the last upsert, `{seq, hash, v}`,
+- `cols`: by column that events may leave unchanged, the last upsert that sets it,
+- `at`: when the delete was applied first.
+
+Each field is a maximum, so rows of the state can be merged in any order and grouping.
+
+The state of SCD type 2 is the events themselves.
+"""
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from penstock._model.cdc import ScdType
+from penstock._tables.write.cdc_events import (
+    DELETE,
+    END_AT,
+    PLACEHOLDER,
+    START_AT,
+    TRUNCATE,
+    UPSERT,
+    TargetShape,
+    comparable,
+)
+from penstock._tables.write.schema import as_nullable
+
+
+def upsert_order(register: Column) -> Column:
+    """The position of an upsert among those of its key; NULL without one."""
+    return F.when(
+        register.isNotNull(), F.struct(register.getField("seq"), register.getField("hash"))
+    )
+
+
+def survives(sequence: Column, deleted: Column, truncated: Column) -> Column:
+    """Whether an upsert is later than the deletes of its key and the truncates of the table."""
+    return outlives_delete(sequence, deleted) & outlives_truncate(sequence, truncated)
+
+
+def outlives_delete(sequence: Column, deleted: Column) -> Column:
+    """A delete overrides the upserts of its own sequence."""
+    return deleted.isNull() | (sequence > deleted)
+
+
+def outlives_truncate(sequence: Column, truncated: Column) -> Column:
+    """A truncate keeps the upserts of its own sequence."""
+    return truncated.isNull() | (sequence >= truncated)
+
+
+def sets(column: str) -> Column:
+    """Whether an upsert sets a column that it may leave unchanged."""
+    return ~F.array_contains(F.col("skip"), column.lower())
+
+
+def state_schema(
+    shape: TargetShape, keys: StructType, values: StructType, sequence: DataType
+) -> StructType:
+    seq = as_nullable(sequence)
+    if shape.scd_type is ScdType.TWO:
+        skip = [StructField("skip", ArrayType(StringType()))] if shape.has_partial else []
+        return StructType(
+            [
+                StructField("k", keys),
+                StructField("seq", seq),
+                StructField("op", IntegerType()),
+                StructField("hash", LongType()),
+                StructField("v", values),
+                *skip,
+                StructField("at", LongType()),
+            ]
+        )
+    whole = StructType([f for f in values if not shape.is_partial(f.name)])
+    partial = [f for f in values if shape.is_partial(f.name)]
+    register = StructType([StructField("seq", seq), StructField("hash", LongType())])
+    row = StructType([*register, StructField("v", whole)]) if len(whole) else register
+    cols = [
+        StructField(f.name, StructType([*register, StructField("v", f.dataType)])) for f in partial
+    ]
+    return StructType(
+        [
+            StructField("kind", IntegerType()),
+            StructField("k", keys),
+            StructField("at", LongType()),
+            StructField("del", seq),
+            StructField("row", row),
+            *([StructField("cols", StructType(cols))] if cols else []),
+        ]
+    )
+
+
+def stored_values(schema: StructType) -> StructType:
+    if "kind" not in schema.fieldNames():
+        return _field_type(schema, "v")
+    row = _field_type(schema, "row")
+    fields = list(_field_type(row, "v")) if "v" in row.fieldNames() else []
+    if "cols" in schema.fieldNames():
+        for register in _field_type(schema, "cols"):
+            assert isinstance(register.dataType, StructType)
+            fields.append(StructField(register.name, register.dataType["v"].dataType))
+    return StructType(fields)
+
+
+def state_rows(events: DataFrame, schema: StructType) -> DataFrame:
+    """Events as rows of the state, one row per event."""
+    if "kind" not in schema.fieldNames():
+        return events.where(F.col("kind") == 0).select(*schema.fieldNames())
+    columns: dict[str, Column] = {
+        "kind": F.col("kind"),
+        "k": F.col("k"),
+        "at": F.when(removes(), F.col("at")),
+        "del": F.when(removes(), F.col("seq")),
+        "row": F.when(F.col("op") == UPSERT, _register(_field_type(schema, "row"), None)),
+    }
+    if "cols" in schema.fieldNames():
+        registers = _field_type(schema, "cols")
+        columns["cols"] = F.struct(
+            *[
+                F.when((F.col("op") == UPSERT) & sets(f.name), _register(f.dataType, f.name)).alias(
+                    f.name
+                )
+                for f in registers
+            ]
+        )
+    return events.select(*[column.alias(name) for name, column in columns.items()])
+
+
+def removes() -> Column:
+    return F.col("op").isin(DELETE, TRUNCATE)
+
+
+def _register(kind: DataType, column: str | None) -> Column:
+    """An upsert as a register: all its values, or one of them."""
+    assert isinstance(kind, StructType)
+    parts = [F.col("seq").alias("seq"), F.col("hash").alias("hash")]
+    if "v" in kind.fieldNames():
+        v = F.col("v")
+        if column is not None:
+            parts.append(v.getField(column).alias("v"))
+        else:
+            names = _field_type(kind, "v").fieldNames()
+            parts.append(F.struct(*[v.getField(n).alias(n) for n in names]).alias("v"))
+    return F.struct(*parts)
+
+
+def _field_type(schema: StructType, name: str) -> StructType:
+    kind = schema[name].dataType
+    assert isinstance(kind, StructType)
+    return kind
+
+
+def merged(rows: DataFrame, schema: StructType) -> DataFrame:
+    """The rows of a state merged to one row per key."""
+    if "kind" not in schema.fieldNames():
+        return rows.dropDuplicates(["k", "seq", "op", "hash"])
+    newest = [
+        F.max("at").alias("at"),
+        F.max("del").alias("del"),
+        last_by(F.col("row"), upsert_order(F.col("row"))).alias("row"),
+    ]
+    if "cols" in schema.fieldNames():
+        registers = [(f.name, F.col("cols").getField(f.name)) for f in _field_type(schema, "cols")]
+        columns = [last_by(value, upsert_order(value)).alias(name) for name, value in registers]
+        newest.append(F.struct(*columns).alias("cols"))
+    return rows.groupBy("kind", "k").agg(*newest)
+
+
+def last_by(value: Column, order: Column) -> Column:
+    """The last value of a group in an order; rows with a NULL order are ignored."""
+    return F.max_by(value, order)
+
+
+def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
+    """Merged rows of a state without the row of all keys; `alive` = the key has a row.
+
+    Args:
+        rows: Merged, with the row of all keys.
+        schema: Of the state.
+        truncates: Whether there may be a row of all keys.
+    """
+    keyed = rows.where(F.col("kind") == 0)
+    if truncates:
+        last = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
+        keyed = keyed.crossJoin(F.broadcast(last))
+    else:
+        keyed = keyed.withColumn("truncated", F.lit(None).cast(schema["del"].dataType))
+    row = F.col("row")
+    alive = row.isNotNull() & survives(row.getField("seq"), F.col("del"), F.col("truncated"))
+    return keyed.withColumn("alive", F.coalesce(alive, F.lit(False)))
+
+
+def current_rows(state: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
+    """SCD type 1: the rows of the target, from merged rows of the state; see `settled`."""
+    known = settled(state, schema, truncates=truncates).where("alive")
+    key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
+    values: list[Column] = []
+    row = _field_type(schema, "row")
+    if "v" in row.fieldNames():
+        names = _field_type(row, "v").fieldNames()
+        whole = F.col("row").getField("v")
+        values += [whole.getField(name).alias(name) for name in names if name != PLACEHOLDER]
+    if "cols" in schema.fieldNames():
+        for name in _field_type(schema, "cols").fieldNames():
+            register = F.col("cols").getField(name)
+            lives = survives(register.getField("seq"), F.col("del"), F.col("truncated"))
+            values.append(F.when(lives, register.getField("v")).alias(name))
+    return known.select(*key, *values)
+
+
+def history_rows(events: DataFrame, schema: StructType, shape: TargetShape) -> DataFrame:
+    """SCD type 2: the versions of keys, from all their events."""
+    values = _field_type(schema, "v")
+    partial = {f.name: f"p{i}" for i, f in enumerate(values) if shape.is_partial(f.name)}
+    rows = rows_per_sequence(events, partial)
+    by_key = Window.partitionBy("k").orderBy("seq")
+    so_far = by_key.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    if partial:
+        in_life = Window.partitionBy("k", "life").orderBy("seq")
+        in_life = in_life.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        rows = rows.withColumn("life", F.sum(F.col("dead").cast("int")).over(so_far))
+        for name in partial.values():
+            rows = rows.withColumn(name, last_set(F.col(name)).over(in_life))
+    value = {
+        f.name: F.col(partial[f.name]).getField("x")
+        if f.name in partial
+        else F.col("v").getField(f.name)
+        for f in values
+    }
+    tracked = [
+        comparable(value[f.name], f.dataType).alias(f.name)
+        for f in values
+        if shape.is_tracked(f.name)
+    ]
+    shown = F.struct(*tracked) if tracked else F.struct(F.lit(0).alias("none"))
+    rows = rows.withColumn("shown", shown).withColumn("opens", opens_version(by_key))
+    rows = rows.withColumn("next", F.lead("seq").over(by_key))
+    rows = rows.withColumn("version", F.sum(F.col("opens").cast("int")).over(so_far))
+    named = F.struct(*[column.alias(name) for name, column in value.items()])
+    versions = (
+        rows.where(~F.col("dead"))
+        .groupBy("k", "version")
+        .agg(
+            F.min("seq").alias("start"),
+            F.max_by(named, "seq").alias("last"),
+            version_end().alias("end"),
+        )
+    )
+    names = [f.name for f in values if f.name != PLACEHOLDER]
+    return versions.select(
+        *[F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()],
+        *[F.col("last").getField(n).alias(n) for n in names],
+        F.col("start").alias(START_AT),
+        F.col("end").alias(END_AT),
+    )
+
+
+def rows_per_sequence(events: DataFrame, partial: dict[str, str]) -> DataFrame:
+    """One row per key and sequence: `dead`, or the values of the last upsert."""
+    upsert = F.col("op") == UPSERT
+    order = F.when(upsert, F.col("hash"))
+    dead = F.max(F.col("op")) == DELETE
+    rows = events.groupBy("k", "seq").agg(
+        dead.alias("dead"),
+        last_by(F.col("v"), order).alias("v"),
+        *[
+            last_by(
+                F.struct(F.col("v").getField(name).alias("x")),
+                F.when(upsert & sets(name), F.col("hash")),
+            ).alias(alias)
+            for name, alias in partial.items()
+        ],
+    )
+    for alias in partial.values():
+        rows = rows.withColumn(alias, F.when(~F.col("dead"), F.col(alias)))
+    return rows
+
+
+def last_set(value: Column) -> Column:
+    """The last value that was set, for a column that events may leave unchanged."""
+    return F.last(value, ignorenulls=True)
+
+
+def opens_version(by_key: WindowSpec) -> Column:
+    """Whether a version starts: after a delete, or with other tracked values."""
+    before_dead = F.lag("dead").over(by_key)
+    before = F.lag("shown").over(by_key)
+    return ~F.col("dead") & (
+        F.coalesce(before_dead, F.lit(True)) | ~F.col("shown").eqNullSafe(before)
+    )
+
+
+def version_end() -> Column:
+    """End of a version: the sequence after its last one; NULL if there is none."""
+    return F.max_by(F.col("next"), F.col("seq"))

@@ -1,0 +1,251 @@
+"""Applies snapshots of a source to a table: inserts, updates and deletes.
+
+Snapshots come in the order of their versions, so the rows of the table are all the state there is.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructField, StructType
+
+from penstock._model.cdc import ScdType, SnapshotSpec
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import TableRef
+from penstock._tables.write.cdc_events import (
+    END_AT,
+    START_AT,
+    TargetShape,
+    comparable,
+    interval_fields,
+)
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.keyed import KeyedTable, in_one_task, of_keys
+from penstock._tables.write.schema import plain_schema
+from penstock.errors import FlowError
+from penstock.quality.rules import quoted
+
+_SMALL_ROWS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotShape:
+    """Declaration and columns of the snapshots of one flow; `version` is the versions' type."""
+
+    spec: SnapshotSpec
+    columns: StructType
+    version: DataType
+
+    @property
+    def scd_type(self) -> ScdType:
+        return self.spec.scd_type
+
+    @property
+    def target(self) -> TargetShape:
+        return TargetShape(
+            keys=self.spec.keys, scd_type=self.scd_type, track_history=self.spec.track_history
+        )
+
+    @property
+    def keys(self) -> list[StructField]:
+        by_name = {field.name.lower(): field for field in self.columns}
+        return [by_name[key.lower()] for key in self.spec.keys]
+
+    @property
+    def values(self) -> list[StructField]:
+        return [field for field in self.columns if not self.target.is_key(field.name)]
+
+    def target_schema(self) -> StructType:
+        plain = plain_schema(self.columns, nullable=True)
+        return StructType([*plain, *interval_fields(self.scd_type, self.version)])
+
+
+class SnapshotWriter:
+    """Applies the snapshots of one flow, each in one commit.
+
+    Args:
+        app_id: From `writer.app_id`; its batches are the numbers of snapshots.
+        allow_missing: Columns of the table that a snapshot lacks become NULL.
+        rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        flow: str,
+        app_id: str,
+        target: TableRef,
+        shape: SnapshotShape,
+        allow_missing: bool = False,
+        rewrite: bool | None = None,
+    ) -> None:
+        self._delta = DeltaJvm(spark)
+        self._flow = flow
+        self._app_id = app_id
+        self._shape = shape
+        self._table = FencedTable(self._delta, target, app_id)
+        self._keyed = KeyedTable(self._delta, self._table, app_id, rewrite)
+        self._allow_missing = allow_missing
+
+    def apply(
+        self, df: DataFrame, version: Any, number: int, *, always: bool
+    ) -> CommitResult | None:
+        """Apply a snapshot to the table; applying it again has no effect.
+
+        Args:
+            df: The snapshot.
+            version: Its version.
+            number: Counts the snapshots from 0, without gaps.
+            always: Commit even if nothing differs; otherwise `None` is returned.
+
+        Raises:
+            FlowError: `SNAPSHOT_KEYS_NOT_UNIQUE`.
+            PlanError: `SCHEMA_INCOMPATIBLE`.
+        """
+        started = time.monotonic()
+        kill_point("before_write", self._flow, number)
+        txn = self._table.begin(number)
+        result = CommitResult(flow=self._flow, app_id=self._app_id, batch_id=number, version=None)
+        if txn.is_committed:
+            return self._table.recorded(number) or replace(result, replayed=True)
+        self._table.evolve(
+            txn, self._shape.target_schema(), allow_missing=self._allow_missing, replaces=False
+        )
+        snapshot = df.select(*[F.col(quoted(f.name)) for f in self._shape.columns]).persist()
+        try:
+            rows = self._count(snapshot)
+            differences = self._compare(txn, snapshot, small=rows <= _SMALL_ROWS).persist()
+            try:
+                committed = self._commit(txn, differences, version, result, always=always)
+            finally:
+                differences.unpersist()
+        finally:
+            snapshot.unpersist()
+        if committed is None:
+            return None
+        kill_point("after_target_commit", self._flow, number)
+        return replace(committed, duration_seconds=time.monotonic() - started)
+
+    def _count(self, snapshot: DataFrame) -> int:
+        row: Any = snapshot.agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.countDistinct(_struct(self._shape.keys)).alias("keys"),
+        ).first()
+        if row["rows"] != row["keys"]:
+            raise FlowError(
+                "SNAPSHOT_KEYS_NOT_UNIQUE",
+                f"flow {self._flow!r}: {row['rows'] - row['keys']} rows of the snapshot share "
+                f"their key ({', '.join(self._shape.spec.keys)}) with another",
+                flow=self._flow,
+                retryable=False,
+                hint="declare the keys that identify a row, or deduplicate the source",
+            )
+        return int(row["rows"])
+
+    def _current(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
+        """The rows of the table, with NULL in columns that it is about to get."""
+        rows = self._keyed.rows(txn, like)
+        have = {name.lower() for name in rows.columns}
+        missing = [f for f in self._shape.target_schema() if f.name.lower() not in have]
+        for field in missing:
+            rows = rows.withColumn(field.name, F.lit(None).cast(field.dataType))
+        return rows
+
+    def _compare(self, txn: TableTransaction, snapshot: DataFrame, *, small: bool) -> DataFrame:
+        """Keys that differ: `k`, values `old` and `new`, `start` of the open version, `tracked`.
+
+        `tracked` says whether a column differs that opens a version.
+        """
+        shape = self._shape
+        have = self._current(txn, snapshot)
+        start = F.lit(None).cast(shape.version)
+        if shape.scd_type is ScdType.TWO:
+            have, start = have.where(F.col(END_AT).isNull()), F.col(START_AT)
+        new = snapshot.select(_struct(shape.keys).alias("k"), _values(shape.values).alias("new"))
+        old = have.select(
+            _struct(shape.keys).alias("k"), _values(shape.values).alias("old"), start.alias("start")
+        )
+        if small:
+            new, old = in_one_task(new), in_one_task(old)
+        tracked = [f for f in shape.values if shape.target.is_tracked(f.name)]
+        both = F.col("old").isNotNull() & F.col("new").isNotNull()
+        joined = new.join(old, "k", "full_outer").where(~(both & _same(shape.values)))
+        return joined.withColumn("tracked", ~_same(tracked))
+
+    def _commit(
+        self,
+        txn: TableTransaction,
+        differences: DataFrame,
+        version: Any,
+        result: CommitResult,
+        *,
+        always: bool,
+    ) -> CommitResult | None:
+        row: Any = differences.agg(
+            F.count("new").alias("written"),
+            F.count(F.when(F.col("new").isNull(), 1)).alias("deleted"),
+        ).first()
+        result = replace(result, rows_written=row["written"], rows_deleted=row["deleted"])
+        if not row["written"] and not row["deleted"]:
+            if not always:
+                return None
+            committed = self._table.commit(txn, [], result.batch_id, result, complete=False)
+            return replace(result, version=committed)
+        touched = differences.select("k")
+        if self._shape.scd_type is ScdType.ONE:
+            rows = self._rows(differences.where("new IS NOT NULL"), "new")
+        else:
+            rows = self._versions(txn, differences, touched, version)
+        return replace(result, version=self._keyed.replace(txn, touched, rows, result))
+
+    def _versions(
+        self, txn: TableTransaction, differences: DataFrame, touched: DataFrame, version: Any
+    ) -> DataFrame:
+        kind = self._shape.version
+        now, never = F.lit(version).cast(kind), F.lit(None).cast(kind)
+        closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())
+        closed = of_keys(closed, touched)
+        old, new = F.col("old").isNotNull(), F.col("new").isNotNull()
+        opens = new & (~old | F.col("tracked"))
+        ends = old & (~new | F.col("tracked"))
+        in_place = old & new & ~F.col("tracked")
+        parts = [
+            self._rows(differences.where(opens), "new", now, never),
+            self._rows(differences.where(ends), "old", F.col("start"), now),
+            self._rows(differences.where(in_place), "new", F.col("start"), never),
+        ]
+        for part in parts:
+            closed = closed.unionByName(part, allowMissingColumns=True)
+        return closed
+
+    def _rows(self, differences: DataFrame, side: str, *interval: Column) -> DataFrame:
+        """Rows of the target from one side of the comparison."""
+        return differences.select(
+            *[F.col("k").getField(f.name).alias(f.name) for f in self._shape.keys],
+            *[F.col(side).getField(f.name).alias(f.name) for f in self._shape.values],
+            *[c.alias(n) for c, n in zip(interval, (START_AT, END_AT), strict=False)],
+        )
+
+
+def _struct(fields: Sequence[StructField]) -> Column:
+    return F.struct(*[F.col(quoted(f.name)).alias(f.name) for f in fields])
+
+
+def _values(fields: Sequence[StructField]) -> Column:
+    return _struct(fields) if fields else F.struct(F.lit(0).alias("none"))
+
+
+def _same(fields: Sequence[StructField]) -> Column:
+    """Whether old and new are equal in some columns; NULL equals NULL."""
+    same = F.lit(True)
+    for field in fields:
+        kind = field.dataType
+        old, new = (comparable(F.col(s).getField(field.name), kind) for s in ("old", "new"))
+        same = same & old.eqNullSafe(new)
+    return same

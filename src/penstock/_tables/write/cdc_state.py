@@ -1,0 +1,278 @@
+"""The state of a CDC target beside its rows: a Delta table in the storage's state folder.
+
+Rows are only appended, one commit per batch; reading merges them. So the write of a batch costs one
+small job however large the state is, and appends of two flows cannot conflict. From time to time
+the files are compacted.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
+from penstock._tables.layout import TableRef
+from penstock._tables.read.log_scan import live_files
+from penstock._tables.write.cdc_events import EventShape, TargetShape
+from penstock._tables.write.cdc_history import (
+    merged,
+    outlives_truncate,
+    settled,
+    state_rows,
+    state_schema,
+    stored_values,
+)
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
+from penstock._tables.write.schema import FORBIDDEN_IN_NAMES, compare, nested_types
+from penstock.errors import CheckpointError
+
+_PROPERTY = "penstock.cdc"
+_COMPACT_EVERY = 16
+_SMALL_FILE = 32 * 1024 * 1024
+
+
+class CdcState:
+    """The state of one target for one flow.
+
+    Args:
+        tombstone_seconds: SCD type 1: how long deleted keys are remembered; `None` = forever.
+    """
+
+    def __init__(
+        self,
+        delta: DeltaJvm,
+        ref: TableRef,
+        app_id: str,
+        events: EventShape,
+        *,
+        tombstone_seconds: float | None = None,
+    ) -> None:
+        self._delta = delta
+        self._table = FencedTable(delta, ref, app_id)
+        self._app_id = app_id
+        self._events = events
+        self._tombstone_seconds = tombstone_seconds
+        self._schema: StructType | None = None
+
+    @property
+    def path(self) -> str:
+        return self._table.ref.path
+
+    @property
+    def table(self) -> FencedTable:
+        return self._table
+
+    @property
+    def schema(self) -> StructType:
+        """Columns of the state table; after `prepare`."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def key_type(self) -> StructType:
+        key_type = self.schema["k"].dataType
+        assert isinstance(key_type, StructType)
+        return key_type
+
+    @property
+    def value_type(self) -> StructType:
+        return stored_values(self.schema)
+
+    def prepare(self, *, target_has_rows: bool, flow: str) -> None:
+        """Create the table, or align it with the flow.
+
+        Args:
+            target_has_rows: Whether a missing state is an error.
+            flow: Name of the flow, for messages.
+
+        Raises:
+            CheckpointError: `CDC_STATE_MISSING` or `CDC_STATE_INCOMPATIBLE`.
+        """
+        ref, shape = self._table.ref, self._events.shape
+        state = table_state(self._delta.spark, ref.path)
+        if state is None and target_has_rows:
+            raise CheckpointError(
+                "CDC_STATE_MISSING",
+                f"flow {flow!r} changes a table that has rows, but no CDC state: the rows were "
+                "written in another way, or the state was deleted",
+                flow=flow,
+                hint="--full-refresh of the table rebuilds both from the source",
+            )
+        wanted = self._wanted(None if state is None else state.schema)
+        mark = fingerprint(shape, self._events)
+        if state is not None and not self._is_empty():
+            changed = _changes(state.properties.get(_PROPERTY), mark)
+            conflicts = compare(state.schema, wanted).conflicts
+            if not changed and conflicts:
+                name, have, want = conflicts[0]
+                changed = f"the type of {name} was {have} and is {want} now"
+            if changed:
+                raise CheckpointError(
+                    "CDC_STATE_INCOMPATIBLE",
+                    f"flow {flow!r}: {changed}; the state of its table does not match any more",
+                    flow=flow,
+                    hint="revert the change, or --full-refresh the table",
+                )
+        elif state is not None:
+            wanted = self._wanted(None)
+        properties = {_PROPERTY: json.dumps(mark, sort_keys=True)}
+        if _needs_column_mapping(wanted):
+            properties["delta.columnMapping.mode"] = "name"
+        spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
+        self._schema = prepare_table(self._delta.spark, ref, spec).schema
+
+    def _wanted(self, stored: StructType | None) -> StructType:
+        """The table's columns with those that the flow adds."""
+        keys, values = self._events.key_type(), self._events.value_type()
+        if stored is not None:
+            have = stored["k"].dataType
+            if isinstance(have, StructType) and not compare(have, keys).added:
+                keys = have
+            values = compare(stored_values(stored), values).merged
+        return state_schema(self._events.shape, keys, values, self._events.sequence)
+
+    def _is_empty(self) -> bool:
+        return file_count(self._delta.snapshot(self._table.ref.path)) == 0
+
+    def begin(self, batch_id: int | None) -> TableTransaction:
+        """Start the transaction of a batch, with the columns that other flows added meanwhile."""
+        txn = self._table.begin(batch_id)
+        wanted = self._wanted(txn.metadata.schema)
+        self._schema = self._table.evolve(txn, wanted, allow_missing=True, replaces=False)
+        return txn
+
+    def write(self, txn: TableTransaction, events: DataFrame) -> list[dict[str, Any]]:
+        """Write the events of a batch as files; `AddFile` contents for `commit`."""
+        rows = merged(state_rows(events, self.schema), self.schema)
+        return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
+
+    def commit(
+        self, txn: TableTransaction, files: Sequence[Mapping[str, Any]], result: CommitResult
+    ) -> int | None:
+        """Commit the files of a batch unless they are committed already; the new version."""
+        if txn.is_committed:
+            return None
+        actions = self._delta.add_files(files)
+        return self._table.commit(txn, actions, result.batch_id, result, complete=False)
+
+    def written(self, txn: TableTransaction, files: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """The rows of the files of a batch with `kind`, whether or not they are committed."""
+        known = self._delta.seq(self._delta.add_files(files))
+        rows = self._read(txn.jvm.snapshot(), known, self._delta.spark)
+        return rows if "kind" in rows.columns else rows.withColumn("kind", F.lit(0))
+
+    def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
+        """All rows, not merged, in the session of `like`; and the size of their files in bytes."""
+        path = self._table.ref.path
+        snapshot = self._delta.snapshot(path)
+        known = live_files(self._delta, path, int(snapshot.version()))
+        if known is None:
+            size = size_in_bytes(snapshot)
+            return like.sparkSession.read.format("delta").load(path), size
+        size = sum(int(file["size"]) for file in known)
+        files = self._delta.seq(self._delta.add_files(known))
+        return self._read(snapshot, files, like.sparkSession), size
+
+    def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
+        return self._delta.read_files(self._table.ref.path, snapshot, files, session)
+
+    def compact_if_due(self, version: int | None, like: DataFrame) -> None:
+        """Compact the files after a number of commits.
+
+        Args:
+            version: Of the last append.
+            like: Any DataFrame of the session to work in.
+        """
+        if version is not None and version % _COMPACT_EVERY == 0:
+            self.compact(like)
+
+    def compact(self, like: DataFrame) -> None:
+        """Merge the small files, or all files if the small ones hold most of the state.
+
+        Rows are dropped only if all files are merged: some of the files may have the delete of a
+        key, and others its upserts.
+        """
+        txn = self._table.begin(None)
+        files = list(self._delta.items(txn.jvm.filterFiles()))
+        small = [file for file in files if int(file.size()) < _SMALL_FILE]
+        whole = 2 * sum(int(f.size()) for f in small) >= sum(int(f.size()) for f in files)
+        chosen = files if whole else small
+        if len(chosen) < 2:
+            return
+        rows = self._read(txn.jvm.snapshot(), self._delta.seq(chosen), like.sparkSession)
+        rows = merged(rows, self.schema)
+        if whole and "kind" in self.schema.fieldNames():
+            rows = self._without_dead(rows)
+        if sum(int(file.size()) for file in chosen) < _SMALL_FILE:
+            rows = rows.coalesce(1)
+        added = self._delta.write_files(txn.jvm, rows)
+        removed = [file.remove() for file in chosen]
+        record = CommitResult(
+            flow="compaction", app_id=f"{self._app_id}/compaction", batch_id=None, version=None
+        )
+        self._table.commit(txn, [*removed, *added], None, record, complete=whole)
+
+    def _without_dead(self, rows: DataFrame) -> DataFrame:
+        """The rows without deleted keys that are not needed any more."""
+        known = settled(rows, self.schema, truncates=True)
+        expired = ~F.col("alive") & ~F.coalesce(
+            outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
+        )
+        if self._tombstone_seconds is not None:
+            oldest = int((time.time() - self._tombstone_seconds) * 1000)
+            expired = expired | (~F.col("alive") & (F.col("at") < oldest))
+        keyed = known.where(~F.coalesce(expired, F.lit(False)))
+        return keyed.select(*rows.columns).unionByName(rows.where(F.col("kind") == 1))
+
+
+def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:
+    """The parts of the declaration that a state depends on."""
+
+    def folded(names: tuple[str, ...] | None) -> list[str] | None:
+        return None if names is None else sorted(name.lower() for name in names)
+
+    partial: set[tuple[str, ...]] = set()
+    for spec in shape.specs:
+        if spec.columns_to_update is not None:
+            partial.add(("all but", spec.columns_to_update.lower()))
+        elif spec.ignore_null_updates and spec.ignore_null_columns is not None:
+            partial.add(("only", *(folded(spec.ignore_null_columns) or ())))
+        elif spec.ignore_null_updates:
+            partial.add(("all but", *(folded(spec.ignore_null_except_columns) or ())))
+    return {
+        "keys": {f.name.lower(): f.dataType.simpleString() for f in events.keys},
+        "stored_as_scd_type": str(shape.scd_type),
+        "sequence_by": events.sequence.simpleString(),
+        "track_history_column_list": folded(shape.track_history.columns),
+        "track_history_except_column_list": folded(shape.track_history.except_columns),
+        "columns that events may leave as they are": [list(each) for each in sorted(partial)],
+    }
+
+
+def _changes(before: str | None, now: dict[str, Any]) -> str | None:
+    if before is None:
+        return None
+    old = json.loads(before)
+    for name, value in now.items():
+        if old.get(name) != value:
+            return f"{name} changed from {_shown(old.get(name))} to {_shown(value)}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {kind}" for name, kind in value.items())
+    if isinstance(value, list):
+        return "; ".join(" ".join(e) if isinstance(e, list) else str(e) for e in value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _needs_column_mapping(schema: StructType) -> bool:
+    structs = (kind for kind in nested_types(schema) if isinstance(kind, StructType))
+    return any(FORBIDDEN_IN_NAMES.search(name) for kind in structs for name in kind.names)

@@ -1,0 +1,297 @@
+"""The writer of auto CDC flows: events are added to the state, and rows of the target computed.
+
+Up to three commits, each with the fence of the batch: quarantine, state, target. The files of the
+first two are recorded before they are committed, so an interrupted batch is completed with the same
+files; the rows of the touched keys follow from the state alone.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from penstock._model.cdc import ScdType
+from penstock._model.expectation import Expectation, OnViolation
+from penstock._model.origin import SourceLocation
+from penstock._tables.commit_note import CDC_STATE
+from penstock._tables.commits import CommitResult, RuleCounts
+from penstock._tables.delta_log import file_count
+from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import TableRef
+from penstock._tables.write.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
+from penstock._tables.write.cdc_history import current_rows, history_rows, merged
+from penstock._tables.write.cdc_state import CdcState
+from penstock._tables.write.decision import BatchDecision, DecisionFile
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, in_one_task
+from penstock._tables.write.prepare import TableSpec, prepare_table
+from penstock._tables.write.row_files import Written
+from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, count_rows, valid_rows
+from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
+from penstock.errors import FlowError
+from penstock.quality.rules import condition_column
+from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows
+
+HAS_SEQUENCE = "sequence_by is not null"
+HAS_KEY = "keys are not null"
+_OWN_RULES = (HAS_SEQUENCE, HAS_KEY)
+_SMALL_ROWS = 50_000
+
+
+class _Locks:
+    """One lock per target: its flows write one batch at a time."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.RLock] = {}
+
+    def of(self, path: str) -> "threading.RLock":
+        with self._guard:
+            return self._locks.setdefault(path, threading.RLock())
+
+
+target_locks = _Locks()
+
+
+def split_events(
+    df: DataFrame,
+    events: EventShape,
+    expectations: Sequence[Expectation],
+    *,
+    quarantine: bool,
+    origin: SourceLocation,
+) -> RowSplit:
+    """Separate the events that can be applied from the others.
+
+    The rules of the target apply to upserts; a delete or a truncate passes. An event without a
+    sequence or without its key cannot be applied.
+    """
+    is_upsert = events.op() == UPSERT
+    own = {HAS_SEQUENCE: events.has_sequence(), HAS_KEY: events.has_key()}
+    rules = [
+        Expectation(name=name, condition=condition, on_violation=OnViolation.DROP, origin=origin)
+        for name, condition in own.items()
+    ]
+    for rule in expectations:
+        condition = condition_column(df.sparkSession, rule)
+        rules.append(replace(rule, condition=F.when(is_upsert, condition).otherwise(F.lit(True))))
+    split = split_rows(df, rules, quarantine=quarantine)
+    assert split is not None
+    return split
+
+
+@dataclass(frozen=True)
+class _Events:
+    """The valid events of one batch.
+
+    Attributes:
+        txn: Transaction on the state.
+        files: `AddFile` contents below the state.
+        rows: Their keys in `k`, for a `kind` of 0.
+    """
+
+    txn: TableTransaction
+    files: Sequence[Mapping[str, Any]]
+    rows: DataFrame
+
+
+class CdcWriter(FlowWriter):
+    """Writes the batches of one auto CDC flow.
+
+    Args:
+        state: The state table of the target; created if it does not exist.
+        events: How rows of the flow become events.
+        tombstone_seconds: How long deleted keys are remembered; `None` = forever.
+        rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
+        options: As for `FlowWriter`; `split` is from `split_events`, and the quarantine is created
+            when it is needed.
+    """
+
+    kind = "auto CDC"
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        state: TableRef,
+        events: EventShape,
+        tombstone_seconds: float | None = None,
+        rewrite: bool | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        split = options.get("split")
+        assert split is not None
+        super().__init__(spark, **options)
+        self._events = events
+        self._event_split = split
+        self._lock = target_locks.of(self.target.path)
+        self._keyed = KeyedTable(self._delta, self._target, self._app_id, rewrite)
+        self._state = CdcState(
+            self._delta, state, self._app_id, events, tombstone_seconds=tombstone_seconds
+        )
+        with self._lock:
+            has_rows = file_count(self._delta.snapshot(self.target.path)) > 0
+            self._state.prepare(target_has_rows=has_rows, flow=self._flow)
+        self._events_of_batch: _Events | None = None
+        self._counts: Mapping[str, int] = {}
+
+    def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
+        with self._lock:
+            try:
+                return super()._run(df, batch_id, fingerprint)
+            finally:
+                self._events_of_batch = None
+
+    def _fenced(self) -> dict[str, FencedTable]:
+        return {**super()._fenced(), CDC_STATE: self._state.table}
+
+    def _fitting(self, df: DataFrame, txn: TableTransaction) -> DataFrame:
+        return df  # events are not rows of the table
+
+    def _data_schema(self, df: DataFrame) -> StructType:
+        return self._events.target_schema()
+
+    def _evolve(self, txn: TableTransaction, query: StructType) -> StructType:
+        # The rows follow from the state, even in a batch of an earlier version of the flow.
+        return super()._evolve(txn, self._events.target_schema())
+
+    def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        # Read several times: counted, added to the state, and joined with it.
+        self._kept = kept = df.persist()
+        split = self._event_split
+        applied, op = F.col(DESTINATION) == TO_TABLE, self._events.op()
+        operations = {"deletes": DELETE, "truncates": TRUNCATE}
+        counts, self._counts = count_rows(
+            kept,
+            split,
+            {
+                name: F.count(F.when(applied, F.when(op == code, 1)))
+                for name, code in operations.items()
+            },
+        )
+        self._refuse_invalid(counts)
+        rules = {
+            name: rows
+            for name, rows in counts.rules.items()
+            if name not in _OWN_RULES or rows.failed
+        }
+        counts = replace(counts, rules=rules)
+        return Written(counts, bad=self._write_bad(kept, counts, split))
+
+    def _counted(self, result: CommitResult) -> CommitResult:
+        deletes = self._counts["deletes"]
+        upserts = result.rows_written - deletes - self._counts["truncates"]
+        return replace(result, rows_written=upserts, rows_deleted=deletes)
+
+    def _refuse_invalid(self, counts: StagedFiles) -> None:
+        """Fail on events that cannot be applied, if there is no quarantine for them."""
+        if self._quarantine is not None:
+            return
+        for name, problem in ((HAS_SEQUENCE, "no sequence"), (HAS_KEY, "NULL in a key column")):
+            failed = counts.rules.get(name, RuleCounts(0, 0)).failed
+            if failed:
+                spec = self._events.spec
+                shown = "sequence_by" if name == HAS_SEQUENCE else ", ".join(spec.keys)
+                raise FlowError(
+                    "CDC_EVENT_INVALID",
+                    f"flow {self._flow!r}: {failed} event(s) of one batch cannot be applied: they "
+                    f"have {problem} ({shown})",
+                    flow=self._flow,
+                    retryable=False,
+                    hint="filter them out in a view, or switch quarantine on",
+                )
+
+    def _write_bad(
+        self, kept: DataFrame, counts: StagedFiles, split: RowSplit
+    ) -> list[dict[str, Any]]:
+        if counts.bad_rows and self._quarantine is not None:
+            columns = [field for field in kept.schema if field.name in split.data_columns]
+            spec = TableSpec(
+                schema=StructType([*columns, *QUARANTINE_FIELDS]),
+                comment="events that broke a drop rule or cannot be applied",
+            )
+            prepare_table(self._delta.spark, self._quarantine.ref, spec)
+        return self._files.write_bad(kept, counts, split)
+
+    def _quarantine_fields(self, schema: StructType) -> list[StructField]:
+        # The quarantine has the columns of the source, so that an event can be replayed.
+        assert self._kept is not None
+        names = set(self._event_split.data_columns)
+        return [field for field in self._kept.schema if field.name in names]
+
+    def _needs_decision(self, batch: Batch) -> bool:
+        return batch.quarantine is not None or batch.written.counts.clean_rows > 0
+
+    def _with_rows(
+        self, decision: BatchDecision, batch: Batch, file: DecisionFile
+    ) -> BatchDecision:
+        counts = {**decision.counts, **self._counts}
+        if not batch.written.counts.clean_rows:
+            return replace(decision, counts=counts)
+        assert self._kept is not None
+        clean = valid_rows(self._kept, self._event_split)
+        state = self._state.begin(batch.result.batch_id)
+        events = self._events.events(
+            clean, self._state.key_type, self._state.value_type, int(time.time() * 1000)
+        )
+        files = self._state.write(state, events)
+        self._events_of_batch = _Events(state, files, events)
+        return replace(decision, counts=counts, files=files)
+
+    @property
+    def _files_path(self) -> str:
+        return self._state.path
+
+    def _is_partly_committed(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
+        batch_id = decision.result.batch_id
+        is_in_state = bool(decision.files) and self._state.begin(batch_id).is_committed
+        return is_in_state or super()._is_partly_committed(decision, quarantine)
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        self._counts = decision.counts
+        if decision.files:
+            state = self._state.begin(batch.result.batch_id)
+            events = self._state.written(state, decision.files)
+            self._events_of_batch = _Events(state, decision.files, events)
+        return batch
+
+    def _commit_target(self, batch: Batch) -> CommitResult:
+        result, events = batch.result, self._events_of_batch
+        if events is None:
+            version: int | None = self._target.commit(
+                batch.txn, [], result.batch_id, result, complete=False
+            )
+            return replace(result, version=version)
+        appended = self._state.commit(events.txn, events.files, result)
+        kill_point("after_state_commit", self._flow, result.batch_id)
+        touched, rows = self._derive(events.rows, batch.written.counts.clean_rows)
+        version = self._keyed.replace(batch.txn, touched, rows, result)
+        self._state.compact_if_due(appended, events.rows)
+        return replace(result, version=version)
+
+    def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
+        """The keys that a batch touches, and the new rows of the target for them."""
+        schema, shape = self._state.schema, self._events.shape
+        rows, size = self._state.rows(events)
+        is_small = size <= REWRITE_BYTES and count <= _SMALL_ROWS
+        if is_small:
+            rows = in_one_task(rows)
+        if self._counts["truncates"]:
+            touched = rows.where(F.col("kind") == 0).select("k").distinct()
+            return touched, current_rows(merged(rows, schema), schema, truncates=True)
+        touched = events.where(F.col("kind") == 0).select("k").distinct()
+        nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
+        if is_small:
+            touched = nearby = in_one_task(touched)
+        if shape.scd_type is ScdType.TWO:
+            return touched, history_rows(rows.join(nearby, "k"), schema, shape)
+        relevant = rows.where(F.col("kind") == 0).join(nearby, "k").select(*rows.columns)
+        if shape.truncates:
+            relevant = relevant.unionByName(rows.where(F.col("kind") == 1))
+            relevant = relevant.coalesce(1) if is_small else relevant
+        return touched, current_rows(merged(relevant, schema), schema, truncates=shape.truncates)

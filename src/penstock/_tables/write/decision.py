@@ -1,0 +1,157 @@
+"""The plan of a batch with several commits, made durable before the first of them.
+
+The rows of one batch can go to several tables, and a Delta commit covers one table. If the process
+dies between two commits, Spark runs the batch again. By then its rules may give other results (a
+joined table, a function or the rules themselves have changed): rows that are evaluated again would
+end in neither table, or in both. So the files for each table are recorded first, and a repeated
+batch commits the recorded files.
+
+A batch with one commit needs no record.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql.types import StructType
+
+from penstock._tables.commits import CommitResult, result_from_commit
+from penstock._tables.files import StorageFiles
+from penstock._tables.write.schema import schema_json
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineFiles:
+    """Files for the quarantine table.
+
+    Attributes:
+        staged: `AddFile` contents below the target, until they are moved.
+        written: `AddFile` contents below the quarantine table.
+    """
+
+    schema: StructType
+    staged: Sequence[Mapping[str, Any]] = ()
+    written: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchDecision:
+    """The files of one batch, by table.
+
+    Attributes:
+        kind: Kind of the writer; see `FlowWriter.kind`.
+        result: Record of the batch for its commit.
+        schema: Columns of the rows for the target.
+        target_version: Version of the target that was read.
+        files: `AddFile` contents with the valid rows.
+        has_rows: Whether the valid rows are in `DecisionFile.rows`, for writers that merge.
+        quarantine: `None` if no row is quarantined.
+        counts: Further counts of the writer, by name.
+    """
+
+    kind: str
+    result: CommitResult
+    schema: StructType
+    target_version: int
+    files: Sequence[Mapping[str, Any]] = ()
+    has_rows: bool = False
+    quarantine: QuarantineFiles | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        content: dict[str, Any] = {
+            "format": _FORMAT,
+            "kind": self.kind,
+            "record": self.result.to_metadata(),
+            "schema": schema_json(self.schema),
+            "target_version": self.target_version,
+            "files": list(self.files),
+            "has_rows": self.has_rows,
+            "counts": dict(self.counts),
+        }
+        if self.quarantine is not None:
+            content["quarantine"] = {
+                "schema": schema_json(self.quarantine.schema),
+                "staged": list(self.quarantine.staged),
+                "written": list(self.quarantine.written),
+            }
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _parse(text: str) -> BatchDecision | None:
+    """A stored decision; `None` for a truncated file."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        # Only on storage without atomic replacement. The first commit comes after the whole file.
+        return None
+    result = result_from_commit(-1, {"userMetadata": content["record"]})
+    if content["format"] != _FORMAT or result is None:
+        return None
+    quarantine = content.get("quarantine")
+    return BatchDecision(
+        kind=content["kind"],
+        result=replace(result, version=None),
+        schema=_schema(content["schema"]),
+        target_version=content["target_version"],
+        files=content["files"],
+        has_rows=content["has_rows"],
+        quarantine=quarantine
+        and QuarantineFiles(
+            schema=_schema(quarantine["schema"]),
+            staged=quarantine["staged"],
+            written=quarantine["written"],
+        ),
+        counts=content["counts"],
+    )
+
+
+def _schema(text: str) -> StructType:
+    return StructType.fromJson(json.loads(text))
+
+
+class DecisionFile:
+    """The newest decision of one flow, in a small file of its checkpoint."""
+
+    def __init__(self, files: StorageFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+
+    @property
+    def rows(self) -> str:
+        return f"{self._path}.rows"
+
+    def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
+        text = self._files.read(self._path)
+        decision = None if text is None else _parse(text)
+        if decision is None:
+            return None
+        is_same = (decision.result.app_id, decision.result.batch_id) == (app_id, batch_id)
+        return decision if is_same else None
+
+    def save(self, decision: BatchDecision) -> None:
+        """Replace the decision; it survives the death of the process."""
+        # No fsync, like the files of Spark and Delta themselves.
+        self._files.write(self._path, decision.to_json(), sync=False)
+
+    def is_complete(self, decision: BatchDecision, table: str, quarantine: str) -> bool:
+        """Whether every file of a decision still exists, below `table` or `quarantine`."""
+        locations: list[tuple[str, ...]] = [
+            (f"{table}/{unquote(file['path'])}",) for file in decision.files
+        ]
+        if decision.has_rows:
+            locations.append((f"{self.rows}/_SUCCESS",))
+        if decision.quarantine is not None:
+            for file in decision.quarantine.staged:
+                name = unquote(file["path"])
+                locations.append((f"{table}/{name}", f"{quarantine}/{name}"))
+            for file in decision.quarantine.written:
+                locations.append((f"{quarantine}/{unquote(file['path'])}",))
+        return all(any(map(self._files.exists, paths)) for paths in locations)
+
+    def delete_rows(self) -> None:
+        self._files.delete_tree(self.rows)

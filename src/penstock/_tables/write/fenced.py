@@ -1,0 +1,229 @@
+"""Transactions of one flow on one table, with Delta's `SetTransaction` as the fence per batch."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from penstock._tables.commit_note import NotedCommit
+from penstock._tables.commits import CommitResult, result_from_commit
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
+from penstock._tables.kill_points import is_switched_off
+from penstock._tables.layout import TableRef
+from penstock._tables.read.damage import check_commit
+from penstock._tables.read.log_scan import last_batch, live_files
+from penstock._tables.write.schema import (
+    SchemaDifference,
+    check_columns,
+    compare,
+    has_identity,
+    plain_schema,
+    reconcile,
+    schema_json,
+)
+from penstock.errors import InternalError
+
+_REPLAY_SEARCH = 500
+_UNKNOWN = -2
+
+
+@dataclass(frozen=True)
+class TableTransaction:
+    """An open transaction.
+
+    Attributes:
+        jvm: Delta's `OptimisticTransaction`.
+        is_committed: Whether the table has the batch already.
+        metadata: Of the version that the transaction read.
+    """
+
+    jvm: Any
+    is_committed: bool
+    metadata: TableMetadata
+
+    @property
+    def version(self) -> int:
+        return int(self.jvm.snapshot().version())
+
+
+class FencedTable:
+    """One existing table, and the application id under which one flow writes it."""
+
+    def __init__(self, delta: DeltaJvm, ref: TableRef, app_id: str) -> None:
+        self.ref = ref
+        self._delta = delta
+        self._app_id = app_id
+        self._version = _UNKNOWN
+        self._metadata: TableMetadata | None = None
+        self._difference: SchemaDifference | None = None
+        self._query: StructType | None = None
+        self.generation = 0
+        """Incremented when the table's metadata may have changed."""
+        self.last_commit: NotedCommit | None = None
+        """The newest one with a batch that was made through this object."""
+
+    def begin(self, batch_id: int | None) -> TableTransaction:
+        """Start a transaction on the newest version.
+
+        The last batch is looked up in the newest commits, else in the state of the whole table; not
+        at all while every version of the table was committed by this process.
+
+        Args:
+            batch_id: `None` for a write without a fence.
+
+        Raises:
+            SetupError: `TABLE_LOG_DAMAGED`, by the first call.
+        """
+        transaction = self._delta.begin(self.ref.path)
+        version = int(transaction.snapshot().version())
+        if version < 0:
+            raise InternalError("TABLE_NOT_PREPARED", f"{self.ref.name} does not exist")
+        if self._metadata is None:
+            check_commit(self._delta, self.ref, version)
+        if self._metadata is None or version != self._version:
+            self._metadata = self._delta.metadata(transaction)
+            self._difference = None
+            self._version = version
+            self.generation += 1
+        if batch_id is None:
+            return TableTransaction(transaction, False, self._metadata)
+        last = known_versions.last(self._metadata.id, version, self._app_id)
+        if last is None:
+            last = _last_batch(self._delta, self.ref.path, transaction, self._app_id)
+            known_versions.looked_up(self._metadata.id, version, self._app_id, last)
+        # A concurrent commit with our app id must conflict with ours.
+        transaction.readTxn().addOne(self._app_id)
+        is_committed = last >= batch_id and not is_switched_off("fence")
+        return TableTransaction(transaction, is_committed, self._metadata)
+
+    def evolve(
+        self, txn: TableTransaction, query: StructType, *, allow_missing: bool, replaces: bool
+    ) -> StructType:
+        """Check the query's schema, and add its new columns to the transaction.
+
+        With `allow_missing`, columns that the query lacks become NULL; with `replaces`, all rows
+        are replaced, so any schema fits. Returns the schema after the commit.
+
+        Raises:
+            PlanError: `SCHEMA_INCOMPATIBLE`.
+        """
+        have = txn.metadata.schema
+        if self._difference is None or self._query != query:
+            self._query = query
+            self.generation += 1
+            self._difference = (
+                _replacing(have, query, self.ref.name, allow_missing)
+                if replaces
+                else reconcile(have, query, name=self.ref.name, allow_missing=allow_missing)
+            )
+        merged = self._difference.merged
+        text = schema_json(merged)
+        if text != schema_json(have):
+            content = dict(txn.metadata.content, schemaString=text)
+            txn.jvm.updateMetadata(self._delta.action({"metaData": content}), False)
+            self._version = _UNKNOWN
+        return merged
+
+    def commit_evolution(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
+        """Commit the columns that `evolve` added, without the fence; returns a new transaction."""
+        if not txn.jvm.newMetadata().isDefined():
+            return txn
+        operation = self._delta.alter_operation(txn.metadata.jvm, txn.jvm.metadata())
+        txn.jvm.commit(self._delta.seq([]), operation)
+        return self.begin(batch_id)
+
+    def removals(self, txn: TableTransaction) -> list[Any]:
+        live = live_files(self._delta, self.ref.path, txn.version)
+        if live is not None:
+            # As if all files had been read: a concurrent append must fail our commit.
+            txn.jvm.readWholeTable()
+            return [file.remove() for file in self._delta.add_files(live)]
+        return [file.remove() for file in self._delta.items(txn.jvm.filterFiles())]
+
+    def removals_where(self, txn: TableTransaction, condition: str) -> tuple[list[Any], int]:
+        """Actions that remove the rows that match a condition, and the number of these rows.
+
+        Files with other rows are rewritten without the removed ones, or get a deletion vector.
+        """
+        return self._delta.deletions(txn.jvm, condition)
+
+    def commit(
+        self,
+        txn: TableTransaction,
+        actions: Sequence[Any],
+        batch_id: int | None,
+        result: CommitResult,
+        *,
+        complete: bool,
+        where: str | None = None,
+    ) -> int:
+        """Commit with the fence and the record of the batch; returns the new version.
+
+        Args:
+            txn: From `begin`.
+            actions: Files to add and to remove.
+            batch_id: `None` for a write without a fence.
+            result: The record.
+            complete: For the history: existing rows are replaced.
+            where: For the history: only the rows that match this are replaced.
+        """
+        record = result.to_metadata()
+        if batch_id is None:
+            operation = self._delta.write_operation(record, overwrite=complete, where=where)
+        else:
+            now = int(time.time() * 1000)
+            actions = [self._delta.set_transaction(self._app_id, batch_id, now), *actions]
+            operation = self._delta.streaming_operation(
+                self._app_id, batch_id, record, complete=complete
+            )
+        version = int(txn.jvm.commit(self._delta.seq(actions), operation))
+        known_versions.committed(txn.metadata.id, version, self._app_id, batch_id)
+        self._remember(txn.metadata.id, version, batch_id)
+        # The metadata is still valid only if no other commit came in between, and Delta did not
+        # record the high-water mark of an identity column in it.
+        is_same = self._version == version - 1 and not has_identity(txn.metadata.schema)
+        self._version = version if is_same else _UNKNOWN
+        return version
+
+    def recorded(self, batch_id: int | None) -> CommitResult | None:
+        """The record of a committed batch; `None` if its commit is too old."""
+        newest = self._delta.version(self.ref.path)
+        for version in range(newest, max(-1, newest - _REPLAY_SEARCH), -1):
+            info = self._delta.commit_info(self.ref.path, version)
+            if info is None:
+                return None
+            result = result_from_commit(version, info)
+            if result and result.app_id == self._app_id and result.batch_id == batch_id:
+                if self._metadata is not None:
+                    self._remember(self._metadata.id, version, batch_id)
+                return replace(result, replayed=True)
+        return None
+
+    def _remember(self, table_id: str, version: int, batch_id: int | None) -> None:
+        if batch_id is not None:
+            self.last_commit = NotedCommit(
+                table_id=table_id, version=version, batch_id=batch_id, app_id=self._app_id
+            )
+
+
+def last_number(delta: DeltaJvm, path: str, app_id: str) -> int:
+    """The last committed batch of an app id in a table; -1 if there is none."""
+    return _last_batch(delta, path, delta.begin(path), app_id)
+
+
+def _last_batch(delta: DeltaJvm, path: str, transaction: Any, app_id: str) -> int:
+    logged = last_batch(delta, path, int(transaction.snapshot().version()), app_id)
+    return int(transaction.txnVersion(app_id)) if logged is None else logged
+
+
+def _replacing(
+    table: StructType, query: StructType, name: str, allow_missing: bool
+) -> SchemaDifference:
+    """The schema of a table whose rows are replaced: the query's, unless it only adds columns."""
+    check_columns(query, name)
+    difference = compare(table, query)
+    if difference.conflicts or (difference.missing and not allow_missing):
+        return SchemaDifference(plain_schema(query, nullable=True))
+    return difference

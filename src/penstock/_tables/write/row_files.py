@@ -1,0 +1,237 @@
+"""Writes the rows of a batch as files that are not committed yet: one job for two tables, or two.
+
+Also the rows that a stateful operator refused, which the batch's query does not return.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.schema import plain_schema
+from penstock._tables.write.staging import (
+    StagedFiles,
+    can_stage,
+    count_masks,
+    count_rows,
+    data_columns,
+    renames_cheaply,
+    sort_files,
+    staging_metadata,
+    valid_rows,
+)
+from penstock.quality.rules import quoted
+from penstock.quality.split import (
+    DESTINATION,
+    FAILED_RULES,
+    QUARANTINE_COLUMNS,
+    TO_TABLE,
+    RowSplit,
+)
+
+LATE = "late"
+"""Reason of a row behind the watermark."""
+NO_EVENT_TIME = "no_event_time"
+"""Reason of a row that belongs to no window, because its event time is NULL."""
+
+
+class Strategy(StrEnum):
+    """How the rows of one batch are written to two tables."""
+
+    ONE_JOB = "one job"
+    """One job writes both; the files of the quarantine are moved into its folder."""
+    TWO_JOBS = "two jobs"
+    """The batch is persisted and written twice: where a rename is a copy, and for tables with
+    column mapping or identity columns."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Rows of one batch that a stateful operator refused.
+
+    Attributes:
+        late: Number of rows behind the watermark; -1 = counted when `frame` is written.
+        frame: The rows with the columns of the quarantine, if they are to be kept.
+    """
+
+    late: int = 0
+    frame: DataFrame | None = None
+
+
+class FindLateRows(Protocol):
+    """Finds refused rows; called once per batch, when the batch has been computed."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the rows go to quarantine."""
+
+    def find(self, df: DataFrame) -> Refused:
+        """The refused rows of the batch `df` of the writer."""
+
+
+@dataclass(frozen=True)
+class LateCounts:
+    """Number of late rows, and of refused rows written to quarantine."""
+
+    rows: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of one batch, not committed yet.
+
+    Attributes:
+        counts: Rows and rules, and the files that still have to be moved to the quarantine table.
+        actions: For the target's commit.
+        bad: `AddFile` contents that are in the folder of the quarantine table already.
+        duplicates: Rows that were left out because the table has their key.
+        rows: The valid rows, for writers that merge them.
+    """
+
+    counts: StagedFiles
+    actions: Sequence[Any] = ()
+    bad: Sequence[Mapping[str, Any]] = ()
+    duplicates: int = 0
+    rows: DataFrame | None = None
+
+
+class RowFiles:
+    """Writes the rows of one flow's batches into the folders of its tables.
+
+    Args:
+        quarantine: Table for the rows that break a drop rule, if they are kept.
+        split: From `quality.split_rows`; `None` without expectations.
+        strategy: `None` = chosen by the table.
+        replaces: Whether each batch replaces the contents of the tables.
+    """
+
+    def __init__(
+        self,
+        delta: DeltaJvm,
+        target: FencedTable,
+        quarantine: FencedTable | None,
+        split: RowSplit | None,
+        strategy: Strategy | None,
+        *,
+        replaces: bool,
+    ) -> None:
+        self._delta = delta
+        self._target = target
+        self._quarantine = quarantine
+        self._split = split
+        self._strategy = strategy
+        self._replaces = replaces
+        self._staging: Any = None
+        self._staging_generation = -1
+
+    def write(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        """Write all rows of a batch; `schema` is that of the target after the batch."""
+        if self._split is None:
+            files = txn.jvm.writeFiles(df._jdf)
+            rows = self.row_count(self._delta.file_contents(files))
+            return Written(StagedFiles([], [], rows, 0, {}), list(self._delta.items(files)))
+        if self._uses_one_job(df, txn):
+            return self._one_job(df, txn, schema, self._split)
+        return self._two_jobs(df, txn, self._split)
+
+    def row_count(self, files: Sequence[Mapping[str, Any]]) -> int:
+        """Rows in new files: from their statistics, or from their footers if those are off."""
+        if all(file.get("stats") for file in files):
+            return sum(int(json.loads(file["stats"])["numRecords"]) for file in files)
+        root = self._target.ref.path
+        paths = [f"{root}/{unquote(file['path'])}" for file in files]
+        return self._delta.spark.read.parquet(*paths).count()
+
+    def _uses_one_job(self, df: DataFrame, txn: TableTransaction) -> bool:
+        if self._strategy is not None:
+            return self._strategy is Strategy.ONE_JOB
+        collects = df.sparkSession.conf.get("spark.databricks.delta.stats.collect", "true")
+        return (
+            can_stage(txn.metadata)
+            and collects == "true"
+            and renames_cheaply(self._target.ref.path)
+        )
+
+    def _one_job(
+        self, df: DataFrame, txn: TableTransaction, schema: StructType, split: RowSplit
+    ) -> Written:
+        if self._staging is None or self._staging_generation != self._target.generation:
+            self._staging = staging_metadata(self._delta, txn.metadata, schema, split)
+            self._staging_generation = self._target.generation
+        staging = self._delta.log(self._target.ref.path).startTransaction(
+            self._delta.none, self._delta.option(txn.jvm.snapshot())
+        )
+        staging.updateMetadata(self._staging, False)
+        staged = sort_files(
+            self._delta.file_contents(staging.writeFiles(df._jdf)),
+            split,
+            lambda files: count_masks(df.sparkSession, self._target.ref.path, files, split),
+        )
+        return Written(staged, self._delta.add_files(staged.clean))
+
+    def _two_jobs(self, df: DataFrame, txn: TableTransaction, split: RowSplit) -> Written:
+        kept = df.persist()
+        try:
+            counts, _ = count_rows(kept, split)
+            bad = self.write_bad(kept, counts, split)
+            files = self._delta.write_files(txn.jvm, valid_rows(kept, split))
+            return Written(counts, files, bad)
+        finally:
+            kept.unpersist()
+
+    def write_bad(
+        self, kept: DataFrame, counts: StagedFiles, split: RowSplit
+    ) -> list[dict[str, Any]]:
+        """Write rows that broke a drop rule into the folder of the quarantine table."""
+        if not counts.bad_rows or self._quarantine is None or not split.quarantine:
+            return []
+        helpers = [F.col(column) for column in QUARANTINE_COLUMNS]
+        frame = kept.where(F.col(DESTINATION) != TO_TABLE).select(*data_columns(split), *helpers)
+        return self._write_quarantine(self._quarantine, frame, replaces=self._replaces)
+
+    def add_late(
+        self, df: DataFrame, late: FindLateRows, written: Written, schema: StructType
+    ) -> tuple[Written, LateCounts]:
+        """Count the rows that a stateful operator refused, and write those to keep."""
+        refused = late.find(df)
+        if refused.frame is None or self._quarantine is None:
+            return written, LateCounts(refused.late)
+        kept = refused.frame.persist()
+        try:
+            is_late = F.array_contains(F.col(FAILED_RULES), LATE)
+            row: Any = kept.agg(F.count(F.when(is_late, 1)), F.count(F.lit(1))).head()
+            if not row[1]:
+                return written, LateCounts()
+            frame = _as_quarantine_rows(kept, plain_schema(schema, nullable=True))
+            files = self._write_quarantine(self._quarantine, frame, replaces=False)
+            written = replace(written, bad=[*written.bad, *files])
+            return written, LateCounts(int(row[0]), int(row[1]))
+        finally:
+            kept.unpersist()
+
+    def _write_quarantine(
+        self, table: FencedTable, rows: DataFrame, *, replaces: bool
+    ) -> list[dict[str, Any]]:
+        txn = table.begin(None)
+        table.evolve(txn, rows.schema, allow_missing=True, replaces=replaces)
+        return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
+
+
+def _as_quarantine_rows(df: DataFrame, schema: StructType) -> DataFrame:
+    """Refused rows with the columns of the table: NULL if they have none of that name and type."""
+    have = {field.name: field.dataType for field in df.schema}
+    columns: list[Column] = []
+    for field in schema:
+        is_same = have.get(field.name) == field.dataType
+        value = F.col(quoted(field.name)) if is_same else F.lit(None).cast(field.dataType)
+        columns.append(value.alias(field.name))
+    return df.select(*columns, *[F.col(name) for name in QUARANTINE_COLUMNS])

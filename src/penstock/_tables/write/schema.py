@@ -1,0 +1,355 @@
+"""Compares the schema of a query with that of a table: equal, additive, or incompatible.
+
+Delta's `writeFiles` checks nothing: a table with a string written into a double column cannot be
+read any more. So every write calls `reconcile` first.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+from penstock.errors import PlanError
+
+_GENERATED = "delta.generationExpression"
+IDENTITY_START = "delta.identity.start"
+IDENTITY_STEP = "delta.identity.step"
+IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
+LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
+"""Metadata of a column: its type with the lengths of CHAR and VARCHAR; the table has STRING."""
+FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+"""Characters that column names can have only with column mapping."""
+_KEPT_METADATA = ("comment", LENGTHS)
+INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+
+
+@dataclass(frozen=True)
+class SchemaDifference:
+    """How a query differs from a table.
+
+    Attributes:
+        merged: The table's schema with the query's new columns at the end.
+        added: New columns, nested ones with dots.
+        missing: Columns of the table that the query does not have and that Delta does not compute.
+        conflicts: Column, type in the table, type in the query.
+    """
+
+    merged: StructType
+    added: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    conflicts: tuple[tuple[str, str, str], ...] = ()
+
+
+def compare(table: StructType, query: StructType) -> SchemaDifference:
+    """Compare by name, in any case and order, without nullability and metadata."""
+    added: list[str] = []
+    missing: list[str] = []
+    conflicts: list[tuple[str, str, str]] = []
+
+    def merge(table: DataType, query: DataType, path: str) -> DataType:
+        if isinstance(table, StructType) and isinstance(query, StructType):
+            return merge_struct(table, query, f"{path}.")
+        if isinstance(table, ArrayType) and isinstance(query, ArrayType):
+            element = merge(table.elementType, query.elementType, f"{path}.element")
+            return ArrayType(element, table.containsNull)
+        if isinstance(table, MapType) and isinstance(query, MapType):
+            key = merge(table.keyType, query.keyType, f"{path}.key")
+            value = merge(table.valueType, query.valueType, f"{path}.value")
+            return MapType(key, value, table.valueContainsNull)
+        if table.simpleString() != query.simpleString():
+            conflicts.append((path, table.simpleString(), query.simpleString()))
+        return table
+
+    def merge_struct(table: StructType, query: StructType, prefix: str) -> StructType:
+        others = {column.name.lower(): column for column in query}
+        columns: list[StructField] = []
+        for column in table:
+            name, kind = prefix + column.name, column.dataType
+            other = others.pop(column.name.lower(), None)
+            if other is not None:
+                kind = merge(kind, other.dataType, name)
+            elif not is_computed(column):
+                missing.append(name)
+            columns.append(StructField(column.name, kind, column.nullable, column.metadata))
+        for column in others.values():
+            added.append(prefix + column.name)
+            columns.append(plain_schema(StructType([column]), nullable=True)[0])
+        return StructType(columns)
+
+    merged = merge_struct(table, query, "")
+    return SchemaDifference(merged, tuple(added), tuple(missing), tuple(conflicts))
+
+
+def reconcile(
+    table: StructType,
+    query: StructType,
+    *,
+    name: str,
+    allow_missing: bool = False,
+    declared: bool = False,
+) -> SchemaDifference:
+    """Compare, and raise if rows of the query cannot be written.
+
+    Args:
+        table: Schema of the table.
+        query: Schema of the query, without helper columns.
+        name: Of the table, for messages.
+        allow_missing: Columns that the query lacks become NULL instead of an error.
+        declared: Whether `query` is the declared schema of the table.
+
+    Raises:
+        PlanError: `SCHEMA_INCOMPATIBLE`.
+    """
+    check_columns(query, name)
+    difference = compare(table, query)
+    if difference.conflicts:
+        column, have, want = difference.conflicts[0]
+        more = len(difference.conflicts) - 1
+        other = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
+        way_out = "declare the type of the table" if declared else "cast the column in the query"
+        raise PlanError(
+            "SCHEMA_INCOMPATIBLE",
+            f"column {column!r} of {name} is {have.upper()} in the table and {other}"
+            + (f" ({more} more columns differ)" if more else ""),
+            hint=f"{way_out}, or rebuild the table: --full-refresh {name}",
+        )
+    if difference.missing and not allow_missing:
+        columns = ", ".join(repr(column) for column in difference.missing)
+        raise PlanError(
+            "SCHEMA_INCOMPATIBLE",
+            f"the query for {name} has no column {columns}, which the table has",
+            hint=f"select NULL under that name, or rebuild the table: --full-refresh {name}",
+        )
+    return difference
+
+
+def check_columns(query: StructType, name: str) -> None:
+    """Refuse columns with the same name, and columns of type VOID.
+
+    Raises:
+        PlanError: `SCHEMA_INCOMPATIBLE`.
+    """
+    seen: set[str] = set()
+    for column in query:
+        if column.name.lower() in seen:
+            raise PlanError(
+                "SCHEMA_INCOMPATIBLE",
+                f"the query for {name} has two columns named {column.name!r}",
+                hint="give one of them another name with alias()",
+            )
+        seen.add(column.name.lower())
+        if _has_void(column.dataType):
+            raise PlanError(
+                "SCHEMA_INCOMPATIBLE",
+                f"column {column.name!r} of {name} has no type: it is always NULL",
+                hint="cast it, for example CAST(NULL AS STRING)",
+            )
+
+
+def nested_types(kind: DataType) -> Iterator[DataType]:
+    yield kind
+    children: list[DataType] = []
+    if isinstance(kind, StructType):
+        children = [field.dataType for field in kind]
+    elif isinstance(kind, ArrayType):
+        children = [kind.elementType]
+    elif isinstance(kind, MapType):
+        children = [kind.keyType, kind.valueType]
+    for child in children:
+        yield from nested_types(child)
+
+
+Leaf: TypeAlias = Callable[[DataType, DataType, tuple[str, ...]], DataType]
+"""Gets two atomic types, or types of different kinds, and the path of their column."""
+
+
+def map_leaves(kind: DataType, other: DataType, leaf: Leaf, path: tuple[str, ...] = ()) -> DataType:
+    """A type with each leaf replaced by what `leaf` returns for it and the same leaf of `other`.
+
+    Struct fields are matched by name, in any case; those that `other` lacks stay.
+    """
+    if isinstance(kind, StructType) and isinstance(other, StructType):
+        types = {field.name.lower(): field.dataType for field in other}
+        fields = []
+        for field in kind:
+            inner = field.dataType
+            if field.name.lower() in types:
+                inner = map_leaves(inner, types[field.name.lower()], leaf, (*path, field.name))
+            fields.append(StructField(field.name, inner, field.nullable, field.metadata))
+        return StructType(fields)
+    if isinstance(kind, ArrayType) and isinstance(other, ArrayType):
+        element = map_leaves(kind.elementType, other.elementType, leaf, (*path, "element"))
+        return ArrayType(element, kind.containsNull)
+    if isinstance(kind, MapType) and isinstance(other, MapType):
+        key = map_leaves(kind.keyType, other.keyType, leaf, (*path, "key"))
+        value = map_leaves(kind.valueType, other.valueType, leaf, (*path, "value"))
+        return MapType(key, value, kind.valueContainsNull)
+    return leaf(kind, other, path)
+
+
+def conform(df: DataFrame, table: StructType) -> DataFrame:
+    """Cast columns to the table's types if no value changes; others are left to `reconcile`."""
+    casts = {
+        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(kind)
+        for column, kind in zip(df.schema, conformed(df.schema, table), strict=True)
+        if kind != column.dataType
+    }
+    return df.withColumns(casts) if casts else df
+
+
+def conformed(
+    query: StructType, table: StructType, fits: Callable[[DataType, DataType], bool] | None = None
+) -> list[DataType]:
+    """The types of a query's columns as `conform` casts them.
+
+    Args:
+        query: Schema of the query.
+        table: Schema of the table.
+        fits: Whether an atomic type is cast to that of the table; by default if no value changes.
+    """
+    fits = fits or _lossless
+
+    def leaf(have: DataType, want: DataType, _: object) -> DataType:
+        return want if have == want or fits(have, want) else have
+
+    kinds = map_leaves(query, table, leaf)
+    assert isinstance(kinds, StructType)
+    return [field.dataType for field in kinds]
+
+
+def merged(schemas: Iterable[StructType]) -> StructType:
+    """The columns of several queries for one table.
+
+    A column has the wider of two types if one holds all values of the other, else the first.
+    """
+    columns: dict[str, StructField] = {}
+    for schema in schemas:
+        for column in schema:
+            first = columns.setdefault(column.name.lower(), column)
+            if _lossless(first.dataType, column.dataType):
+                columns[column.name.lower()] = StructField(
+                    first.name, column.dataType, first.nullable, first.metadata
+                )
+    return StructType(list(columns.values()))
+
+
+def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
+    """The query with the declared type, or STRING, instead of VOID (the type of NULL)."""
+
+    def is_void(kind: DataType, _: DataType) -> bool:
+        return isinstance(kind, NullType)
+
+    kinds = conformed(df.schema, declared or StructType(), is_void)
+    untyped = {
+        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(without_void(kind))
+        for column, kind in zip(df.schema, kinds, strict=True)
+        if _has_void(column.dataType)
+    }
+    return df.withColumns(untyped) if untyped else df
+
+
+def without_void(kind: DataType) -> DataType:
+    """A type with STRING instead of every VOID, which no table can have."""
+    return map_leaves(
+        kind, kind, lambda have, *_: StringType() if isinstance(have, NullType) else have
+    )
+
+
+def plain_schema(
+    schema: StructType, *, nullable: bool = False, keep_comments: bool = True
+) -> StructType:
+    """A schema for a table: without watermark and other query metadata."""
+    columns = []
+    for column in schema:
+        metadata = {
+            key: value
+            for key, value in (column.metadata or {}).items()
+            if keep_comments and key in _KEPT_METADATA
+        }
+        data_type = as_nullable(column.dataType) if nullable else column.dataType
+        columns.append(StructField(column.name, data_type, nullable or column.nullable, metadata))
+    return StructType(columns)
+
+
+def as_nullable(data_type: DataType) -> DataType:
+    """The type with nullable fields, elements and values at every level."""
+    if isinstance(data_type, StructType):
+        return StructType(
+            [StructField(f.name, as_nullable(f.dataType), True, f.metadata) for f in data_type]
+        )
+    if isinstance(data_type, ArrayType):
+        return ArrayType(as_nullable(data_type.elementType), True)
+    if isinstance(data_type, MapType):
+        return MapType(as_nullable(data_type.keyType), as_nullable(data_type.valueType), True)
+    return data_type
+
+
+def leaf_count(columns: Collection[StructField]) -> int:
+    """Number of leaf columns, as Delta counts them for statistics."""
+    return sum(
+        leaf_count(column.dataType.fields) if isinstance(column.dataType, StructType) else 1
+        for column in columns
+    )
+
+
+def is_computed(column: StructField) -> bool:
+    """Whether Delta computes the column if the query does not have it."""
+    metadata = column.metadata or {}
+    return _GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
+
+
+def is_identity(column: StructField) -> bool:
+    return IDENTITY_START in (column.metadata or {})
+
+
+def has_identity(schema: StructType) -> bool:
+    return any(is_identity(column) for column in schema)
+
+
+def schema_json(schema: StructType) -> str:
+    return json.dumps(schema.jsonValue(), separators=(",", ":"))
+
+
+def _has_void(kind: DataType) -> bool:
+    return any(isinstance(nested, NullType) for nested in nested_types(kind))
+
+
+def _lossless(source: DataType, target: DataType) -> bool:
+    if isinstance(source, NullType):
+        return True
+    if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):
+        return INTEGERS.index(type(source)) < INTEGERS.index(type(target))
+    if isinstance(source, FloatType) and isinstance(target, DoubleType):
+        return True
+    if isinstance(source, (ByteType, ShortType, IntegerType)) and isinstance(target, DoubleType):
+        return True
+    if isinstance(target, DecimalType):
+        room = target.precision - target.scale
+        if isinstance(source, DecimalType):
+            return source.scale <= target.scale and source.precision - source.scale <= room
+        digits = DIGITS.get(type(source))
+        return digits is not None and digits <= room
+    return isinstance(source, DateType) and isinstance(target, TimestampNTZType)

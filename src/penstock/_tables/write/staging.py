@@ -1,0 +1,298 @@
+"""One job for two tables: a transaction that writes the files and is never committed.
+
+Its schema is the target's plus the helper columns, partitioned by the destination first. Files with
+`penstock_dest=table` are committed to the target (readers ignore columns that the table does not
+have), the others are moved into the folder of the quarantine table and committed there.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlparse
+
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+from penstock._tables.commits import RuleCounts
+from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.files import hadoop_path, local_path
+from penstock._tables.write.schema import as_nullable, has_identity, leaf_count, schema_json
+from penstock.quality.rules import quoted
+from penstock.quality.split import (
+    DESTINATION,
+    FAILED_RULES,
+    MASK_PREFIX,
+    ROW,
+    SOURCE,
+    TO_QUARANTINE,
+    TO_TABLE,
+    RowSplit,
+    is_broken,
+)
+
+_INDEXED = "delta.dataSkippingNumIndexedCols"
+_STATS_COLUMNS = "delta.dataSkippingStatsColumns"
+_CONSTRAINT = "delta.constraints."
+_DEFAULT_INDEXED = 32
+_MASK_STATISTIC = re.compile(rf'"{MASK_PREFIX}\d+":\d+,|,?"{MASK_PREFIX}\d+":\d+(?=\}})')
+_CHEAP_RENAME = frozenset({"file", "hdfs", "viewfs"})
+
+RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
+"""Rows by the values of the mask columns."""
+
+QUARANTINE_FIELDS = (
+    StructField(FAILED_RULES, ArrayType(StringType())),
+    StructField(ROW, StringType()),
+    StructField(SOURCE, StringType()),
+)
+
+
+def can_stage(metadata: TableMetadata) -> bool:
+    """Whether files written for a staging schema are valid files of this table.
+
+    Not with column mapping (physical names), identity columns (the transaction that writes has
+    their high-water mark) and invariants of the old form.
+    """
+    configuration = metadata.configuration
+    if configuration.get("delta.columnMapping.mode", "none").lower() != "none":
+        return False
+    if any(key.startswith("delta.enableIcebergCompat") for key in configuration):
+        return False
+    schema = metadata.schema
+    has_invariants = any("delta.invariants" in (column.metadata or {}) for column in schema)
+    return not has_invariants and not has_identity(schema)
+
+
+def staging_metadata(
+    delta: DeltaJvm, metadata: TableMetadata, schema: StructType, split: RowSplit
+) -> Any:
+    """Metadata of the staging transaction, given the target's and its schema after evolution.
+
+    The target's constraints apply only to the rows for the target; the staging schema states them
+    that way, so that Delta itself enforces them while it writes.
+    """
+    masks = [StructField(name, LongType()) for name in split.masks]
+    # With the types of the DataFrame: no constraint may reject a row for the quarantine.
+    data = [StructField(c.name, as_nullable(c.dataType), True, c.metadata) for c in schema]
+    helpers = list(QUARANTINE_FIELDS) if split.quarantine else []
+    destination = StructField(DESTINATION, StringType())
+    content = dict(metadata.content)
+    content["schemaString"] = schema_json(StructType([*masks, *data, *helpers, destination]))
+    content["partitionColumns"] = [DESTINATION, *metadata.partition_columns]
+    content["configuration"] = _configuration(metadata, schema, split)
+    return delta.action({"metaData": content})
+
+
+def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit) -> dict[str, str]:
+    have = metadata.configuration
+    result = {key: value for key, value in have.items() if not key.startswith(_CONSTRAINT)}
+    # Masks come first, so that their statistics do not displace those of the table's columns.
+    if _STATS_COLUMNS in have:
+        result[_STATS_COLUMNS] = ",".join([*split.masks, have[_STATS_COLUMNS]])
+    else:
+        partitioned = {name.lower() for name in metadata.partition_columns}
+        leaves = leaf_count([c for c in schema if c.name.lower() not in partitioned])
+        indexed = int(have.get(_INDEXED, _DEFAULT_INDEXED))
+        own = leaves if indexed < 0 else min(leaves, indexed)
+        result[_INDEXED] = str(len(split.masks) + own)
+    quarantined = f"{DESTINATION} = '{TO_QUARANTINE}'"
+    for key, value in have.items():
+        if key.startswith(_CONSTRAINT):
+            result[key] = f"{quarantined} OR ({value})"
+    for column in schema:
+        if not column.nullable:
+            key = f"{_CONSTRAINT}not_null_{column.name.lower()}"
+            result[key] = f"{quarantined} OR {quoted(column.name)} IS NOT NULL"
+    return result
+
+
+@dataclass
+class StagedFiles:
+    """What one staging job wrote, by destination.
+
+    Attributes:
+        clean: `AddFile` contents for the target.
+        bad: `AddFile` contents for the quarantine table; paths are still below the target.
+        clean_rows: Rows in `clean`.
+        bad_rows: Rows in `bad`.
+        rules: Counts per rule over both.
+    """
+
+    clean: list[dict[str, Any]]
+    bad: list[dict[str, Any]]
+    clean_rows: int
+    bad_rows: int
+    rules: dict[str, RuleCounts]
+
+
+def sort_files(
+    files: list[dict[str, Any]], split: RowSplit, count: Callable[[list[str]], RuleHistogram]
+) -> StagedFiles:
+    """Group `AddFile` contents by destination, and count their rows and broken rules.
+
+    Counts come from the final files: a task that was retried or speculated counts once. `count`
+    counts each combination of masks in files, given by their `path`; it is called only for files
+    with a row that breaks a rule.
+    """
+    result = StagedFiles([], [], 0, 0, {})
+    to_count = []
+    for file in files:
+        values = dict(file["partitionValues"])
+        is_bad = values.pop(DESTINATION, None) == TO_QUARANTINE
+        statistics = json.loads(file["stats"])
+        rows = int(statistics["numRecords"])
+        nulls: Mapping[str, int] = statistics.get("nullCount", {})
+        if any(nulls[mask] < rows for mask in split.masks):
+            to_count.append(file["path"])
+        moved = dict(file, partitionValues=values, stats=without_masks(file["stats"]))
+        if is_bad:
+            result.bad.append(moved)
+            result.bad_rows += rows
+        else:
+            result.clean.append(moved)
+            result.clean_rows += rows
+    failed = rule_counts(count(to_count), split) if to_count else {}
+    result.rules = _counts(split, result.clean_rows + result.bad_rows, failed)
+    return result
+
+
+def _counts(split: RowSplit, total: int, failed: Mapping[str, int]) -> dict[str, RuleCounts]:
+    return {
+        rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
+    }
+
+
+def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
+    failed = dict.fromkeys(split.bits, 0)
+    for masks, rows in histogram.items():
+        values = dict(zip(split.masks, masks, strict=True))
+        for rule, (mask, bit) in split.bits.items():
+            if (values[mask] or 0) & bit:
+                failed[rule] += rows
+    return failed
+
+
+def count_masks(spark: SparkSession, root: str, files: list[str], split: RowSplit) -> RuleHistogram:
+    """Read the mask columns of files back (with Spark from remote storage) and count them."""
+    here = local_path(root)
+    histogram: RuleHistogram = Counter()
+    if here is not None:
+        for file in files:
+            table = pq.ParquetFile(here / unquote(file)).read(columns=list(split.masks))
+            counted = table.group_by(list(split.masks)).aggregate([([], "count_all")])
+            for row in counted.to_pylist():
+                histogram[tuple(row[mask] for mask in split.masks)] += row["count_all"]
+        return histogram
+    paths = [f"{root}/{unquote(file)}" for file in files]
+    for row in spark.read.parquet(*paths).groupBy(*split.masks).count().collect():
+        histogram[tuple(row[mask] for mask in split.masks)] += row["count"]
+    return histogram
+
+
+def without_masks(statistics: str) -> str:
+    """A file's statistics without those of the mask columns.
+
+    Edited as a string: parsing numbers in Python would lose digits of decimals. Quotes within
+    values are escaped, so the pattern matches keys only.
+    """
+    return _MASK_STATISTIC.sub("", statistics)
+
+
+def data_columns(split: RowSplit) -> list[Column]:
+    return [F.col(quoted(column)) for column in split.data_columns]
+
+
+def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
+    """The rows for the target, without helper columns."""
+    if split is None:
+        return batch
+    return batch.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
+
+
+def count_rows(
+    kept: DataFrame, split: RowSplit, more: Mapping[str, Column] | None = None
+) -> tuple[StagedFiles, dict[str, int]]:
+    """Count a persisted batch by destination and rule, and `more` by name, in one job."""
+    more = more or {}
+    sums = [
+        F.count(F.when(is_broken(*bit), 1)).alias(f"rule_{number}")
+        for number, bit in enumerate(split.bits.values())
+    ]
+    is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
+    row: Any = kept.agg(
+        F.count(F.lit(1)).alias("total"),
+        F.count(is_bad).alias("bad"),
+        *sums,
+        *[column.alias(f"more_{name}") for name, column in more.items()],
+    ).first()
+    total, bad = int(row["total"]), int(row["bad"])
+    failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
+    staged = StagedFiles([], [], total - bad, bad, _counts(split, total, failed))
+    return staged, {name: int(row[f"more_{name}"]) for name in more}
+
+
+def renames_cheaply(path: str) -> bool:
+    """Whether a rename is one step on the file system of a path; on object stores it is a copy."""
+    return local_path(path) is not None or urlparse(path).scheme in _CHEAP_RENAME
+
+
+def move_files(delta: DeltaJvm, files: Iterable[str], source: str, target: str) -> None:
+    """Move data files (`path` of `AddFile`) to another table; skips files moved already."""
+    here, there = local_path(source), local_path(target)
+    for file in files:
+        relative = unquote(file)
+        if here is not None and there is not None:
+            _move_locally(here / relative, there / relative)
+        else:
+            _move_with_hadoop(delta, f"{source}/{relative}", f"{target}/{relative}")
+
+
+def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
+    here = local_path(table)
+    for file in files:
+        relative = unquote(file)
+        if here is not None:
+            path = here / relative
+            path.unlink(missing_ok=True)
+            _checksum(path).unlink(missing_ok=True)
+        else:
+            system, remote = hadoop_path(delta.spark, f"{table}/{relative}")
+            system.delete(remote, False)
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def _move_locally(source: Path, target: Path) -> None:
+    # VACUUM does not delete a checksum file that is left behind.
+    _checksum(source).unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not source.exists() and target.exists():
+        return
+    try:
+        os.rename(source, target)  # noqa: PTH104 - the two paths may be on different disks
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copy2(source, target)
+        source.unlink()
+
+
+def _move_with_hadoop(delta: DeltaJvm, source: str, target: str) -> None:
+    system, source_path = hadoop_path(delta.spark, source)
+    _, target_path = hadoop_path(delta.spark, target)
+    system.mkdirs(target_path.getParent())
+    if not system.exists(source_path) and system.exists(target_path):
+        return
+    if not system.rename(source_path, target_path):
+        raise OSError(f"could not move {source} to {target}")

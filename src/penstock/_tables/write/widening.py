@@ -1,0 +1,146 @@
+"""Delta's type widening: pure functions over types, and the ALTER TABLE for them.
+
+Existing files are not rewritten; they are read with the wider type.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructType,
+    TimestampNTZType,
+)
+
+from penstock._model.exception_text import first_line
+from penstock._model.origin import SourceLocation
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.layout import TableRef
+from penstock._tables.write.schema import DIGITS, INTEGERS, map_leaves
+from penstock.errors import PlanError
+
+ENABLED = "delta.enableTypeWidening"
+"""The table property without which Delta refuses to widen."""
+
+_EXACT_IN_DOUBLE = (ByteType, ShortType, IntegerType, FloatType)
+# Digits of the smallest decimals that Delta widens these types to.
+_LEAST_DIGITS: dict[type[DataType], int] = {
+    ByteType: 10,
+    ShortType: 10,
+    IntegerType: 10,
+    LongType: 20,
+}
+_MOST_DIGITS = 38
+
+
+@dataclass(frozen=True)
+class TypeChange:
+    """The change of a column's type; `path` as in `ALTER COLUMN`: `a.element.b`."""
+
+    path: tuple[str, ...]
+    before: DataType
+    after: DataType
+
+    def __str__(self) -> str:
+        after = self.after.simpleString().upper()
+        return f"{'.'.join(self.path)!r} {self.before.simpleString().upper()} -> {after}"
+
+
+def widened(have: DataType, want: DataType) -> DataType | None:
+    """The type that a column of type `have` is widened to for values of type `want`.
+
+    Returns:
+        `None` if Delta does not widen `have` to such a type, or if no change is needed.
+    """
+    if isinstance(have, INTEGERS) and isinstance(want, INTEGERS):
+        return want if INTEGERS.index(type(have)) < INTEGERS.index(type(want)) else None
+    if isinstance(have, _EXACT_IN_DOUBLE) and isinstance(want, (*_EXACT_IN_DOUBLE, DoubleType)):
+        # A double holds both; neither holds the other.
+        return DoubleType() if type(have) is not type(want) else None
+    if isinstance(have, DateType) and isinstance(want, TimestampNTZType):
+        return want
+    return _decimal(have, want)
+
+
+def _decimal(have: DataType, want: DataType) -> DataType | None:
+    if not isinstance(have, DecimalType) and not isinstance(want, DecimalType):
+        return None
+    whole, scale = _digits(have, _LEAST_DIGITS)
+    more, finer = _digits(want, DIGITS)
+    if not whole or not more:
+        return None
+    whole, scale = max(whole, more), max(scale, finer)
+    wider = DecimalType(min(whole + scale, _MOST_DIGITS), scale)
+    return wider if whole + scale <= _MOST_DIGITS and wider != have else None
+
+
+def _digits(kind: DataType, of_integers: dict[type[DataType], int]) -> tuple[int, int]:
+    """Digits before and after the point; 0 before it for a type that no decimal holds."""
+    if isinstance(kind, DecimalType):
+        return max(kind.precision - kind.scale, 1), kind.scale
+    return of_integers.get(type(kind), 0), 0
+
+
+def widen(table: StructType, query: StructType) -> tuple[StructType, tuple[TypeChange, ...]]:
+    """The schema of a table with columns widened for a query, if possible; and the changes."""
+    changes: list[TypeChange] = []
+
+    def leaf(have: DataType, want: DataType, path: tuple[str, ...]) -> DataType:
+        wider = widened(have, want)
+        if wider is None:
+            return have
+        changes.append(TypeChange(path, have, wider))
+        return wider
+
+    schema = map_leaves(table, query, leaf)
+    assert isinstance(schema, StructType)
+    return schema, tuple(changes)
+
+
+def alter_types(
+    delta: DeltaJvm,
+    table: TableRef,
+    changes: Sequence[TypeChange],
+    *,
+    origin: SourceLocation | None = None,
+) -> None:
+    """Widen columns of a table in one commit, without rewriting files.
+
+    The table gets `delta.enableTypeWidening`, and readers need Delta 4.0 or newer from then on.
+
+    Raises:
+        PlanError: `SCHEMA_INCOMPATIBLE`: Delta refuses, for example because a CHECK constraint or a
+            generated column depends on the column.
+    """
+    properties = {ENABLED: "true"}
+    if any(isinstance(change.after, TimestampNTZType) for change in changes):
+        properties["delta.feature.timestampNtz"] = "supported"
+    pairs = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+    columns = ", ".join(
+        ".".join("`" + name.replace("`", "``") + "`" for name in change.path)
+        + f" TYPE {change.after.simpleString()}"
+        for change in changes
+    )
+    alter = f"ALTER TABLE delta.`{table.path}`"
+    try:
+        delta.spark.sql(f"{alter} SET TBLPROPERTIES ({pairs})")
+        delta.spark.sql(f"{alter} ALTER COLUMN {columns}")
+    except (PySparkException, Py4JJavaError) as error:
+        listed = ", ".join(str(change) for change in changes)
+        raise PlanError(
+            "SCHEMA_INCOMPATIBLE",
+            f"columns of {table.name} cannot be widened ({listed}): {first_line(error)}",
+            origin=origin,
+            hint="drop what depends on the column, cast the column in the query, or rebuild the "
+            f"table: --full-refresh {table.name}",
+        ) from error

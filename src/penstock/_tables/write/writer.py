@@ -1,0 +1,524 @@
+"""Writes micro-batches exactly once: one Spark job, one Delta commit per table.
+
+Each commit carries `SetTransaction(app_id, batch_id)`. A batch that is committed already is not
+written again; a stateful query still evaluates it, otherwise Spark never commits its state. The
+quarantine is committed first, the target last: the commit of the target completes a batch. The
+files of both are recorded before the first of two commits (`decision`), so that the rules are
+applied to a batch once.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Required, TypedDict
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from penstock._model.expectation import Expectation, OnViolation
+from penstock._tables.commit_note import QUARANTINE, TARGET, CommitNote
+from penstock._tables.commits import CommitResult, RuleCounts
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.kill_points import is_switched_off, kill_point
+from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
+from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
+from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.row_files import FindLateRows, LateCounts, RowFiles, Strategy, Written
+from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
+from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, delete_files, move_files
+from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
+from penstock.quality.split import RowSplit
+
+# Batches with fewer rows are written by one task: fewer files and less scheduling.
+_SMALL_ROWS = 50_000
+
+
+class WriteMode(StrEnum):
+    APPEND = "append"
+    COMPLETE = "complete"
+    WINDOW = "window"
+    """Replaces the rows that match a condition."""
+
+
+def app_id(pipeline: str, flow: str, epoch: str) -> str:
+    """The application id of a flow's transactions, in one epoch of its checkpoint."""
+    return f"{pipeline}/{flow}/writer/{epoch}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch whose files are written, before its commits.
+
+    Attributes:
+        result: The record, without the versions of the commits.
+        schema: Columns of the rows for the target.
+        quarantine: The quarantine table, if the batch commits to it.
+        quarantine_schema: Columns of the rows for the quarantine.
+    """
+
+    txn: TableTransaction
+    written: Written
+    result: CommitResult
+    schema: StructType
+    quarantine: FencedTable | None = None
+    quarantine_schema: StructType | None = None
+
+
+class WriterOptions(TypedDict, total=False):
+    """Options that all writers of micro-batches have; see `FlowWriter`."""
+
+    flow: Required[str]
+    app_id: Required[str]
+    target: Required[TableRef]
+    split: RowSplit | None
+    quarantine: TableRef | None
+    allow_missing: bool
+    late: FindLateRows | None
+    stateful: bool
+    apply_rules: Callable[[DataFrame], DataFrame] | None
+    decisions: DecisionFile | None
+    note: CommitNote | None
+
+
+class FlowWriter:
+    """Writes the batches of one flow. Not thread-safe: a flow has one batch at a time.
+
+    Args:
+        app_id: From `app_id`; the same as long as the checkpoint is the same.
+        target: The table; must exist (`prepare.prepare_table`).
+        split: From `quality.split_rows` for the query; `None` without expectations.
+        quarantine: Table for rows that break a drop rule; must exist if the split keeps them.
+        mode: Append, or replace the contents, or those of a window, with every batch.
+        where: Condition of the rows in the window, a SQL expression. The batch has no other rows.
+        allow_missing: Columns of the table that the query lacks become NULL.
+        strategy: Forces one; by default the table decides.
+        row_rules: Expectations about the number of rows, in complete mode.
+        late: Finds rows of a batch that a stateful operator refused; called when the batch is
+            computed, before anything is committed.
+        stateful: Whether the query keeps state: then a repeated batch is evaluated without being
+            written, and small batches are not written from one task, which would compute the state
+            of all partitions.
+        apply_rules: Adds the helper columns of the split to a batch that lacks them; see `write`.
+        decisions: Records the files of batches with two commits; `None` for `write_batch` only.
+        note: Records the commits of a batch.
+    """
+
+    kind = "append"
+    """How rows are written; a recorded decision is completed by a writer of its kind."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        flow: str,
+        app_id: str,
+        target: TableRef,
+        split: RowSplit | None = None,
+        quarantine: TableRef | None = None,
+        mode: WriteMode = WriteMode.APPEND,
+        where: str | None = None,
+        allow_missing: bool = False,
+        strategy: Strategy | None = None,
+        row_rules: Sequence[Expectation] = (),
+        late: FindLateRows | None = None,
+        stateful: bool = False,
+        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
+        decisions: DecisionFile | None = None,
+        note: CommitNote | None = None,
+    ) -> None:
+        keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
+        if keeps and quarantine is None:
+            raise InternalError("WRITER_MISUSED", "a split that keeps rows needs a quarantine")
+        self._delta = DeltaJvm(spark)
+        self._flow = flow
+        self._app_id = app_id
+        self._split = split
+        self._target = FencedTable(self._delta, target, app_id)
+        self._quarantine = (
+            FencedTable(self._delta, quarantine, app_id) if keeps and quarantine else None
+        )
+        if (mode is WriteMode.WINDOW) is not (where is not None):
+            raise InternalError("WRITER_MISUSED", f"the window of {flow!r} needs a condition")
+        self._replaces = mode is WriteMode.COMPLETE
+        self._where = where
+        self._files = RowFiles(
+            self._delta, self._target, self._quarantine, split, strategy, replaces=self._replaces
+        )
+        self._allow_missing = allow_missing
+        self._row_rules = row_rules
+        self._coalesce = not stateful
+        self._late = late
+        self._stateful = stateful
+        self._apply_rules = apply_rules
+        self._decisions = decisions
+        self._note = note
+        # Only the first batch after a start or a failure can have a recorded decision.
+        self._may_repeat = True
+        self._last_rows: int | None = None
+        self._schema: tuple[int, StructType] | None = None
+        self._fitting_generation = -1
+        self._kept: DataFrame | None = None
+        """The batch, if a writer reads it several times; unpersisted after it."""
+
+    @property
+    def target(self) -> TableRef:
+        return self._target.ref
+
+    def write(self, df: DataFrame, batch_id: int) -> CommitResult:
+        """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
+
+        Args:
+            df: The batch, with the split's helper columns if there is a split and no `apply_rules`.
+            batch_id: Spark's.
+
+        Raises:
+            PlanError: `SCHEMA_INCOMPATIBLE`.
+            CheckpointError: `BATCH_UNFINISHED`: an interrupted batch cannot be completed.
+        """
+        return self._run(df, batch_id, None)
+
+    def write_batch(self, df: DataFrame, *, fingerprint: str | None = None) -> CommitResult:
+        """Write the result of a batch query in one commit, without a fence.
+
+        In complete mode the table's contents are replaced: readers see the old or the new rows.
+        Its schema follows the query. With a window, the rows of the window are replaced.
+
+        Args:
+            df: With the split's helper columns if there is a split.
+            fingerprint: Recorded in the commit.
+
+        Raises:
+            PlanError: `SCHEMA_INCOMPATIBLE`, in append mode.
+        """
+        return self._run(df, None, fingerprint)
+
+    # -- one batch -----------------------------------------------------------------------------
+
+    def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
+        try:
+            return self._write(df, batch_id, fingerprint)
+        finally:
+            if self._kept is not None:
+                self._kept.unpersist()
+                self._kept = None
+
+    def _write(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
+        started = time.monotonic()
+        may_repeat, self._may_repeat = self._may_repeat, True
+        kill_point("before_write", self._flow, batch_id)
+        txn = self._target.begin(batch_id)
+        if txn.is_committed:
+            self._evaluate(df)
+            result = self._target.recorded(batch_id) or CommitResult(
+                flow=self._flow, app_id=self._app_id, batch_id=batch_id, version=None, replayed=True
+            )
+        else:
+            decision = self._recorded_decision(batch_id) if may_repeat else None
+            if decision is None:
+                batch = self._decide(df, txn, batch_id, fingerprint)
+            else:
+                self._evaluate(df)
+                batch = self._resume(decision)
+            result = replace(self._commit(batch), duration_seconds=time.monotonic() - started)
+        if self._note is not None:
+            commits = {role: table.last_commit for role, table in self._fenced().items()}
+            self._note.update({role: last for role, last in commits.items() if last is not None})
+        self._may_repeat = False
+        return result
+
+    def _fenced(self) -> dict[str, FencedTable]:
+        tables = {TARGET: self._target}
+        return tables if self._quarantine is None else {**tables, QUARANTINE: self._quarantine}
+
+    def _decide(
+        self, df: DataFrame, txn: TableTransaction, batch_id: int | None, fingerprint: str | None
+    ) -> Batch:
+        """Write the files of a batch, and record them if it has several commits."""
+        df = self._fitting(df if self._apply_rules is None else self._apply_rules(df), txn)
+        query = self._data_schema(df)
+        schema = self._evolve(txn, query)
+        written, late = self._write_files(self._small(df), txn, schema), LateCounts()
+        if self._late is not None:
+            written, late = self._files.add_late(df, self._late, written, schema)
+        counts = written.counts
+        counts.rules |= self._check_row_rules(counts.clean_rows)
+        self._last_rows = counts.clean_rows + counts.bad_rows
+        keeps = self._split is None or self._split.quarantine
+        if not keeps and counts.bad:
+            delete_files(self._delta, [file["path"] for file in counts.bad], self._target.ref.path)
+            written = replace(written, counts=replace(counts, bad=[]))
+        result = CommitResult(
+            flow=self._flow,
+            app_id=self._app_id,
+            batch_id=batch_id,
+            version=None,
+            rows_written=counts.clean_rows,
+            rows_quarantined=(counts.bad_rows if keeps else 0) + late.kept,
+            rows_dropped=0 if keeps else counts.bad_rows,
+            rows_late=late.rows,
+            rows_duplicate=written.duplicates,
+            rules=counts.rules,
+            fingerprint=fingerprint,
+        )
+        batch = Batch(txn, written, self._counted(result), query)
+        if self._quarantine is not None and (written.counts.bad or written.bad or self._removes):
+            fields = self._quarantine_fields(schema)
+            batch = replace(
+                batch,
+                quarantine=self._quarantine,
+                quarantine_schema=StructType([*fields, *QUARANTINE_FIELDS]),
+            )
+        self._record(batch)
+        return batch
+
+    def _commit(self, batch: Batch) -> CommitResult:
+        result, counts = batch.result, batch.written.counts
+        if batch.quarantine is not None:
+            version = self._commit_quarantine(batch, batch.quarantine)
+            result = replace(result, quarantine_version=version)
+        kill_point("after_quarantine_commit", self._flow, result.batch_id)
+        # A batch without rows is not committed: if it is repeated, it has no rows again.
+        counted = result.rows_late or result.rows_quarantined or result.rows_duplicate
+        if counts.clean_rows or counts.bad_rows or counted or self._removes:
+            result = self._commit_target(replace(batch, result=result))
+        kill_point("after_target_commit", self._flow, result.batch_id)
+        return result
+
+    def _evaluate(self, df: DataFrame) -> None:
+        """Compute a batch without writing it, if Spark needs that for its state."""
+        if self._stateful:
+            df.write.format("noop").mode("overwrite").save()
+
+    @property
+    def _removes(self) -> bool:
+        return self._replaces or self._where is not None
+
+    def _counted(self, result: CommitResult) -> CommitResult:
+        return result
+
+    def _quarantine_fields(self, schema: StructType) -> list[StructField]:
+        """Columns of the quarantine beside its own, given the schema of the target."""
+        return list(plain_schema(schema, nullable=True, keep_comments=False).fields)
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _record(self, batch: Batch) -> None:
+        """Make the decision about a batch durable, unless it has one commit."""
+        batch_id = batch.result.batch_id
+        if batch_id is None or not self._needs_decision(batch):
+            return
+        if self._decisions is None:
+            raise InternalError("WRITER_MISUSED", f"{self._flow!r} cannot record its decisions")
+        written, quarantine = batch.written, None
+        if batch.quarantine is not None and batch.quarantine_schema is not None:
+            quarantine = QuarantineFiles(
+                schema=batch.quarantine_schema, staged=written.counts.bad, written=written.bad
+            )
+        decision = BatchDecision(
+            kind=self.kind,
+            result=batch.result,
+            schema=batch.schema,
+            target_version=batch.txn.version,
+            quarantine=quarantine,
+            counts={"clean": written.counts.clean_rows, "bad": written.counts.bad_rows},
+        )
+        self._decisions.save(self._with_rows(decision, batch, self._decisions))
+        kill_point("after_decision", self._flow, batch_id)
+
+    def _needs_decision(self, batch: Batch) -> bool:
+        return batch.quarantine is not None
+
+    def _with_rows(
+        self, decision: BatchDecision, batch: Batch, file: DecisionFile
+    ) -> BatchDecision:
+        files = self._delta.file_contents(self._delta.seq(batch.written.actions))
+        return replace(decision, files=files)
+
+    @property
+    def _files_path(self) -> str:
+        """Path of the table above the files of a decision."""
+        return self._target.ref.path
+
+    def _recorded_decision(self, batch_id: int | None) -> BatchDecision | None:
+        """The recorded decision about a batch; `None` if there is none to complete.
+
+        Raises:
+            CheckpointError: `BATCH_UNFINISHED`.
+        """
+        if batch_id is None or self._decisions is None or is_switched_off("decision"):
+            return None
+        decision = self._decisions.load(self._app_id, batch_id)
+        if decision is None:
+            return None
+        table = self._quarantine_of(decision)
+        exists = table is None or self._delta.version(table.ref.path) >= 0
+        path = self._target.ref.path if table is None else table.ref.path
+        problem = ""
+        if decision.kind != self.kind:
+            problem = f"it was started in mode {decision.kind}, and the flow now has {self.kind}"
+        elif not exists or not self._decisions.is_complete(decision, self._files_path, path):
+            problem = "some of its files were deleted since"
+        if not problem:
+            return decision
+        if not self._is_partly_committed(decision, table if exists else None):
+            return None  # no table has a part of it: the rules can be applied again
+        raise CheckpointError(
+            "BATCH_UNFINISHED",
+            f"batch {batch_id} of flow {self._flow!r} was interrupted between its commits and "
+            f"cannot be completed: {problem}",
+            flow=self._flow,
+            hint=f"run the earlier version of the pipeline once, or restore the files; or "
+            f"--full-refresh {self._target.ref.name} rebuilds the table from its sources",
+        )
+
+    def _is_partly_committed(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
+        return quarantine is not None and quarantine.begin(decision.result.batch_id).is_committed
+
+    def _quarantine_of(self, decision: BatchDecision) -> FencedTable | None:
+        if decision.quarantine is None:
+            return None
+        if self._quarantine is not None:
+            return self._quarantine
+        # The rules were removed since; the rows still go to quarantine as decided.
+        ref = self._target.ref
+        quarantine = TableRef(f"{ref.path}{QUARANTINE_SUFFIX}", f"{ref.name}{QUARANTINE_SUFFIX}")
+        return FencedTable(self._delta, quarantine, self._app_id)
+
+    def _resume(self, decision: BatchDecision) -> Batch:
+        result, quarantine = decision.result, decision.quarantine
+        txn = self._target.begin(result.batch_id)
+        self._evolve(txn, decision.schema)
+        counts = StagedFiles(
+            clean=[],
+            bad=[dict(file) for file in quarantine.staged] if quarantine is not None else [],
+            clean_rows=decision.counts["clean"],
+            bad_rows=decision.counts["bad"],
+            rules=dict(result.rules),
+        )
+        bad = quarantine.written if quarantine is not None else ()
+        batch = Batch(
+            txn,
+            Written(counts, bad=bad, duplicates=result.rows_duplicate),
+            result,
+            decision.schema,
+            None if quarantine is None else self._quarantine_of(decision),
+            None if quarantine is None else quarantine.schema,
+        )
+        return self._with_recorded_rows(batch, decision)
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        """A resumed batch with the recorded valid rows."""
+        if not has_identity(batch.txn.metadata.schema):
+            actions = self._delta.add_files(decision.files)
+            return replace(batch, written=replace(batch.written, actions=actions))
+        # The transaction that writes the files has the high-water mark of identity columns.
+        batch, rows = self._recorded_rows(batch, decision)
+        actions = self._delta.write_files(batch.txn.jvm, rows)
+        return replace(batch, written=replace(batch.written, actions=actions))
+
+    def _recorded_rows(self, batch: Batch, decision: BatchDecision) -> tuple[Batch, DataFrame]:
+        """Read the files of a decision, which are in no version of the target."""
+        txn = self._target.commit_evolution(batch.txn, batch.result.batch_id)
+        files = self._delta.seq(self._delta.add_files(decision.files))
+        rows = self._delta.read_files(self._target.ref.path, txn.jvm.snapshot(), files)
+        identity = [column.name for column in txn.metadata.schema if is_identity(column)]
+        return replace(batch, txn=txn), rows.drop(*identity)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _fitting(self, df: DataFrame, txn: TableTransaction) -> DataFrame:
+        """The batch in the types of the table, which another flow may have widened meanwhile."""
+        if self._replaces or self._fitting_generation == self._target.generation:
+            return df
+        fitting = conform(df, txn.metadata.schema)
+        if fitting is df:
+            self._fitting_generation = self._target.generation
+        return fitting
+
+    def _data_schema(self, df: DataFrame) -> StructType:
+        """The batch's own columns; read from the JVM only if they may differ from the last ones."""
+        identity = int(df._jdf.schema().hashCode())
+        if self._schema is None or self._schema[0] != identity:
+            data = None if self._split is None else set(self._split.data_columns)
+            columns = [c for c in df.schema if data is None or c.name in data]
+            self._schema = (identity, StructType(columns))
+        return self._schema[1]
+
+    def _evolve(self, txn: TableTransaction, query: StructType) -> StructType:
+        return self._target.evolve(
+            txn, query, allow_missing=self._allow_missing, replaces=self._replaces
+        )
+
+    def _small(self, df: DataFrame) -> DataFrame:
+        if self._coalesce and self._last_rows is not None and self._last_rows < _SMALL_ROWS:
+            return df.coalesce(1)
+        return df
+
+    def _check_row_rules(self, rows: int) -> dict[str, RuleCounts]:
+        """Apply the rules about the number of rows; before anything is committed."""
+        counts = {}
+        for rule in self._row_rules:
+            holds = rule.rows is None or rule.rows.hold(rows)
+            if not holds and rule.on_violation is OnViolation.FAIL:
+                raise ExpectationFailedError(
+                    "EXPECTATION_VIOLATED",
+                    f"flow {self._flow!r}: the result has {rows} rows, but {rule.name!r} requires "
+                    f"{rule.condition}",
+                    flow=self._flow,
+                    origin=rule.origin,
+                    hint="nothing was written: the table keeps its last rows",
+                )
+            counts[rule.name] = RuleCounts(int(holds), int(not holds))
+        return counts
+
+    def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        return self._files.write(df, txn, schema)
+
+    # -- commits -------------------------------------------------------------------------------
+
+    def _commit_target(self, batch: Batch) -> CommitResult:
+        removed, rows = self._removals(self._target, batch.txn)
+        actions = [*removed, *batch.written.actions]
+        result = replace(batch.result, rows_deleted=rows)
+        if self._where is not None and not actions:
+            return result  # the window was empty and stays empty
+        version = self._target.commit(
+            batch.txn, actions, result.batch_id, result, complete=self._removes, where=self._where
+        )
+        return replace(result, version=version)
+
+    def _removals(self, table: FencedTable, txn: TableTransaction) -> tuple[list[Any], int]:
+        """Actions that remove the rows that the batch replaces, and the row count of a window."""
+        if self._where is not None:
+            return table.removals_where(txn, self._where)
+        return table.removals(txn) if self._replaces else [], 0
+
+    def _commit_quarantine(self, batch: Batch, table: FencedTable) -> int | None:
+        written, result = batch.written, batch.result
+        txn = table.begin(result.batch_id)
+        paths = [file["path"] for file in written.counts.bad]
+        if txn.is_committed:
+            # Committed without a decision, by a version of Penstock that recorded none.
+            delete_files(self._delta, paths, self._target.ref.path)
+            return None
+        assert batch.quarantine_schema is not None
+        evolved = table.evolve(
+            txn, batch.quarantine_schema, allow_missing=True, replaces=self._replaces
+        )
+        move_files(self._delta, paths, self._target.ref.path, table.ref.path)
+        removed, rows = self._removals(table, txn)
+        actions = [*removed, *self._delta.add_files([*written.counts.bad, *written.bad])]
+        if not actions and evolved == txn.metadata.schema:
+            return None
+        record = replace(
+            result,
+            rows_written=result.rows_quarantined,
+            rows_quarantined=0,
+            rows_deleted=rows,
+            rules={},
+            fingerprint=None,
+        )
+        return table.commit(
+            txn, actions, result.batch_id, record, complete=self._removes, where=self._where
+        )
