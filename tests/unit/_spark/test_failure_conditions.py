@@ -126,7 +126,7 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
     error = flow_error(text, FLOW, batch_id=3)
     assert not error.retryable
     assert "flow 'f': it failed in batch 3" in error.message
-    assert "the query of t computes" in error.hint
+    assert "invalid in the query of t" in error.hint
     assert "spark.sql.ansi.enabled" in error.hint
 
 

@@ -43,7 +43,7 @@ def test_statements_before_a_text_without_end_are_kept_when_the_rest_is_lost(sql
     error = declared.error
     assert error.condition == "SQL_SYNTAX"
     assert error.origin.line == 3
-    assert "no end" in error.message
+    assert "is not closed" in error.message
     assert "`''`" in error.hint
     assert not declared.registry.is_empty
 
