@@ -90,7 +90,7 @@ def list_tables(
     lines: list[tuple[str, str, str, str]] = []
     for item in quarantines:
         table, count = item.table, f"{item.rows:,}"
-        for rule, rows in (item.by_rule or {"-": None}).items():
+        for rule, rows in item.by_rule.items() or [("-", None)]:
             lines.append((table, count, rule, "-" if rows is None else f"{rows:,}"))
             table = count = ""
     print_table(("table", "rows", "rule", "broken by"), lines, right=("rows", "broken by"))

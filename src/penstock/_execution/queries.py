@@ -144,7 +144,7 @@ class SparkEngine:
             else:
                 flows = {flow: self._graph.flows[flow] for flow in node.flows}
                 self._damage.check_tables(node, flows, states)
-            self._tables.write.prepare(node, [self._graph.flows[flow] for flow in node.flows])
+            self._tables.prepare(node, [self._graph.flows[flow] for flow in node.flows])
 
     # -- streaming flows -----------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class SparkEngine:
             self._grown[node.flow.name] = grown
             if dataset is not None and dataset.declared.schema is None:
                 flows = [self._grown.get(f, self._graph.flows[f]) for f in dataset.flows]
-                self._tables.write.prepare(dataset, flows)
+                self._tables.prepare(dataset, flows)
         return grown
 
     def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:

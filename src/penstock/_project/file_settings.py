@@ -9,7 +9,7 @@ from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySe
 from penstock._model.name import split_name
 from penstock._model.paths import path_key
 from penstock._model.pipeline import EventLogSettings, ExternalTable
-from penstock._project.databricks.workspace_files import SourcePattern
+from penstock._project.workspace_files import SourcePattern
 
 
 @dataclass(frozen=True, kw_only=True)

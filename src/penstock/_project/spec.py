@@ -42,11 +42,11 @@ from penstock._model.pipeline import (
     PipelineSettings,
 )
 from penstock._project.databricks.bundle import Choice
-from penstock._project.databricks.workspace_files import SourcePattern
 from penstock._project.file_settings import FileSettings, merged_paths
 from penstock._project.places import absolute_place, nearest_file, storage_uri
 from penstock._project.settings_file import SUFFIXES, existing_spec, find_spec, read_settings
 from penstock._project.sources import declaring_files
+from penstock._project.workspace_files import SourcePattern
 from penstock.errors import SpecError
 
 __all__ = ["load_settings", "nearest_file", "storage_uri"]

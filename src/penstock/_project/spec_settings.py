@@ -11,11 +11,11 @@ from penstock._project.databricks.lakeflow import (
     foreign_notes,
     library_notes,
 )
-from penstock._project.databricks.workspace_files import SourcePattern, WorkspaceFiles
 from penstock._project.documents import Node
 from penstock._project.file_settings import FileSettings
 from penstock._project.places import absolute_place, nearest_file, storage_uri
 from penstock._project.spec_file import Library, PipelineSpec
+from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
 

@@ -118,9 +118,9 @@ class Substitution:
     def _variable(self, name: str, part: Node) -> Node | None:
         declared = self.tree.get("variables")
         names = list(declared.value) if declared and isinstance(declared.value, dict) else []
-        value = self.environ.get(f"BUNDLE_VAR_{name}")
-        if value is not None:
-            return Node(value, part.file, part.line)
+        variable = self.environ.get(f"BUNDLE_VAR_{name}")
+        if variable is not None:
+            return Node(variable, part.file, part.line)
         if name not in names:
             close = nearest(name, names)
             raise _variable_error(

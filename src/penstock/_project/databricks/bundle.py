@@ -13,10 +13,10 @@ from pathlib import Path
 from penstock._api.arguments import nearest
 from penstock._model.missing import assumed_value
 from penstock._project.databricks.lakeflow import is_ingestion, read_lakeflow
-from penstock._project.databricks.workspace_files import SourcePattern, WorkspaceFiles
 from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.substitution import Substitution
+from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
 BUNDLE_NAMES = ("databricks.yml", "databricks.yaml", "bundle.yml", "bundle.yaml")

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._project.databricks.workspace_files import SourcePattern, WorkspaceFiles
 from penstock._project.documents import Node, list_of, text_of, texts_of, truth_of
 from penstock._project.file_settings import FileSettings
+from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
 # What only Databricks' own files have, by what it is about. Each group is one note.
