@@ -5,7 +5,7 @@ give the same functions. `run`, `plan`, `check` and `open_pipeline` are for prog
 Errors are in `penstock.errors`.
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from penstock._api.surface import (
     append_flow,
@@ -41,7 +41,7 @@ from penstock._api.surface import (
     view,
 )
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from penstock.pipelines import check, open_pipeline, plan, run
 
 __version__ = "0.1.0"
@@ -86,7 +86,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Import `penstock.pipelines` when it is used: declarations need less."""
     if name in ("check", "open_pipeline", "plan", "run"):
         from penstock import pipelines

@@ -111,7 +111,9 @@ def analyse(
     try:
         analysis = _Analysis(spark, index, source, context, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
-        return build_graph(with_sink_facts(index), analysis.found, analysis.all_errors(), selected)
+        return build_graph(
+            with_sink_facts(index), analysis.analyses, analysis.all_errors(), selected
+        )
     finally:
         source.close()
 
@@ -127,7 +129,7 @@ def survey(
     try:
         analysis = _Analysis(spark, index, source, context, evaluator)
         # A column that is added to a source makes earlier analyses stale.
-        while any(name not in {*analysis.found, *analysis.errors} for name in index.flows):
+        while any(name not in {*analysis.analyses, *analysis.errors} for name in index.flows):
             analysis.everything()
         unsure = {
             name: error
@@ -137,7 +139,7 @@ def survey(
         graph: DataflowGraph | None = None
         errors: tuple[PenstockError, ...] = ()
         try:
-            graph = build_graph(with_sink_facts(index), analysis.found, analysis.all_errors())
+            graph = build_graph(with_sink_facts(index), analysis.analyses, analysis.all_errors())
         except DefinitionErrors as wrong:
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
         except DefinitionError as wrong:
@@ -145,7 +147,7 @@ def survey(
         note_endpoints(index, context)
         assumptions = context.assumptions
         return Survey(
-            analyses=analysis.found,
+            analyses=analysis.analyses,
             errors=errors,
             failed=analysis.errors,
             unsure=unsure,
@@ -169,7 +171,7 @@ class _Analysis:
     ) -> None:
         self.index = index
         self._keeps_refused = keeps_refused
-        self.found: dict[str, FlowAnalysis] = {}
+        self.analyses: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self.table_errors: dict[str, PenstockError] = {}
         self._source = source
@@ -217,7 +219,7 @@ class _Analysis:
         dataset: DeclaredDataset | None = None,
     ) -> None:
         """Analyse one flow. Never raises: errors are collected."""
-        if flow.name in self.found or flow.name in self.errors:
+        if flow.name in self.analyses or flow.name in self.errors:
             return
         self._path.append(flow.name)
         strict: PenstockError | None = None
@@ -257,7 +259,7 @@ class _Analysis:
             analysis, schema = self._as_cdc(analysis, df, flow, dataset)
         if dataset is None and self._assumptions is None:
             self._check_sink(flow, df, analysis)
-        self.found[flow.name] = replace(analysis, changing_inputs=changing)
+        self.analyses[flow.name] = replace(analysis, changing_inputs=changing)
         if dataset is not None:
             schema = self._declared_schema(dataset, schema)
             check_identity(schema, flow, analysis.output_mode, dataset.declared)
@@ -298,7 +300,7 @@ class _Analysis:
         changed = self._assumptions.learn(flow, error.__cause__, self.missing_below(flow))
         if changed is None:
             return False
-        stale = {name for name in self.found if changed in self.missing_below(name)}
+        stale = {name for name in self.analyses if changed in self.missing_below(name)}
         for key, dataset in self.index.datasets.items():
             flows = {up.name for up in dataset.flows}
             if flows & stale:
@@ -306,7 +308,7 @@ class _Analysis:
                 stale |= flows
                 self._source.schemas.pop(key, None)
         for name in stale:
-            self.found.pop(name, None)
+            self.analyses.pop(name, None)
         return True
 
     def _try_columns(self, df: DataFrame, flow: Flow) -> None:

@@ -137,7 +137,7 @@ class ProcessControl:
             SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
         """
         project = [f"--project={path}" for path in self._project]
-        chosen = [f"--rule={one}" for one in rules]
+        chosen = [f"--rule={rule}" for rule in rules]
         what = f"replay of {dataset}"
         if rows:
             chosen.append(f"--row={','.join(map(_name, rows))}")

@@ -68,7 +68,7 @@ def console(terminal: Terminal, stream: TextIO | None = None) -> "Console":
 class Output:
     """Lines to a stream that is flushed after each; silent once its reader is gone.
 
-    An update continues when nobody reads its progress any more.
+    An update continues when its progress is no longer read.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -38,7 +38,7 @@ def findings_of_dataset(
         quarantine: The pipeline's default.
     """
 
-    def found(rule: str, message: str, at: SourceLocation | None = None) -> Finding:
+    def finding(rule: str, message: str, at: SourceLocation | None = None) -> Finding:
         return Finding(
             rule=RULES[rule],
             origin=at or dataset.origin,
@@ -51,34 +51,34 @@ def findings_of_dataset(
     for facts in queries.values():
         columns |= {name.lower(): kind for name, kind in facts.columns.items()}
     for message in _partitions(dataset, columns):
-        yield found("PSL309", message)
+        yield finding("PSL309", message)
     for key, value in dataset.table_properties.items():
         least = _RETENTION.get(key.lower())
         days = _days(value)
         if least is not None and days is not None and days < least:
-            yield found("PSL310", f"{key} is {value}")
+            yield finding("PSL310", f"{key} is {value}")
     is_streaming = any(facts.is_streaming for facts in queries.values())
     for rule in dataset.expectations:
         for name, message in _of_rule(rule, rules.get(rule.name)):
-            yield found(name, message, rule.origin)
+            yield finding(name, message, rule.origin)
         if rule.on_violation is OnViolation.FAIL and is_streaming:
-            yield found("PSL505", f"a row that breaks {rule.name!r} stops the flow", rule.origin)
+            yield finding("PSL505", f"a row that breaks {rule.name!r} stops the flow", rule.origin)
         kept = quarantine if dataset.quarantine is None else dataset.quarantine
         if dataset.kind is DatasetKind.TEMPORARY_VIEW:
             if rule.on_violation is not OnViolation.FAIL:
                 lost = "dropped, neither counted nor kept"
                 consequence = lost if rule.on_violation.removes else "not counted"
-                yield found(
+                yield finding(
                     "PSL507", f"rows that break {rule.name!r} are {consequence}", rule.origin
                 )
         elif rule.on_violation is OnViolation.DROP and not kept:
-            yield found("PSL504", f"rows that break {rule.name!r} are not kept", rule.origin)
+            yield finding("PSL504", f"rows that break {rule.name!r} are not kept", rule.origin)
     if dataset.kind is DatasetKind.TEMPORARY_VIEW or dataset.expectations:
         return
     for facts in queries.values():
         if facts.is_streaming and facts.functions & _PARSERS:
             parser = min(facts.functions & _PARSERS)
-            yield found("PSL506", f"{parser} is used, and {dataset.name} has no expectation")
+            yield finding("PSL506", f"{parser} is used, and {dataset.name} has no expectation")
             return
 
 

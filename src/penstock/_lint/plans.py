@@ -31,29 +31,31 @@ def findings_of_query(
         is_sink: Whether it writes to a sink.
     """
 
-    def found(rule: str, message: str) -> Finding:
+    def finding(rule: str, message: str) -> Finding:
         return Finding(
             rule=RULES[rule], origin=declared, message=message, flow=flow, declared=declared
         )
 
     for state in facts.state:
         for rule, message in _of_state(state):
-            yield found(rule, message)
+            yield finding(rule, message)
         if state.chance_keys:
-            yield found("PSL401", f"{_a(state.kind)} by {_listed(state.chance_keys)}")
+            yield finding("PSL401", f"{_a(state.kind)} by {_listed(state.chance_keys)}")
     if facts.is_streaming:
         for column, delay in facts.watermarks.items():
             if delay == 0:
-                yield found("PSL105", f"the watermark on {column} has no delay")
+                yield finding("PSL105", f"the watermark on {column} has no delay")
             if not facts.state:
-                yield found("PSL108", f"the watermark on {column} is used by nothing in this flow")
+                yield finding(
+                    "PSL108", f"the watermark on {column} is used by nothing in this flow"
+                )
     if facts.chance and not any(state.chance_keys for state in facts.state):
-        yield found("PSL402", f"the query uses {_listed(facts.chance)}")
+        yield finding("PSL402", f"the query uses {_listed(facts.chance)}")
     if facts.clock and not facts.is_streaming and not is_sink:
-        yield found("PSL403", f"the query uses {_listed(facts.clock)}")
+        yield finding("PSL403", f"the query uses {_listed(facts.clock)}")
     if facts.lost_coordinates and facts.is_streaming and not is_sink:
         columns = " and ".join(facts.lost_coordinates)
-        yield found("PSL204", f"nothing of the result is made of {columns} of the Kafka source")
+        yield finding("PSL204", f"nothing of the result is made of {columns} of the Kafka source")
 
 
 def _of_state(state: StateFacts) -> Iterator[tuple[str, str]]:

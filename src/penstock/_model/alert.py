@@ -86,7 +86,7 @@ class AlertSettings:
     Attributes:
         rules: What to look out for.
         targets: Whom to tell, each of every alert.
-        repeat_seconds: About the same thing nobody is told more often.
+        repeat_seconds: Shortest time between two notifications of the same alert.
     """
 
     rules: tuple[AlertRule, ...] = ()

@@ -1,4 +1,4 @@
-"""Values that nobody gave: an error, or for a check of a foreign project an assumed one."""
+"""Values that are not set: an error, or an assumed value in a check of a foreign project."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _assume: ContextVar[Callable[[str], str] | None] = ContextVar("penstock_assume",
 
 @contextmanager
 def missing_values_assumed(assume: Callable[[str], str]) -> Iterator[None]:
-    """Let settings, parameters and variables that nobody gave have an assumed value.
+    """Let settings, parameters and variables that are not set have an assumed value.
 
     Args:
         assume: Gives the value of a key, and remembers that it was asked for.
@@ -35,7 +35,7 @@ def missing_values_assumed(assume: Callable[[str], str]) -> Iterator[None]:
 
 
 def assumed_value(key: str) -> str | None:
-    """The value to assume for a key that nobody gave; `None` if that is an error."""
+    """The value to assume for a key that is not set; `None` if that is an error."""
     assume = _assume.get()
     return None if assume is None else assume(key)
 

@@ -438,7 +438,7 @@ class AlertProgress(Body):
     not_told: tuple[str, ...] = ()
 
     def level(self, error: ErrorInfo | None) -> Level:
-        """A warning if it fires, or if somebody could not be notified."""
+        """A warning if it fires, or if a target could not be notified."""
         is_quiet = error is None and self.state != "firing"
         return Level.INFO if is_quiet else Level.WARN
 

@@ -195,7 +195,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away concerns nobody."""
+        """A client that disconnects is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Many micro-batches in one event: sums of what their events said, so that nobody counts wrong.
+"""Many micro-batches in one event: sums of what their events said, so that totals stay right.
 
 Only what can be added up exactly is rolled up; `counts_of` and `measured_of` refuse all else. The
 figures stay where they are in the event of a single batch. What only many batches have is below

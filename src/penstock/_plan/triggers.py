@@ -46,7 +46,7 @@ def flow_setting(
 def declared_trigger(
     graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]
 ) -> Trigger | None:
-    """The trigger that somebody has declared for a flow.
+    """The trigger that is declared for a flow.
 
     Raises:
         SpecError: `INVALID_TRIGGER`, `INVALID_TRIGGER_INTERVAL`.

@@ -30,7 +30,7 @@ class Finding:
         kind: What it is.
         name: Key, `scope/key`, path, module or package.
         line: Of the text that was searched, counted from 1.
-        has_default: Whether the source goes on without it.
+        has_default: Whether the source continues without it.
         detail: Of a path, what it begins with.
         origin: Filled in where the file is known.
     """

@@ -1,6 +1,6 @@
 """The JSON schema of the spec file, for editors that complete and check keys.
 
-`docs/pipeline.schema.json` holds this text. After a change of the keys, write it anew:
+`docs/pipeline.schema.json` holds this text. After a change of the keys, generate it again:
 
     python -c "from penstock._project import json_schema as it; it.write_schema('docs')"
 """

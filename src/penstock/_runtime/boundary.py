@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
     """Return an exception of the engine as it is, or wrapped as our bug.
 
-    The text of a foreign exception stays out of the message, because nobody redacted it; it is in
+    The text of a foreign exception stays out of the message, because it is not redacted; it is in
     the log and in `__cause__`.
 
     Args:

@@ -150,7 +150,7 @@ class Lease:
 
 
 def living_holder(path: Path, processes: ProcessTable | None = None) -> Mapping[str, Any] | None:
-    """Who holds a lease, as far as the file tells; takes no lock, so it disturbs nobody.
+    """Who holds a lease, as far as the file tells; takes no lock.
 
     Args:
         path: The file.
@@ -190,7 +190,7 @@ def _try_lock(fd: int, path: Path) -> bool:
 
 
 def _is_still(fd: int, path: Path) -> bool:
-    """Whether the path still leads to the open file; if not, somebody removed it meanwhile."""
+    """Whether the path still leads to the open file; if not, it was removed meanwhile."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError:

@@ -101,7 +101,7 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A token that cannot be guessed."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 

@@ -418,7 +418,7 @@ def test_what_was_not_told_is_said_when_a_receiver_hangs_at_the_end():
     assert (first["alert"], first["told"]) == ("lag", [targets[0].label])
     assert (second["alert"], second["told"]) == ("failed", [])
     assert [len(one["not_told"]) for one in (first, second)] == [2, 3]
-    assert "not told before the update ended" in first["not_told"][0]
+    assert "not notified before the update ended" in first["not_told"][0]
     assert {event.error.condition for event in told if event.error} == {"ALERT_NOT_DELIVERED"}
     # The thread that hung says nothing more, and a second close nothing again.
     alerts.close()

@@ -67,7 +67,7 @@ def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
         steps_forth("w", "windows", sources, readers, TABLE, start="earliest", old_epoch="abc")
     )
     for words in (
-        "table /b: 4 versions (1,000 bytes) are read again, from earliest",
+        "table /b: 4 versions (1,000 bytes) are read again, starting at earliest",
         "kafka: an unknown number of offsets",
         "kafka: offsets 0 to 3",
         "table /c: its log begins at 5",

@@ -1,5 +1,7 @@
 """Two processes describe one query by the same text; two queries never."""
 
+import json
+
 import pytest
 
 from penstock._execution.flow_state import FlowState, check_state, state_of
@@ -118,12 +120,13 @@ def test_a_state_without_operators_stays_one_that_never_started():
 
 def test_a_migration_of_an_earlier_version_is_comparable_with_the_query_of_now():
     stored, now = SAME[0]
-    migration = migration_of(
+    body = json.loads(
         '{"migration_id": "m", "flow": "agg", "stage": "building", "start": "earliest", '
         '"position": {}, "table_id": "t", "old_version": 3, "old_quarantine": -1, '
         f'"query": {{"operators": ["{stored}"], "output_mode": "complete", "columns": {{}}}}, '
         f'"old": {{"epoch": "e", "stateful_operators": ["{stored}"]}}}}'
     )
+    migration = migration_of(body)
     assert migration.query["operators"] == list(stable_operators([now]))
     assert state_of(migration.old).stateful_operators == stable_operators([now])
 

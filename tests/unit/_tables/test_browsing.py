@@ -247,7 +247,7 @@ def test_no_table_is_reached_elsewhere_when_names_or_logs_say_so(store, tmp_path
     assert trusting.preview("a.b.c", elsewhere.as_uri(), limit=1)["rows"] == [["7"]]
     with pytest.raises(SpecError, match="not on this machine"):
         TableBrowser("s3a://bucket/root").preview("a.b.c", "s3a://bucket/t", limit=1)
-    with pytest.raises(ValueError, match="not a place"):
+    with pytest.raises(ValueError, match="not a position"):
         browser.quarantine(NAME, None, before="../1", limit=1)
 
 

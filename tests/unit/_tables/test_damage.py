@@ -223,12 +223,12 @@ def test_a_cut_file_of_an_unwritten_batch_can_be_removed(tmp_path: Path):
     assert list(one.damaged) == ["offsets/2"]
     damage = unreadable(one, "silver", ["offsets/2 is cut"], is_unwritten=True)
     assert "The newest batch with readable offsets is 1" in damage.message
-    assert "offsets/2: nothing of the batch is in the table" in damage.hint
+    assert "offsets/2: the table has no rows of the batch" in damage.hint
     assert "remove" not in unreadable(one, "silver", ["x"], is_unwritten=False).hint
     (root / "offsets" / "2").write_text('v1\n{}\n{"logOffset":2}')
     (root / "commits" / "2").write_text("")
     one = newest_of_checkpoint("silver", "e1", root)
     assert (
-        "commits/2: the batch is run again"
+        "commits/2: the batch is repeated"
         in unreadable(one, "silver", ["x"], is_unwritten=False).hint
     )

@@ -52,9 +52,9 @@ class DemoOutcome:
     Attributes:
         account: Where every message is.
         broken_rules: Rows in quarantine per rule that they broke.
-        succeeded: The account balances, no flow failed, and nothing is pending that nobody asked
-            to leave.
-        was_cut_short: Someone asked to stop more than once.
+        succeeded: The account balances, no flow failed, and nothing is pending unless that
+            was requested.
+        was_cut_short: A stop was requested more than once.
         lines: All of this for people.
     """
 

@@ -1,7 +1,7 @@
 """Settings of a pipeline as Databricks writes them: JSON or YAML of its UI, REST API and bundles.
 
 Reading is tolerant: what chooses compute, people or schedules of a workspace has no effect here
-and becomes a note, and so does a key that nobody knows.
+and becomes a note, and so does an unknown key.
 """
 
 import re
@@ -24,7 +24,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "edition",
         "channel",
     ),
-    "notifies nobody from here": ("notifications",),
+    "sends no notifications from here": ("notifications",),
     "is not used: the event log is in the storage root": ("event_log",),
     "schedules nothing here": ("restart_window", "trigger"),
     "is not applied: all libraries are used": ("filters",),

@@ -1,6 +1,6 @@
 """Option rules of the JDBC sink: names, defaults, refusals. Pure functions over option maps.
 
-An option that nobody knows is an error: Spark would hand it to the driver, and some parameters of
+An unknown option is an error: Spark would hand it to the driver, and some parameters of
 the driver make it load foreign classes. Values are never shown in an error, because they may be
 secrets.
 """
@@ -97,7 +97,7 @@ class JdbcSinkOptions:
         partitions: The most tasks, and so connections, that write at once.
         batch_size: Rows per insert statement.
         replace_nul: Whether U+0000 in strings becomes U+FFFD; otherwise it is an error.
-        accept_gap: Go on although the database lacks batches that the checkpoint has done.
+        accept_gap: Continue although the database lacks batches that the checkpoint has done.
         connection: Parameters of the driver, with user and password. Never shown.
     """
 

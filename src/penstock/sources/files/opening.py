@@ -181,7 +181,7 @@ def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
 
 @dataclass
 class _Found:
-    """The files of a source, listed when somebody asks."""
+    """The files of a source, listed on request."""
 
     spark: SparkSession
     roots: FileRoots

@@ -1,7 +1,7 @@
 """Option rules of Auto Loader (`cloudFiles`, `read_files`): names, defaults, refusals.
 
 Pure functions over option maps. Options come with or without the prefix `cloudFiles.`, in any case.
-A prefixed option that nobody knows is an error, because it would be ignored without a word; without
+An unknown option with the prefix is an error, because it would be ignored without a word; without
 the prefix it may be one of the file format, which the format's reader judges.
 """
 

@@ -85,7 +85,7 @@ class Database:
         """Commit what the block did, or roll it back if it raises.
 
         Raises:
-            DatabaseError: A statement or the commit failed. After a failed commit nobody knows
+            DatabaseError: A statement or the commit failed. After a failed commit it is unknown
                 whether the transaction is in.
         """
         with translated():

@@ -1,6 +1,6 @@
 """Option rules of the JDBC stream, and the SQL that reads it. Pure functions.
 
-Options have the names that Spark's JDBC reader gives them. What nobody knows goes to the driver, as
+Options have the names that Spark's JDBC reader gives them. Unknown options go to the driver, as
 there; what looks like one of ours, but is none, is an error.
 """
 
@@ -123,7 +123,7 @@ class JdbcSourceOptions:
         settling_delay_seconds: How long after a key was seen its row and all before it count as
             committed; `None` to ask PostgreSQL for the transactions that write.
         settle_timeout_seconds: How long to be held back by transactions before it is an error.
-        accept_key_back: Go on where the table has other keys than were read from it.
+        accept_key_back: Continue where the table has other keys than were read from it.
         partitions: Tasks of a micro-batch.
         reader: Options for Spark's reader; never shown.
     """

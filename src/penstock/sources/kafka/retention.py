@@ -74,9 +74,9 @@ class Risk:
 
     Attributes:
         loss: In one word.
-        seconds: Until the oldest may be removed; `None` if never, or nobody knows.
+        seconds: Until the oldest may be removed; `None` if never or unknown.
         by: `age` or `size`, where there is a time.
-        lost_records: Offsets that are gone; `None` if nobody knows.
+        lost_records: Offsets that are gone; `None` if unknown.
     """
 
     loss: Loss

@@ -164,7 +164,7 @@ class Reconciled:
 def reconcile(known: Mapping[str, Position], shards: Iterable[Shard], now: int) -> Reconciled:
     """Take up new shards, forget old ones, and let parents come before their children.
 
-    A shard that appears while a stream is read has only records that nobody has read: it begins at
+    A shard that appears while a stream is read has only records that are not read yet: it begins at
     its oldest one. It is read when a *checkpointed* batch has read its parents to their ends, so
     that records of a key come in order, batch by batch.
 

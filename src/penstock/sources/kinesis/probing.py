@@ -1,6 +1,6 @@
 """Where micro-batches end: the driver's look at the shards, which is the reading itself.
 
-Nobody but a reader can tell where a shard ends, and each shard may be read only five times per
+Only a reader sees where a shard ends, and each shard may be read only five times per
 second. So the driver reads what a batch shall have once, and what it read goes to the tasks; only
 a batch that another process planned is read again, record for record, by its offsets.
 """

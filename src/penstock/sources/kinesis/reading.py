@@ -188,7 +188,7 @@ def read_now(
 
 
 def rows_lost(stream: str, shard: str, why: str) -> ConnectorError:
-    """The error about rows that nobody can read any more."""
+    """The error about rows that can no longer be read."""
     return ConnectorError(
         "SOURCE_ROWS_LOST",
         f"rows of shard {shard} of stream {stream!r} may have been removed before they were "

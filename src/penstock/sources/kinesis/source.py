@@ -50,7 +50,7 @@ class KinesisSource(Source):
     def open(self, read: Read) -> OpenedSource:
         """See `Source.open`.
 
-        The source is registered anew for each read, with the options in its class: options of
+        The source is registered again for each read, with the options in its class: options of
         Spark's are shown in plans.
 
         Raises:
