@@ -560,7 +560,7 @@ def smaller(text: bytes, cut: int, newest: int) -> bytes:
     return out.getvalue() + text[cut:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(histories(), st.data())
 def test_sums_are_the_same_however_often_a_log_is_rolled_up(
     tmp_path_factory: pytest.TempPathFactory, history: list[Event], data: st.DataObject
