@@ -221,21 +221,14 @@ def _kill_at_random_moment(project: Project, dice: random.Random) -> None:
 FLOWS = {"pairs", "all_impressions", "sessions", "seen_once", "one", "other"}
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        ("after_target_commit",),
-        pytest.param(("after_target_commit", "before_write"), marks=pytest.mark.long),
-    ],
-    ids="-".join,
-)
+@pytest.mark.long
 def test_joins_sessions_and_unique_rows_equal_an_oracle_when_every_flow_has_crashed(
     kafka_broker: BrokerHandle,
     tmp_path: Path,
     spark: Any,
     monkeypatch: pytest.MonkeyPatch,
-    points: tuple[str, ...],
 ):
+    points = ("after_target_commit", "before_write")
     dice = _dice()
     monkeypatch.chdir(tmp_path)
     topics, project = _start(kafka_broker, tmp_path, spark)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from update_project import Project
 
 from penstock._observe.events import UpdateState
@@ -78,3 +79,21 @@ def events():
     )
     with pytest.raises(DefinitionError, match="cannot have an identity column: auto CDC"):
         project.run()
+
+
+@pytest.mark.timeout(180)
+def test_a_python_function_reads_stored_rows(spark: SparkSession, tmp_path: Path):
+    folder = str(tmp_path / "stored")
+    spark.range(3).write.format("delta").save(folder)
+    shout = F.udf(lambda number: f"{number}!", "string")
+    # With generated code, as pipelines have it, the scan is columnar: SPARK-58241.
+    own = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {key: spark.conf.get(key) for key in own}
+    for key, value in own.items():
+        spark.conf.set(key, value)
+    try:
+        rows = spark.read.format("delta").load(folder).groupBy(shout("id").alias("k")).count()
+        assert {row["k"] for row in rows.collect()} == {"0!", "1!", "2!"}
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)

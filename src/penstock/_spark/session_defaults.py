@@ -65,6 +65,8 @@ def session_defaults(
         "spark.sql.sources.default": "delta",
         # Delta's parser drops the parameters of `spark.sql(query, args)`; the analyzer fills them.
         "spark.sql.legacy.parameterSubstitution.constantsOnly": "true",
+        # Else a Python function over Parquet or Delta files waits forever (4.2.0, SPARK-58241).
+        "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
         # State on disk with small checkpoints.
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

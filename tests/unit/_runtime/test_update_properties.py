@@ -108,7 +108,7 @@ def check_truth(harness, result):
     return by_status
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pipeline=pipelines(continuous=False), limit=st.integers(1, 3))
 def test_triggered_update_keeps_its_promises_when_anything_fails(pipeline, limit):
     harness = Harness(**pipeline, max_batch_steps=limit, max_streaming_flows=limit)
@@ -142,7 +142,7 @@ def test_triggered_update_keeps_its_promises_when_anything_fails(pipeline, limit
                 assert harness.engine.times("ended", other.flow)[-1] <= starts[0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     pipeline=pipelines(continuous=False),
     stops=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 20.0, 80.0]), max_size=3),
@@ -162,7 +162,7 @@ def test_triggered_update_ends_in_time_when_stopped_at_any_moment(pipeline, stop
         assert result.state is UpdateState.COMPLETED
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     pipeline=pipelines(continuous=True),
     stop=st.sampled_from([0.0, 3.0, 12.0, 100.0, 2000.0]),
