@@ -3,7 +3,7 @@
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +309,7 @@ def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_co
             UniqueWriter(spark, keys=["id"], **tables.common(split)).write(split.df, 0)
     other = {**tables.common(split), "app_id": "p/other/writer/1"}
     other["decisions"] = decision_file(spark, tmp_path, "p/other/writer/1")
-    ten = split.on(split.df.where("id < 10"))
+    ten = replace(split, df=split.df.where("id < 10"))
     UniqueWriter(spark, keys=["id"], **other).write(ten.df, 0)
     result = UniqueWriter(spark, keys=["id"], **tables.common(split)).write(split.df, 0)
     assert tables.ids(tables.target) == list(range(15))

@@ -116,7 +116,7 @@ def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
     assert (plan["done"], plan["effect"], plan["new_epoch"]) == (False, "added", None)
     (source,) = plan["sources"]
     assert (source["unit"], source["again"], source["skipped"]) == ("versions", newest + 1, 0)
-    assert "twice" in plan["refused"]
+    assert "would be duplicated" in plan["refused"]
     assert main(["checkpoint", "reset", "silver", "--from", "earliest", "--yes"]) == 2
     assert "RESET_WOULD_DOUBLE" in capsys.readouterr().err
     for flow, start, more, condition in (

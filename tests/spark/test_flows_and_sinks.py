@@ -142,7 +142,7 @@ def bronze():
     with pytest.raises(DefinitionErrors) as caught:
         project.run()
     text = str(caught.value)
-    assert "a stream never has them all" in text
+    assert "which a stream never has" in text
     assert "there is no column 'idd'" in text
     assert "did you mean 'id'?" in text
 
