@@ -1,4 +1,4 @@
-"""Graph + wishes -> plan. Decides; does nothing."""
+"""Plans an update from the graph and the options of the update. No side effects."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ GROWING_STATE = "penstock.growingState"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the user asked of an update.
+class PlanOptions:
+    """Selection and refresh options of an update.
 
     Attributes:
         refresh: Datasets to update; empty = all.
@@ -55,7 +55,7 @@ class Wishes:
 
 def make_plan(
     graph: DataflowGraph,
-    wishes: Wishes,
+    options: PlanOptions,
     *,
     configuration: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
@@ -64,7 +64,7 @@ def make_plan(
 
     Args:
         graph: The pipeline.
-        wishes: Selection and refresh options.
+        options: Selection and refresh options.
         configuration: The pipeline's configuration, for `pipelines.*` defaults.
         notes: What is known already that the user should know; the first of the plan's notes.
 
@@ -74,7 +74,7 @@ def make_plan(
             cannot have its trigger; state grows where that is not allowed.
     """
     conf = configuration or {}
-    if wishes.full_refresh_all and (wishes.refresh or wishes.full_refresh):
+    if options.full_refresh_all and (options.refresh or options.full_refresh):
         raise SpecError(
             "CONFLICTING_REFRESH_OPTIONS",
             "--full-refresh-all covers everything and cannot go with --refresh or --full-refresh",
@@ -82,11 +82,11 @@ def make_plan(
         )
     _check_datasets(graph)
     all_notes = [*notes, *_other_formats(graph), *_streamed_changes(graph), *_text_numbers(graph)]
-    refreshed = _select(graph, wishes.refresh)
-    reset = _select(graph, wishes.full_refresh)
-    _refuse_sinks(graph, wishes.full_refresh)
+    refreshed = _select(graph, options.refresh)
+    reset = _select(graph, options.full_refresh)
+    _refuse_sinks(graph, options.full_refresh)
     selected = {node.key for node in graph.stored()}
-    if wishes.refresh or wishes.full_refresh:
+    if options.refresh or options.full_refresh:
         selected = refreshed | reset
     for key in sorted(reset):
         if not reset_allowed(graph.datasets[key], conf):
@@ -96,7 +96,7 @@ def make_plan(
                 origin=graph.datasets[key].declared.origin,
                 hint="leave it out of --full-refresh, or change that table property",
             )
-    if wishes.full_refresh_all:
+    if options.full_refresh_all:
         reset = {node.key for node in graph.stored() if reset_allowed(node, conf)}
         for node in graph.stored():
             if node.key not in reset:
@@ -115,19 +115,19 @@ def make_plan(
         if node.key in reset and refused.keys().isdisjoint(node.flows)
     )
     tables = tuple(PrepareTable(dataset=n.key) for n in graph.stored() if n.key in selected)
-    sinks_too = not (wishes.refresh or wishes.full_refresh)
+    sinks_too = not (options.refresh or options.full_refresh)
     runs = [
-        _run_step(graph, flow, selected, reset, wishes.continuous, conf)
+        _run_step(graph, flow, selected, reset, options.continuous, conf)
         for flow in graph.flows.values()
         if (flow.target in selected)
-        or (flow.target in graph.sinks and (sinks_too or flow.target in wishes.refresh))
+        or (flow.target in graph.sinks and (sinks_too or flow.target in options.refresh))
     ]
     return Plan(
         resets=resets,
         tables=tables,
         runs=tuple(_views_last(runs)),
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
-        continuous=wishes.continuous,
+        continuous=options.continuous,
         notes=tuple(all_notes),
         setup_retries=update_retries(conf),
         warnings=(
@@ -137,7 +137,7 @@ def make_plan(
             *_missing_folders(graph),
             *_unmatched_filters(graph),
             *_growing_state(graph, runs, conf),
-            *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
+            *(() if options.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
             *_without_batches(graph, runs),
         ),
         refused={step.flow: refused[step.flow] for step in runs if step.flow in refused},

@@ -6,7 +6,7 @@ from penstock._model.duration import parse_seconds
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import Trigger, TriggerKind, parse_trigger
 from penstock._plan.explain import explain_json, explain_text
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock.errors import DefinitionError, PlanError, SpecError
 
@@ -17,8 +17,8 @@ def key(name):
     return f"spark_catalog.default.{name}"
 
 
-def plan_of(draft, configuration=None, **wishes):
-    return make_plan(draft.graph(), Wishes(**wishes), configuration=configuration)
+def plan_of(draft, configuration=None, **options):
+    return make_plan(draft.graph(), PlanOptions(**options), configuration=configuration)
 
 
 @pytest.fixture
