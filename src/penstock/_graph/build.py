@@ -82,13 +82,13 @@ def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[
     declared += [sink.origin for sink in index.sinks.values()]
     files = list(dict.fromkeys(origin.file for origin in declared))
 
-    def place(error: PenstockError) -> tuple[int, str, int]:
+    def sort_key(error: PenstockError) -> tuple[int, str, int]:
         if error.origin is None:
             return (len(files) + 1, "", 0)
         file = error.origin.file
         return (files.index(file) if file in files else len(files), file, error.origin.line)
 
-    return tuple(sorted(errors, key=place))
+    return tuple(sorted(errors, key=sort_key))
 
 
 def _check_exclusive_sinks(

@@ -252,14 +252,14 @@ def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
     """The dataset with its own location where that is here; else it lies in the storage."""
     if dataset.path is None:
         return dataset
-    place = paths.map(dataset.path)
-    if (canonical_path(place) or "").startswith("dbfs:"):
+    path = paths.map(dataset.path)
+    if (canonical_path(path) or "").startswith("dbfs:"):
         notes.append(
-            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a place on "
+            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
             "Databricks; `paths` in the settings can map it"
         )
         return dataclasses.replace(dataset, path=None)
-    return dataclasses.replace(dataset, path=place)
+    return dataclasses.replace(dataset, path=path)
 
 
 def _dataset_names(

@@ -43,7 +43,7 @@ class LintReport:
         findings: Those that count, by file and line.
         accepted: Those that a comment or the settings accept.
         refused: What is certainly wrong: the analysis stops there, so rules may have missed more.
-        unsure: Flow or place to why it could not be analysed.
+        unsure: Flow or location to why it could not be analysed.
         is_complete: Whether queries were looked at, and not only the text.
     """
 
@@ -99,9 +99,9 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     os.chdir(settings.root)  # findings name files relative to it
     for cell in project_cells(settings):
         findings += _of_cell(cell, suppressions, checkpoints)
-    for place, origins in checkpoints.items():
+    for location, origins in checkpoints.items():
         for origin in origins if len(origins) > 1 else ():
-            message = f"{len(origins)} queries have the checkpoint {place}"
+            message = f"{len(origins)} queries have the checkpoint {location}"
             findings.append(Finding(rule=RULES["PSL301"], origin=origin, message=message))
     findings += _of_settings(settings)
     counted, accepted, without_effect = apply(
@@ -139,8 +139,8 @@ def _of_cell(
     elif cell.kind is CellKind.PYTHON:
         code = python_code_findings(cell.text)
         hits = code.hits
-        for place, line in code.checkpoints:
-            checkpoints.setdefault(place, []).append(at(line))
+        for location, line in code.checkpoints:
+            checkpoints.setdefault(location, []).append(at(line))
         suppressions += suppressions_in_python(cell.text, file, cell.line, code.functions)
     else:
         return
@@ -189,11 +189,11 @@ def _of_analysis(
             yield from findings_of_query(name, flow.origin, facts, is_sink=is_sink)
         for read in seen.reads.get(name, ()):
             # A statement of SQL is read by our own code: its reads have no line of the user's.
-            place = flow.origin if flow.language == "SQL" else read.origin
+            location = flow.origin if flow.language == "SQL" else read.origin
             for finding in findings_of_read(name, flow.origin, read):
                 yield Finding(
                     rule=finding.rule,
-                    origin=place,
+                    origin=location,
                     message=finding.message,
                     flow=name,
                     declared=flow.origin,

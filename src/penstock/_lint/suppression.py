@@ -83,11 +83,11 @@ def apply(
     for finding in findings:
         hits = {
             suppression
-            for place in (finding.origin, finding.declared)
-            if place is not None
-            for suppression in by_file.get(place.file, ())
+            for location in (finding.origin, finding.declared)
+            if location is not None
+            for suppression in by_file.get(location.file, ())
             if suppression.rule == finding.rule.id
-            and (not suppression.lines or place.line in suppression.lines)
+            and (not suppression.lines or location.line in suppression.lines)
         }
         used |= hits
         (accepted if hits or finding.rule.id in everywhere else counted).append(finding)

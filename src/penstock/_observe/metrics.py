@@ -1,6 +1,6 @@
-"""Metrics of an update, made of its state: what a scraper of Prometheus gets.
+"""Metrics of an update in the form of Prometheus, made from its state.
 
-A scrape reads the state under its lock and makes its text outside of it. Neither needs a package.
+A scrape copies the state under its lock and renders it outside of the lock. Needs no package.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from penstock._observe.spark_progress import operators_of, watermark_delay, wate
 from penstock._observe.state import Histogram, ObservedFlow, ObservedUpdate
 
 MAX_SERIES = 2000
-"""So many label sets are kept of one metric; what comes later is left out and counted."""
+"""Maximum number of label sets per metric; further ones are dropped and counted."""
 
 _MAX_LABEL = 200
 _FLOW = ("pipeline", "flow", "dataset")
 
 
 class Kind(StrEnum):
-    """Prometheus' types."""
+    """Prometheus metric types."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its name as it is scraped, its type, its labels, and a sentence with the unit."""
+    """One metric: name, type, labels and help text with the unit."""
 
     name: str
     kind: Kind
@@ -182,7 +182,7 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
-"""All metrics by name. Names, types and labels are a contract; docs/metrics.md lists them."""
+"""All metrics by name. Names, types and labels are public; docs/metrics.md lists them."""
 
 _TOTALS = {
     "num_input_rows": "penstock_flow_input_rows_total",
@@ -200,7 +200,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric with its label sets, in the order of `Metric.labels`, and their values."""
+    """One metric and its values by label set, in the order of `Metric.labels`."""
 
     metric: Metric
     values: Mapping[Labels, float]
@@ -208,10 +208,10 @@ class Series:
 
 
 def metric_series(update: ObservedUpdate) -> list[Series]:
-    """All figures of an update, in the order of `METRICS`; metrics without any are left out.
+    """All metrics of an update that have values, in the order of `METRICS`. Thread-safe.
 
-    Their number is bounded: labels come from declarations, Kafka partitions and Spark's own words,
-    and at most `MAX_SERIES` label sets are kept of one metric. Any thread may call.
+    Bounded: labels come from declarations, Kafka partitions and Spark's own names, with at most
+    `MAX_SERIES` label sets per metric.
     """
     figures = _Figures()
     with update.lock:
@@ -222,7 +222,7 @@ def metric_series(update: ObservedUpdate) -> list[Series]:
 
 
 class _Figures:
-    """Values by metric and label set, as they are read off the state of an update."""
+    """Values by metric and label set, read from the state of an update."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
@@ -307,7 +307,7 @@ class _Figures:
             self._set("penstock_watermark_delay_seconds", labels, delay)
 
     def _take_waiting(self, flow: ObservedFlow, labels: Labels) -> None:
-        """What waits at the sources, as the newer of report and measurement says."""
+        """Backlog of the sources: the newer of Spark's report and the measurement."""
         partitions: dict[tuple[str, str], int] = {}
         waiting: dict[str, float] = {}
         behind: list[float] = []
@@ -315,9 +315,9 @@ class _Figures:
             view = source_view(source)
             behind += [shard["behind_seconds"] for shard in view["shards"]]
             for part in view["partitions"]:
-                place = (str(part["topic"]), str(part["partition"]))
+                partition = (str(part["topic"]), str(part["partition"]))
                 if part["records"] is not None:
-                    partitions[place] = max(part["records"], partitions.get(place, 0))
+                    partitions[partition] = max(part["records"], partitions.get(partition, 0))
             for what in ("files", "bytes"):
                 count = _number(view["metrics"].get(f"num{what.title()}Outstanding"))
                 if count is not None:
@@ -325,14 +325,14 @@ class _Figures:
         measured = _waiting(flow.lag)
         waiting = waiting | measured if flow.lag_is_newer else measured | waiting
         backlog = flow.backlog
-        # What the last batch saw is not true any more of brokers that do not answer.
+        # The backlog of the last batch is outdated while brokers do not answer.
         newer = flow.lag.sources if flow.lag is not None and flow.lag_is_newer else ()
         for source in newer:
             for part in source.get("partitions") or () if source.get("problem") else ():
                 partitions.pop((str(part["topic"]), str(part["partition"])), None)
                 backlog = None
-        for place, records in partitions.items():
-            self._set("penstock_kafka_lag_rows", (*labels, *place), records)
+        for partition, records in partitions.items():
+            self._set("penstock_kafka_lag_rows", (*labels, *partition), records)
         for what, value in waiting.items():
             self._set(f"penstock_flow_backlog_{what}", labels, value)
         if backlog is not None:
@@ -347,7 +347,7 @@ class _Figures:
             self._set("penstock_flow_time_to_loss_seconds", labels, aged.seconds_to_loss)
 
     def _add(self, name: str, labels: Labels, count: float) -> None:
-        """Names that differ only behind what is shown of them share a figure."""
+        """Label values that are equal after truncation share a series."""
         self._set(name, labels, self._values[name].get(self._key(labels), 0.0) + count)
 
     def _set(self, name: str, labels: Labels, value: float) -> None:
@@ -366,7 +366,7 @@ class _Figures:
 
 
 def _waiting(lag: LagProgress | None) -> dict[str, float]:
-    """Files and bytes that wait at all sources; nothing is said of what is not known."""
+    """Unread files and bytes of all sources; unknown values are omitted."""
     waiting: dict[str, float] = {}
     sources = lag.sources if lag is not None else ()
     for what in ("files", "bytes"):

@@ -1,7 +1,7 @@
-"""What an update does right now, as plain JSON values; the state of `_observe.state` for machines.
+"""The status of an update as JSON values, from the state of `_observe.state`.
 
-More than a terminal shows (`_observe.snapshot`): the figures that Spark reports with each
-micro-batch, of every source, state store and watermark. The size does not grow with time.
+More detailed than the terminal (`_observe.snapshot`): Spark's metrics per micro-batch, source,
+state store and watermark. Its size is bounded.
 """
 
 import math
@@ -28,11 +28,11 @@ VERSION = 1
 
 
 def status_json(update: ObservedUpdate, now: datetime | None = None) -> dict[str, Any]:
-    """The state as JSON values; keys as in `docs/monitoring.md`. Any thread may call.
+    """The status as JSON values; keys as in `docs/monitoring.md`. Thread-safe.
 
     Args:
-        update: Its state.
-        now: The time that durations of what still runs extend to.
+        update: State of the update.
+        now: End of the durations of flows that still run.
     """
     with update.lock:
         view = update_view(update, now)
@@ -113,7 +113,7 @@ def _lag(
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
     newest = timestamp_of(event_times(progress).get("max"))
-    # What the last batch saw is not true any more of a source that has gone silent since.
+    # The backlog of the last batch is outdated if the source has stopped answering since.
     records = None if problem_of(sources) else view.lag
     return {
         "records": records,
@@ -137,7 +137,7 @@ def _seconds(batches: list[dict[str, Any]]) -> float:
 
 
 def _falls_behind(batches: list[dict[str, Any]]) -> bool | None:
-    """Whether more rows come in than are processed, over the last batches that had some."""
+    """Whether the input rate exceeded the processing rate over the last batches with rows."""
     known = [
         (batch["input_rows_per_second"], batch["processed_rows_per_second"])
         for batch in batches[-5:]

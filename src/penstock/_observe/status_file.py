@@ -1,7 +1,7 @@
-"""The file that tells other processes what an update does; and its reader.
+"""The status file, from which other processes read the status of an update, and its reader.
 
-A small thread writes it, so that no event waits for the disk: at most twice a second, and once
-more at the end. The file is replaced as a whole, so that a reader never sees half of it.
+A background thread writes it at most twice a second and once at the end, so no event waits for the
+disk. The file is replaced atomically.
 """
 
 import json
@@ -25,19 +25,19 @@ _NAME = "status.json"
 
 
 def status_path(settings: PipelineSettings) -> Path:
-    """Where the file is: in `state` beside the folder of the event log."""
+    """Path of the file: in `state`, next to the folder of the event log."""
     return event_directory(settings).parent / "state" / _NAME
 
 
 class StatusFile:
-    """Keeps the file of one update. Subscribe it to the bus; close it at the end.
+    """Writes the status file of one update. Subscribe it to the bus; close it at the end.
 
-    A disk that is full or gone harms nothing but the file.
+    A full or missing disk affects only the file.
 
     Args:
-        path: Of the file.
-        update: Its state, which has taken in an event before this subscriber gets it.
-        pause_seconds: Between two versions of the file.
+        path: Path of the file.
+        update: State of the update, subscribed to the bus before this subscriber.
+        pause_seconds: Minimum interval between two writes.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class StatusFile:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        """There was an event; returns at once."""
+        """Schedule a write; never blocks."""
         self._changed.set()
 
     def close(self) -> None:
-        """Write what is not written yet, and end. May be called again."""
+        """Write the last status and stop. Idempotent."""
         self._closing.set()
         self._changed.set()
         self._thread.join(timeout=10.0)
@@ -72,7 +72,7 @@ class StatusFile:
     def _write(self) -> None:
         mine = {"process_id": os.getpid(), "host": socket.gethostname()}
         body = {**status_json(self._update), **mine}
-        # Beside the file, so that the replacement is one step for the file system.
+        # In the same folder, so that the replacement is atomic.
         draft = self._path.with_name(f".{_NAME}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,14 +84,14 @@ class StatusFile:
 
 
 def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str, Any] | None:
-    """The status of the newest update, or of another one; `None` if there is no such.
+    """The status of the newest or another update; `None` if there is no such update.
 
-    The file is taken if it is about that update; else its event log is folded. Whether the
-    process still lives is not known here.
+    Read from the file if it is about that update, else folded from the event log. Does not check
+    whether the process is still alive.
 
     Args:
-        settings: Of the pipeline.
-        update: `latest`, or an id or its beginning that means one update.
+        settings: Settings of the pipeline.
+        update: `latest`, an update id, or a unique prefix of one.
     """
     directory = event_directory(settings)
     selected = select_updates(directory, update)
@@ -109,10 +109,9 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
 
 
 def writer_of(directory: Path) -> tuple[str, int] | None:
-    """Which update last wrote its status beside this event log, and its process id.
+    """Update and process id that last wrote the status file of this event log.
 
-    `None` where no status is beside it (a copy of a log, or one of long ago), and where another
-    machine or container wrote it: its processes are not known here.
+    `None` without a status file (a copied or old log), or if another machine or container wrote it.
     """
     try:
         body = json.loads((directory.parent / "state" / _NAME).read_bytes())

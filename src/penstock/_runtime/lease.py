@@ -254,18 +254,18 @@ def _describe(record: Mapping[str, Any]) -> str:
     if pid is None:
         return "an unknown process"
     host = record.get("host")
-    place = "" if host == socket.gethostname() else f" on {host}"
+    location = "" if host == socket.gethostname() else f" on {host}"
     command = f" ({record['command']})" if record.get("command") else ""
-    return f"process {pid}{place}{command}, since {record.get('since', 'an unknown time')}"
+    return f"process {pid}{location}{command}, since {record.get('since', 'an unknown time')}"
 
 
 def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
     host = record.get("host")
-    elsewhere = "" if host == socket.gethostname() else f" on {host}"
+    location = "" if host == socket.gethostname() else f" on {host}"
     return SetupError(
         "LEASE_HELD",
         f"another update writes here: {_describe(record)} holds {path}",
-        hint=f"wait for it to end, or stop it: kill {record.get('pid')}{elsewhere}",
+        hint=f"wait for it to end, or stop it: kill {record.get('pid')}{location}",
     )
 
 

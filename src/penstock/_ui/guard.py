@@ -130,12 +130,12 @@ class Guard:
         ]
         # Only the path, without what a browser takes for a slash or leaves out before it looks: a
         # redirect never leads elsewhere.
-        place = "/" + quote(scope["path"].lstrip("/"))
+        path = "/" + quote(scope["path"].lstrip("/"))
         if rest:
-            place += "?" + urlencode(rest)
+            path += "?" + urlencode(rest)
         value = quote(self._token or "", safe="")
         cookie = f"{cookie_name(scope)}={value}; Path=/; HttpOnly; SameSite=Strict"
-        return [(b"location", place.encode()), (b"set-cookie", cookie.encode())]
+        return [(b"location", path.encode()), (b"set-cookie", cookie.encode())]
 
 
 def is_loopback(host: str) -> bool:

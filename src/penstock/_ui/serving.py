@@ -80,11 +80,11 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
         SetupError: `CANNOT_LISTEN`: the port is taken, or the address is not of this machine.
     """
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(place)
+            listener.bind(address)
             listener.listen(_BACKLOG)
         except OSError:
             listener.close()

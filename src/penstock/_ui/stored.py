@@ -48,13 +48,13 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
     @app.get("/api/pipelines/{key}/code")
     def show_code(key: str, name: Name) -> Response:
         recording = recording_of(key)
-        places: dict[str, str] = {}
+        declarations: dict[str, str] = {}
         if (recorded := recording.recorded(LATEST)) is not None:
             with recording.lock:
-                places = recorded.model.declarations()
-        if name not in places:
+                declarations = recorded.model.declarations()
+        if name not in declarations:
             raise HTTPException(404, "no such dataset")
-        code = recording.sources.code(places[name]) if recording.sources is not None else None
+        code = recording.sources.code(declarations[name]) if recording.sources is not None else None
         return _body({"code": code})
 
     @app.get("/api/pipelines/{key}/quarantines")
