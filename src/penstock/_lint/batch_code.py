@@ -1,4 +1,4 @@
-"""Rules about functions that take each micro-batch: `foreach_batch_sink`, `foreachBatch`."""
+"""Rules about functions of micro-batches: `foreach_batch_sink`, `foreachBatch`."""
 
 import ast
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
         yield Hit(
             "PSL305",
             function.lineno,
-            f"{function.name} calls {first}() without its batch id",
+            f"{function.name} calls {first}() without the batch id",
         )
     actions = [
         call
@@ -58,7 +58,7 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
     ]
     kept = {"persist", "cache", "localCheckpoint", "checkpoint"}
     if len(actions) > 1 and not any(getattr(call.func, "attr", "") in kept for call in calls):
-        yield Hit("PSL306", actions[1].lineno, f"{function.name} computes its rows again")
+        yield Hit("PSL306", actions[1].lineno, f"{function.name} recomputes its rows")
     for call in calls:
         if getattr(call.func, "attr", "") == "subtract" and root_name(call.func) in frames:
             yield Hit("PSL308", call.lineno, f"subtract in {function.name}")

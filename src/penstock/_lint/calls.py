@@ -1,4 +1,4 @@
-"""Looks at calls in a syntax tree: chains of methods, and names of the declarative API."""
+"""Reads calls in a syntax tree: method chains and names of the declarative API."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _GROUPING = {"groupBy", "groupby", "rollup", "cube", "pivot", "groupingSets"}
 
 
 class Hit(NamedTuple):
-    """A rule, a line of the text (counted from 1) and what is there."""
+    """A rule, a line of the source (from 1) and a message."""
 
     rule: str
     line: int
@@ -19,11 +19,11 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiNames:
-    """Under which names code knows the declarative API.
+    """Names under which code imports the declarative API.
 
     Attributes:
-        modules: Of the module: `dp`, `dlt`.
-        functions: Imported by name: theirs to the API's.
+        modules: Names of the module: `dp`, `dlt`.
+        functions: Imported name to the name in the API.
     """
 
     modules: frozenset[str]

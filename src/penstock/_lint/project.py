@@ -1,4 +1,4 @@
-"""Applies all rules to a project: to its text, and to its queries if Spark may be started."""
+"""Applies all rules to a project: to its source text and, with Spark, to its queries."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -36,15 +36,15 @@ TEXT_RULES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """What was found.
+    """Result of a lint run.
 
     Attributes:
-        settings: Of the project.
-        findings: Those that count, by file and line.
-        accepted: Those that a comment or the settings accept.
-        refused: What is certainly wrong: the analysis stops there, so rules may have missed more.
-        unsure: Flow or location to why it could not be analysed.
-        is_complete: Whether queries were looked at, and not only the text.
+        settings: Settings of the project.
+        findings: Findings that count, by file and line.
+        accepted: Findings that a comment or the settings accept.
+        refused: Definition errors: the analysis stops there, so rules may have missed findings.
+        unsure: Flow or location to the reason why it could not be analysed.
+        is_complete: Whether queries were analysed, and not only the source text.
     """
 
     settings: PipelineSettings

@@ -1,4 +1,4 @@
-"""Literals that are secrets, by their form or by their name. Values are never shown."""
+"""Detects literals that are secrets, by form or by name. Values are never shown."""
 
 import re
 

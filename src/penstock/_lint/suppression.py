@@ -1,4 +1,4 @@
-"""Comments that accept a finding: `# penstock: ignore[PSL101] why`, in SQL with `--`."""
+"""Comments that suppress a finding: `# penstock: ignore[PSL101] why`, in SQL with `--`."""
 
 import io
 import re
@@ -18,9 +18,9 @@ class Suppression:
     """One id of one comment.
 
     Attributes:
-        rule: The id as it stands there, in upper case.
-        at: The comment.
-        lines: Lines of the file that it speaks about; empty = the whole file.
+        rule: The id as written, in upper case.
+        at: Location of the comment.
+        lines: Lines of the file that it applies to; empty = the whole file.
     """
 
     rule: str
@@ -106,7 +106,7 @@ def unused(suppressions: Iterable[Suppression], looked_at: Mapping[str, bool]) -
         if suppression.rule not in RULES:
             message = f"there is no rule {suppression.rule or '(blank)'}"
         elif looked_at.get(suppression.rule, True):
-            message = f"{suppression.rule} finds nothing here"
+            message = f"{suppression.rule} has no finding here"
         else:
             continue
         yield Finding(rule=rule, origin=suppression.at, message=message)

@@ -1,4 +1,4 @@
-"""The built pages, which come with the package."""
+"""The built pages, which are part of the package."""
 
 import gzip
 import hashlib

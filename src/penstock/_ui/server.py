@@ -1,4 +1,4 @@
-"""The addresses of the dashboard: pages, JSON, and a stream of changes."""
+"""HTTP endpoints of the dashboard: pages, JSON, and a stream of changes."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -123,7 +123,7 @@ def build_app(
     async def stream(key: str, update: Update = LATEST) -> Response:
         recording = recording_of(key)
         if streams.watchers >= MAX_WATCHERS:
-            raise HTTPException(503, "too many pages watch")
+            raise HTTPException(503, "too many open streams")
         return StreamingResponse(
             streams.watch(recording, update),
             media_type="text/event-stream",

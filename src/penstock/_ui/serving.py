@@ -1,4 +1,4 @@
-"""Serving the dashboard until it is told to stop."""
+"""Runs the server of the dashboard until it is stopped."""
 
 import asyncio
 import ipaddress
@@ -95,7 +95,7 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
         raise SetupError(
             "CANNOT_LISTEN",
             f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}",
-            hint="name another one with --port, or let it choose with --port 0",
+            hint="set another port with --port; --port 0 selects a free port",
         ) from error
     return listener
 

@@ -1,4 +1,4 @@
-"""The addresses about what is stored: tables, rows in quarantine, and code."""
+"""HTTP endpoints about stored data: tables, quarantined rows, and source code."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -98,7 +98,7 @@ def _answer(tables: Tables | None, ask: Callable[[Tables], dict[str, Any]]) -> R
         except SpecError as error:
             body = {"problem": {"message": shown(error.message), "hint": shown(error.hint or "")}}
         except ValueError as error:
-            raise HTTPException(422, "not a place in a quarantine") from error
+            raise HTTPException(422, "not a position in a quarantine") from error
     return _body(body)
 
 
