@@ -1,4 +1,4 @@
-"""Index and analyses become a graph; every integrity error is reported at once."""
+"""Builds the graph from index and analyses; reports all integrity errors at once."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -106,11 +106,11 @@ def _check_exclusive_sinks(
             yield DefinitionError(
                 "SINK_TAKES_ONE_FLOW",
                 f"several flows ({', '.join(flows)}) write to one location, sink "
-                f"{' and '.join(map(repr, names))}, but a sink of format {first.format} tells "
-                "batches apart by their id alone: rows would be lost",
+                f"{' and '.join(map(repr, names))}, but a sink of format {first.format} "
+                "identifies batches by their id only: rows would be lost",
                 origin=first.origin,
-                hint="give each flow a sink with a location of its own; or append all of them to a "
-                "table, and write the sink by one flow that reads it",
+                hint="use a sink with its own location for each flow; or append all of them to a "
+                "table, and write the sink by a flow that reads this table",
             )
 
 
@@ -173,7 +173,7 @@ def _check_kind(
             f"{shown!r} has several flows and one of them is in complete mode, which would "
             "overwrite the rows of the others",
             origin=dataset.declared.origin,
-            hint="give the aggregation a watermark, or a table of its own",
+            hint="define a watermark for the aggregation, or use a separate table",
         )
 
 
@@ -230,9 +230,9 @@ def cycle_error(path: str, origin: object) -> DefinitionError:
     """The error for datasets that read each other, with the way round as `a -> b -> a`."""
     return DefinitionError(
         "CYCLIC_PIPELINE",
-        f"datasets read each other in a circle: {path}",
+        f"circular dependency of datasets: {path}",
         origin=origin,  # type: ignore[arg-type]
-        hint="break the circle: one of them must read something else",
+        hint="remove one of these reads",
     )
 
 

@@ -1,4 +1,4 @@
-"""The dataflow graph: frozen nodes and edges, complete and sound once it exists."""
+"""The dataflow graph: frozen nodes and edges, complete and valid once built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

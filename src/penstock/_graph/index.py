@@ -1,4 +1,4 @@
-"""The declarations by canonical name: the first integrity checks, and every look-up by name."""
+"""Declarations by canonical name: look-ups by name and integrity checks without queries."""
 
 import dataclasses
 import difflib
@@ -256,7 +256,7 @@ def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
     if (canonical_path(path) or "").startswith("dbfs:"):
         notes.append(
             f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
-            "Databricks; `paths` in the settings can map it"
+            "Databricks; map it in `paths` of the settings to override this"
         )
         return dataclasses.replace(dataset, path=None)
     return dataclasses.replace(dataset, path=path)
@@ -275,7 +275,7 @@ def _dataset_names(
                     "INVALID_DATASET_NAME",
                     str(error),
                     origin=dataset.origin,
-                    hint="one to three parts, joined by dots; quote odd ones with `",
+                    hint="use one to three parts separated by dots; quote other names with `",
                 )
             )
             continue
@@ -304,9 +304,9 @@ def _sinks(
                 DefinitionError(
                     "SINK_NAMED_AS_DATASET",
                     f"sink {sink.name!r} has the name of a dataset, declared at "
-                    f"{names[key][1].origin}; a flow could not say which of them it writes to",
+                    f"{names[key][1].origin}; the target of a flow would be ambiguous",
                     origin=sink.origin,
-                    hint="rename one of the two",
+                    hint="rename the sink or the dataset",
                 )
             )
         sinks[sink.name] = sink
@@ -347,8 +347,8 @@ def _target_of(
 def taken_for(text: str, name: str) -> str:
     """The sentence that tells which dataset an incomplete name was taken for."""
     return (
-        f"`{text}` is taken for {name}, the only dataset with such a name: name the catalog and "
-        "schema of the pipeline in the settings to make it certain"
+        f"`{text}` is resolved to {name}, the only dataset with such a name: set the catalog and "
+        "schema of the pipeline in the settings to make it explicit"
     )
 
 
@@ -370,17 +370,16 @@ def _check_flows(
         if dataset.name.key not in attempted:
             yield DefinitionError(
                 "DATASET_WITHOUT_FLOW",
-                f"nothing writes to streaming table {name!r}",
+                f"no flow writes to streaming table {name!r}",
                 origin=declared.origin,
                 hint=f'add a flow: @append_flow(target="{declared.name}")',
             )
         elif explicit and len(explicit) < len(dataset.flows):
             yield DefinitionError(
                 "TABLE_WITH_QUERY_AND_FLOW",
-                f"{name!r} has a query of its own and is also the target of flow "
-                f"{explicit[0].name!r}",
+                f"{name!r} has its own query and is also the target of flow {explicit[0].name!r}",
                 origin=explicit[0].origin,
-                hint="declare the table with create_streaming_table and give each query a flow",
+                hint="declare the table with create_streaming_table and each query as a flow",
             )
         elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
             yield DefinitionError(
@@ -395,7 +394,7 @@ def _check_flows(
         if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
             yield DefinitionError(
                 "PARTITION_AND_CLUSTER",
-                f"{name!r} has partition_cols and cluster_by; Delta takes one of them",
+                f"{name!r} has partition_cols and cluster_by, which Delta does not combine",
                 origin=declared.origin,
-                hint="remove one of the two",
+                hint="remove partition_cols or cluster_by",
             )

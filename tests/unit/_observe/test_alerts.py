@@ -366,7 +366,7 @@ def test_webhooks_get_the_generic_form_and_that_of_slack(receiver: Receiver):
         *(1, "lag", "firing", 500.0),
     )
     assert set(message) == {"text", "blocks"}
-    assert "500 records wait" in message["blocks"][0]["text"]["text"]
+    assert "backlog of 500 records" in message["blocks"][0]["text"]["text"]
     assert details(event)["told"] == ["webhook", "Slack webhook"]
     assert event.level == "WARN"
 
