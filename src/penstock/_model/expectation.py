@@ -1,4 +1,4 @@
-"""Expectations: a name, a condition and what happens to a row that breaks it."""
+"""Expectations: a name, a condition and the action for rows that fail it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class OnViolation(StrEnum):
-    """What happens to a row that breaks a rule. NULL counts as broken."""
+    """Action for a row that fails a rule. NULL counts as failed."""
 
     WARN = "warn"
     """The row is kept and counted."""

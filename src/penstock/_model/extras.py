@@ -1,4 +1,4 @@
-"""Packages that only some features need, and that are installed by an extra."""
+"""Imports of packages that an extra installs."""
 
 from importlib import import_module
 from typing import Any

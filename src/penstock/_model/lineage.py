@@ -1,4 +1,4 @@
-"""Where the columns of a flow's result come from, and how places are named for other systems."""
+"""Column lineage of a flow, and locations as OpenLineage names them."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The immutable sum of all declarations, and the settings they run under."""
+"""The immutable definition of a pipeline, and its settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What can be read off a query without running it, as plain values."""
+"""Facts about a query, derived without running it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

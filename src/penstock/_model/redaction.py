@@ -1,7 +1,7 @@
-"""Values that must never be shown, and how to take them out of a text.
+"""Secret values that must never be shown, and their removal from strings.
 
-Whoever resolves a secret reference remembers the value here; whoever shows, logs or stores a text
-redacts it. The values live in this process only and are never part of a repr.
+Code that resolves a secret reference remembers the value here; code that shows, logs or stores a
+string redacts it. The values are only in this process and never part of a repr.
 """
 
 import json

@@ -52,41 +52,45 @@ METRICS: Mapping[str, Metric] = {
         _gauge(
             "penstock_update_info",
             ("pipeline", "update_id", "mode"),
-            "1; which update runs, triggered or continuous.",
+            "Always 1; id and mode of the update, triggered or continuous.",
         ),
         _gauge(
             "penstock_update_state",
             ("pipeline", "state"),
-            "1 for the state that the update is in, 0 for the others.",
+            "1 for the current state of the update, 0 for the others.",
         ),
         _gauge(
             "penstock_update_start_timestamp_seconds",
             ("pipeline",),
-            "When the update began, as Unix time.",
+            "Start of the update, as Unix time.",
         ),
         _counter("penstock_events_total", ("pipeline", "level"), "Events of the update."),
         _gauge(
-            "penstock_alert_firing", ("pipeline", "alert"), "For how many things the alert fires."
+            "penstock_alert_firing",
+            ("pipeline", "alert"),
+            "Number of flows or rules for which the alert fires.",
         ),
         _gauge(
             "penstock_flow_state",
             (*_FLOW, "state"),
-            "1 for the state that the flow is in, 0 for the others.",
+            "1 for the current state of the flow, 0 for the others.",
         ),
         _counter("penstock_flow_batches_total", _FLOW, "Finished micro-batches and refreshes."),
-        _counter("penstock_flow_input_rows_total", _FLOW, "Rows that came in."),
-        _counter("penstock_flow_output_rows_total", _FLOW, "Rows that were inserted."),
-        _counter("penstock_flow_upserted_rows_total", _FLOW, "Rows that were merged by key."),
-        _counter("penstock_flow_deleted_rows_total", _FLOW, "Rows that were deleted by key."),
+        _counter("penstock_flow_input_rows_total", _FLOW, "Rows read from the sources."),
+        _counter("penstock_flow_output_rows_total", _FLOW, "Rows inserted."),
+        _counter("penstock_flow_upserted_rows_total", _FLOW, "Rows merged by key."),
+        _counter("penstock_flow_deleted_rows_total", _FLOW, "Rows deleted by key."),
         _counter(
             "penstock_flow_dropped_rows_total",
             _FLOW,
-            "Rows that broke a drop rule, the quarantined ones included.",
+            "Rows that failed a drop rule, including quarantined rows.",
         ),
-        _counter("penstock_flow_quarantined_rows_total", _FLOW, "Rows that went to quarantine."),
-        _counter("penstock_flow_late_rows_total", _FLOW, "Rows that came after the watermark."),
+        _counter("penstock_flow_quarantined_rows_total", _FLOW, "Rows written to quarantine."),
+        _counter("penstock_flow_late_rows_total", _FLOW, "Rows that arrived after the watermark."),
         _counter(
-            "penstock_flow_duplicate_rows_total", _FLOW, "Rows whose key the table had already."
+            "penstock_flow_duplicate_rows_total",
+            _FLOW,
+            "Duplicate rows: their key was already in the table.",
         ),
         Metric(
             "penstock_flow_batch_duration_seconds",
@@ -97,32 +101,30 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_flow_phase_seconds_total",
             (*_FLOW, "phase"),
-            "Wall time of the phases of micro-batches, in Spark's words, in seconds.",
+            "Wall time of the phases of micro-batches, by Spark's names, in seconds.",
         ),
         _gauge(
             "penstock_flow_last_batch_timestamp_seconds",
             _FLOW,
-            "When the newest batch ended, as Unix time.",
+            "End of the newest batch, as Unix time.",
         ),
-        _gauge(
-            "penstock_flow_backlog_rows", _FLOW, "Rows (Kafka: offsets) that wait at the sources."
-        ),
-        _gauge("penstock_flow_backlog_files", _FLOW, "Files that wait at the sources."),
-        _gauge("penstock_flow_backlog_bytes", _FLOW, "Bytes that wait at the sources."),
+        _gauge("penstock_flow_backlog_rows", _FLOW, "Unread rows (Kafka: offsets) at the sources."),
+        _gauge("penstock_flow_backlog_files", _FLOW, "Unread files at the sources."),
+        _gauge("penstock_flow_backlog_bytes", _FLOW, "Unread bytes at the sources."),
         _gauge(
             "penstock_flow_lag_seconds",
             _FLOW,
-            "Age of the oldest record, file or commit that was not read yet, in seconds.",
+            "Age of the oldest unread record, file or commit, in seconds.",
         ),
         _gauge(
             "penstock_flow_time_to_loss_seconds",
             _FLOW,
-            "Time until Kafka may remove a record that was not read, in seconds; 0 if it has.",
+            "Time until Kafka may delete an unread record, in seconds; 0 if it already has.",
         ),
         _counter(
             "penstock_flow_errors_total",
             (*_FLOW, "condition", "fatal"),
-            "Errors of the flow; one that is not fatal was followed by a restart.",
+            "Errors of the flow; non-fatal errors were followed by a restart.",
         ),
         _gauge("penstock_flow_table_version", _FLOW, "Delta version that the flow wrote last."),
         _counter(
@@ -133,17 +135,17 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_expectation_failed_rows_total",
             ("pipeline", "dataset", "rule"),
-            "Rows that broke the expectation.",
+            "Rows that failed the expectation.",
         ),
         _gauge(
             "penstock_kafka_lag_rows",
             (*_FLOW, "topic", "partition"),
-            "Offsets of the partition that are not read yet, as of the newest batch.",
+            "Unread offsets of the partition, as of the newest batch.",
         ),
         _counter(
             "penstock_source_lost_rows_total",
             (*_FLOW, "topic"),
-            "Offsets that the source had no longer when they were to be read.",
+            "Offsets that the source had deleted before they were read.",
         ),
         _gauge("penstock_state_rows", (*_FLOW, "operator"), "Rows in the state store."),
         _gauge(
@@ -152,7 +154,7 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_state_dropped_rows_total",
             (*_FLOW, "operator"),
-            "Rows that stateful operators dropped because of the watermark.",
+            "Late rows dropped by stateful operators.",
         ),
         _gauge("penstock_watermark_timestamp_seconds", _FLOW, "The watermark, as Unix time."),
         _gauge(
@@ -168,17 +170,17 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_lineage_events_total",
             ("pipeline", "outcome"),
-            "OpenLineage events that were sent, failed, or dropped because the queue was full.",
+            "OpenLineage events sent, failed, or dropped because the queue was full.",
         ),
         _counter(
             "penstock_telemetry_exports_total",
             ("pipeline", "signal", "outcome"),
-            "Spans and reports of metrics over OTLP that were sent, failed, or dropped.",
+            "Spans and metric reports over OTLP sent, failed, or dropped.",
         ),
         _counter(
             "penstock_metrics_left_out_total",
             ("pipeline", "metric"),
-            "Figures left out because the metric had too many label sets.",
+            "Values dropped because the metric had too many label sets.",
         ),
     )
 }
