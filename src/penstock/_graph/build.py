@@ -67,7 +67,7 @@ def build_graph(
 
 
 def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
-    """One error once, though several flows may have failed with it."""
+    """Each error once, even if several flows failed with it."""
     seen: set[str] = set()
     for error in errors:
         if str(error) not in seen:
@@ -76,7 +76,7 @@ def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
 
 
 def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[PenstockError, ...]:
-    """Errors as declared: files in the order in which they were loaded, then by line."""
+    """Errors in the order of their declarations: by load order of the files, then by line."""
     declared = [dataset.declared.origin for dataset in index.datasets.values()]
     declared += [flow.origin for flow in index.flows.values()]
     declared += [sink.origin for sink in index.sinks.values()]
@@ -227,7 +227,7 @@ def _assemble(
 
 
 def cycle_error(path: str, origin: object) -> DefinitionError:
-    """The error for datasets that read each other, with the way round as `a -> b -> a`."""
+    """The error for a circular dependency, with the path as `a -> b -> a`."""
     return DefinitionError(
         "CYCLIC_PIPELINE",
         f"circular dependency of datasets: {path}",

@@ -10,12 +10,12 @@ from penstock.errors import DefinitionError, PenstockError
 
 
 def is_cdc(flow: Flow) -> bool:
-    """Whether a flow changes rows of its target by key, be it from events or from snapshots."""
+    """Whether a flow applies change events or snapshots to its target."""
     return flow.cdc is not None or flow.snapshot is not None
 
 
 def cdc_text(flow: Flow) -> str:
-    """What a CDC flow does, for people: `auto CDC of orders by id, SCD type 2`."""
+    """Description of a CDC flow: `auto CDC of orders by id, SCD type 2`."""
     spec = flow.cdc or flow.snapshot
     assert spec is not None
     keys = ", ".join(spec.keys)
@@ -25,7 +25,7 @@ def cdc_text(flow: Flow) -> str:
 
 
 def check_target(shown: str, declared: Dataset, flows: Sequence[Flow]) -> Iterator[PenstockError]:
-    """What is wrong with the flows of one table, as far as their declarations tell."""
+    """Check that the flows of one table can share it, by their declarations."""
     changing = [flow for flow in flows if is_cdc(flow)]
     if declared.expectations and any(flow.snapshot is not None for flow in changing):
         yield DefinitionError(

@@ -76,14 +76,11 @@ class DefinitionIndex:
         return self.datasets.get(name.key)
 
     def find_by_end(self, text: str) -> DeclaredDataset | None:
-        """Look up the only dataset that a name may mean, where one of the two says less.
+        """The only dataset that an incomplete name can refer to, if `find` does not know it.
 
-        A declaration may say more than the reference, `main.gold.days` for `days`. Where the
-        settings name neither catalog nor schema, it may also say less: on Databricks the settings
-        would complete it.
-
-        Args:
-            text: A name that `find` does not know.
+        A declaration may be more qualified than the reference, `main.gold.days` for `days`. If the
+        settings set neither catalog nor schema, it may also be less qualified: on Databricks the
+        settings would complete it.
         """
         wanted = _parts_of(text)
         if wanted is None:
@@ -137,7 +134,7 @@ class DefinitionIndex:
         return display_name(dataset.name, catalog=self.catalog, schema=self.schema)
 
     def nearest(self, text: str) -> str | None:
-        """The declared name most like `text`, if one is near."""
+        """The declared name most similar to `text`, if any is similar."""
         return nearest_name(text, map(self.display, self.datasets))
 
 
@@ -151,7 +148,7 @@ def _parts_of(text: str) -> tuple[str, ...] | None:
 
 
 def nearest_name(text: str, names: Iterable[str]) -> str | None:
-    """The one of `names` most like `text`, whatever its case and `LIVE.`, if one is near."""
+    """The most similar of `names`, ignoring case and `LIVE.`, if any is similar."""
     by_lower = {name.lower(): name for name in names}
     bare = text.lower().removeprefix("live.").replace("`", "")
     match = difflib.get_close_matches(bare, by_lower, n=1)
@@ -249,7 +246,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
 
 
 def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
-    """The dataset with its own location where that is here; else it lies in the storage."""
+    """The dataset with its own path if that is on this machine; else in the storage."""
     if dataset.path is None:
         return dataset
     path = paths.map(dataset.path)
@@ -345,7 +342,7 @@ def _target_of(
 
 
 def taken_for(text: str, name: str) -> str:
-    """The sentence that tells which dataset an incomplete name was taken for."""
+    """The note that an incomplete name was resolved to a dataset."""
     return (
         f"`{text}` is resolved to {name}, the only dataset with such a name: set the catalog and "
         "schema of the pipeline in the settings to make it explicit"

@@ -7,12 +7,12 @@ from penstock.errors import DefinitionError, PenstockError
 
 
 def replaces_rows(flow: Flow) -> bool:
-    """Whether a flow replaces, in every update, the rows that fulfil a condition."""
+    """Whether a flow replaces, in every update, the rows that match a condition."""
     return flow.replace_where is not None
 
 
 def window_text(flow: Flow) -> str:
-    """The condition of the rows that a flow replaces, as the user wrote it."""
+    """The condition of the rows that a flow replaces, as written."""
     where = flow.replace_where
     if isinstance(where, str):
         return " ".join(where.split())

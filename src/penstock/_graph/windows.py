@@ -10,11 +10,7 @@ from penstock.errors import SpecError
 
 
 def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> DefinitionIndex:
-    """The declarations with other rows to replace.
-
-    Args:
-        index: The declarations.
-        windows: Flow to condition.
+    """Replace the conditions of flows that replace rows, by flow name.
 
     Raises:
         SpecError: `UNKNOWN_REPLACE_WHERE_FLOW`.

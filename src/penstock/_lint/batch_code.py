@@ -17,7 +17,7 @@ _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
 
 
 def batch_functions(tree: ast.Module, names: ApiNames) -> list[ast.FunctionDef]:
-    """Functions of a file that take micro-batches."""
+    """Functions of a file that process micro-batches."""
     used = {
         node.args[0].id
         for node in ast.walk(tree)
@@ -36,7 +36,7 @@ def batch_functions(tree: ast.Module, names: ApiNames) -> list[ast.FunctionDef]:
 
 
 def findings(function: ast.FunctionDef) -> Iterator[Hit]:
-    """What is worth saying about one of them."""
+    """Findings about one function of micro-batches."""
     rows, batch_id = (argument.arg for argument in function.args.args[:2])
     frames = _made_of(function, rows)
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
@@ -65,7 +65,7 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
 
 
 def _made_of(function: ast.FunctionDef, rows: str) -> set[str]:
-    """Names that stand for rows of the batch, or for something made of them."""
+    """Names bound to rows of the batch or to values derived from them."""
     names = {rows}
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
     for node in sorted(assigned, key=lambda assignment: assignment.lineno):
@@ -84,7 +84,7 @@ def _is_write(call: ast.Call, frames: set[str]) -> bool:
 
 
 def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
-    """Whether a write has the same effect when it is done again."""
+    """Whether a write is idempotent."""
     root = root_name(call.func)
     parts: list[ast.AST] = [call]
     for node in ast.walk(function):
@@ -102,7 +102,7 @@ def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
 
 
 def _is_guarded(function: ast.FunctionDef, calls: list[ast.Call], batch_id: str) -> bool:
-    """Whether the batch id is used for anything but a message or a column."""
+    """Whether the batch id is used other than in a message or a column."""
     beside = {
         id(inner)
         for call in calls

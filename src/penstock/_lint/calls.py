@@ -84,7 +84,7 @@ def root_name(node: ast.expr) -> str:
 
 
 def is_grouped(node: ast.expr, grouped: set[str]) -> bool:
-    """Whether a value is a `GroupedData`: `df.groupBy(...)`, or a name that stands for one."""
+    """Whether an expression is a `GroupedData`: `df.groupBy(...)`, or a name bound to one."""
     if isinstance(node, ast.Name):
         return node.id in grouped
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _GROUPING
@@ -104,7 +104,7 @@ def arguments_of(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 
 
 def constant_text(node: ast.expr) -> str | None:
-    """A literal text, also one that is put together with `+`; `None` for anything else."""
+    """A string literal, including concatenations with `+`; `None` for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bool | int):
         return str(node.value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -18,7 +18,6 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Larger is worse."""
         return list(Severity).index(self)
 
 
@@ -44,7 +43,7 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """Where the documentation describes it."""
+        """Path and anchor of the documentation."""
         return f"docs/lint.md#{self.id.lower()}-{self.name}"
 
 

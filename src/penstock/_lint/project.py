@@ -107,7 +107,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     counted, accepted, without_effect = apply(
         _distinct(findings), suppressions, settings.lint_ignore
     )
-    # Of what was not analysed, nobody knows whether a rule of plans would find something.
+    # Without an analysis it is unknown whether rules of plans have findings.
     is_analysed = not (text_only or refused or unsure)
     counted += unused(without_effect, {name: is_analysed or name in TEXT_RULES for name in RULES})
     counted.sort(key=lambda each: (each.origin.file, each.origin.line, each.rule.id))
@@ -164,7 +164,7 @@ def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
 
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
-    """Where a settings file has a key; the project's folder if it comes from elsewhere."""
+    """Location of a key in its settings file; the project's folder if it is set elsewhere."""
     root = Path(settings.root)
     for file in sorted(root.iterdir()):
         if file.suffix.lower() in (".yml", ".yaml", ".json") and file.is_file():
@@ -188,7 +188,7 @@ def _of_analysis(
             is_sink = index.flow_targets[name] in index.sinks
             yield from findings_of_query(name, flow.origin, facts, is_sink=is_sink)
         for read in seen.reads.get(name, ()):
-            # A statement of SQL is read by our own code: its reads have no line of the user's.
+            # Reads of SQL statements have no location in the user's code.
             location = flow.origin if flow.language == "SQL" else read.origin
             for finding in findings_of_read(name, flow.origin, read):
                 yield Finding(
@@ -210,7 +210,7 @@ def _of_analysis(
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
-    """Each message of a rule once per line: a view that several flows read is analysed for each."""
+    """Each message of a rule once per line: views are analysed once per flow that reads them."""
     return list(
         {
             (finding.rule.id, finding.origin, finding.message): finding for finding in findings

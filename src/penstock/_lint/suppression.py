@@ -31,14 +31,14 @@ class Suppression:
 def suppressions_in_python(
     text: str, file: str, first_line: int, functions: Iterable[tuple[int, int]]
 ) -> Iterator[Suppression]:
-    """Suppressions of Python code.
+    """Suppressions in Python code.
 
-    A comment speaks about its own line; one that stands alone, about the next line of code. On or
-    above the head of a function (its decorators and its `def`) it speaks about the whole head.
+    A comment applies to its own line; a comment that stands alone applies to the next line of code.
+    On or above the head of a function (decorators and `def`) it applies to the whole head.
 
     Args:
         text: The code.
-        file: As findings name it.
+        file: File name as in findings.
         first_line: Line of the file at which the code begins.
         functions: First line of the decorators and line of the `def` of each function.
     """
@@ -49,7 +49,7 @@ def suppressions_in_python(
 def suppressions_in_sql(
     text: str, file: str, first_line: int, statements: Iterable[tuple[int, int]]
 ) -> Iterator[Suppression]:
-    """Suppressions of SQL: a comment in or directly above a statement speaks about all of it."""
+    """Suppressions in SQL: a comment in or directly above a statement applies to all of it."""
     comments = [
         (number, line.index("--"), line[line.index("--") :])
         for number, line in enumerate(text.split("\n"), start=1)
@@ -62,12 +62,7 @@ def suppressions_in_sql(
 def apply(
     findings: Iterable[Finding], suppressions: Iterable[Suppression], ignored: Iterable[str]
 ) -> tuple[list[Finding], list[Finding], list[Suppression]]:
-    """Divide findings into those that count and those that are accepted.
-
-    Args:
-        findings: All.
-        suppressions: Of all files.
-        ignored: Ids that the settings ignore everywhere.
+    """Split findings by suppressions and by the ids that the settings ignore.
 
     Returns:
         Findings that count, accepted ones, and suppressions without effect.
@@ -97,9 +92,7 @@ def apply(
 def unused(suppressions: Iterable[Suppression], looked_at: Mapping[str, bool]) -> Iterator[Finding]:
     """Findings about suppressions without effect.
 
-    Args:
-        suppressions: Those.
-        looked_at: Rule id to whether it was applied at all: without Spark, some are not.
+    `looked_at` tells per rule id whether it was applied: without Spark, some rules are not.
     """
     rule = RULES["PSL901"]
     for suppression in suppressions:

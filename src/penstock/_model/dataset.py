@@ -27,7 +27,7 @@ class DatasetKind(StrEnum):
 
 
 class LateRows(StrEnum):
-    """What becomes of rows that are older than the watermark."""
+    """What happens to rows that are older than the watermark."""
 
     DROP = "drop"
     """As Spark does; they are counted."""
@@ -96,8 +96,8 @@ class SinkFacts:
         is_exclusive: Whether only one flow may write it.
         location: Where it writes to, as OpenLineage names it; `None` if the options do not say it.
         triggers: Those without micro-batches that it can be written with.
-        needs_batches: Why it cannot be written without micro-batches although its system can;
-            empty if it can.
+        needs_batches: Why it cannot be written without micro-batches although its system can; empty
+            if it can.
         unbatched_warning: What its readers lose without micro-batches; empty if nothing.
     """
 

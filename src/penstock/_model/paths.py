@@ -33,8 +33,8 @@ _PARENT_IN_BRACES = re.compile(r"(?:^|[/{,])\.\.(?:[/},]|$)")
 def canonical_path(path: str) -> str | None:
     """Return the canonical form of a path, without a trailing slash; `None` if it is relative.
 
-    Two paths are equivalent when their canonical forms are equal. The form is for comparing:
-    it need not be a path that something can open.
+    Two paths are equivalent when their canonical forms are equal. The form is for comparing: it
+    need not be a path that something can open.
     """
     match = _SCHEME.fullmatch(path)
     if match is None:
@@ -75,8 +75,8 @@ class PathMap:
     """Replaces the prefixes of paths. The longest prefix wins.
 
     Args:
-        paths: From a prefix to what stands for it: an absolute path or a URI. A prefix ends where
-            a component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
+        paths: From a prefix to what stands for it: an absolute path or a URI. A prefix ends where a
+            component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
 
     Raises:
         SpecError: A prefix is blank or contains `..`, or two prefixes are equivalent.

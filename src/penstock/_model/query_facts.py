@@ -31,7 +31,7 @@ class ReadFacts:
 
 
 class StateKind(StrEnum):
-    """Stateful operators of a streaming query, in the words of its API."""
+    """Stateful operators of a streaming query, by the names of its API."""
 
     AGGREGATE = "aggregation"
     DEDUPLICATE = "dropDuplicates"

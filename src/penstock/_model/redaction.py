@@ -34,7 +34,7 @@ _spellings: tuple[str, ...] = ()  # the longest first
 
 
 def remember_secret(value: str) -> None:
-    """Let `redact` take out this value from now on, in this process; a blank one is no secret."""
+    """Let `redact` remove this value in this process; blank values are ignored."""
     if not value.strip():
         return
     global _spellings
@@ -78,7 +78,6 @@ def redact(text: str) -> str:
 
 
 def forget_secrets() -> None:
-    """Forget all values."""
     global _spellings
     with _lock:
         _spellings = ()

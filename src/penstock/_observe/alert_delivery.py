@@ -56,15 +56,8 @@ class _Notification:
 class Alerts:
     """Evaluates the alerts of an update and notifies their targets; a subscriber of the bus.
 
-    Each alert becomes an `alert_progress` event with the notified targets and the failures.
-
-    Args:
-        bus: Receives the `alert_progress` events.
-        origin: Origin of these events.
-        settings: Rules and targets.
-        resolve_secrets: Resolves `${secret:...}` when a target is notified.
-        pauses_seconds: Pauses before retries.
-        schemas: See `AlertBook`.
+    Each alert becomes an `alert_progress` event with the notified targets and the failures. Secrets
+    are resolved when a target is notified; `pauses_seconds` are the pauses before retries.
     """
 
     def __init__(

@@ -17,9 +17,8 @@ class EventBus:
 
     `emit` is thread-safe; subscribers run on the calling thread, under a lock, in the order of
     subscription, and must not block for long. An exception of a subscriber never affects the
-    update:
-    it is logged, and the other subscribers still receive the event. Credentials are masked before
-    delivery.
+    update: it is logged, and the other subscribers still receive the event. Credentials are masked
+    before delivery.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,6 @@ class EventBus:
         self._failing: dict[int, str] = {}
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Add a subscriber for all later events."""
         with self._lock:
             self._subscribers.append(subscriber)
 

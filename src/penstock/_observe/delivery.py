@@ -60,9 +60,8 @@ class Delivery:
     """Folds the events of an update into items and sends them; a subscriber of the bus.
 
     One thread folds, so the queue of events stays short. Another thread sends from a bounded queue
-    and
-    backs off after a failure. Progress events report the totals of sent, failed and dropped items:
-    a warning at the first failure, then at most twice a minute, and at the end.
+    and backs off after a failure. Progress events report the totals of sent, failed and dropped
+    items: a warning at the first failure, then at most twice a minute, and at the end.
 
     Args:
         bus: Receives the progress events.

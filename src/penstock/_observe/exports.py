@@ -19,12 +19,7 @@ from penstock.errors import MissingExtraError, SpecError
 class Exports:
     """Opens the configured exports and subscribes them to the bus; close it at the end.
 
-    Args:
-        settings: Settings of the pipeline.
-        bus: Event bus of the update.
-        origin: Origin of the progress events of the exports.
-        update: State of the update, which is already subscribed to the bus.
-        resolve_secrets: Resolves `${secret:...}`.
+    `update` must be subscribed to the bus already.
 
     Raises:
         SetupError: `CANNOT_LISTEN`.

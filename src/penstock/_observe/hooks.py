@@ -19,15 +19,9 @@ class EventHooks:
     """Delivers events to the hooks of a pipeline; a subscriber of the bus.
 
     Each hook receives every event of the update in order, including those from before the source
-    files
-    were loaded. An exception of a hook becomes a `hook_progress` event; these are not delivered. If
-    a
-    hook is too slow and its queue is full, new events are dropped and reported.
-
-    Args:
-        bus: Receives the `hook_progress` events.
-        origin: Origin of these events.
-        most_waiting: Capacity of the queue of each hook.
+    files were loaded. An exception of a hook becomes a `hook_progress` event; these are not
+    delivered. If a hook is too slow and its queue of `most_waiting` events is full, new events are
+    dropped and reported.
     """
 
     def __init__(

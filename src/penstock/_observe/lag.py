@@ -1,7 +1,7 @@
 """The lag of a flow as JSON values, from Spark's progress and from separate measurements.
 
-A measurement belongs to the offsets at which it was made. After the flow has read further, only
-the parts that still hold are shown; the rest is unknown until the next measurement.
+A measurement belongs to the offsets at which it was made. After the flow has read further, only the
+parts that still hold are shown; the rest is unknown until the next measurement.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,7 @@ _LOSSES = ("none", "unknown", "expected", "happened")
 
 
 def lag_sources(progress: Progress, measured: LagProgress | None) -> list[dict[str, Any]]:
-    """One object per source.
-
-    Args:
-        progress: Spark's `StreamingQueryProgress`.
-        measured: The latest measurement, if any.
-    """
+    """One object per source, from Spark's progress and the latest measurement, if any."""
     beside = measured.sources if measured is not None else ()
     # A batch has ended since, so the source answers.
     has_answered = measured is not None and _has_ended_since(progress, measured.measured_at)

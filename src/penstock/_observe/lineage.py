@@ -88,12 +88,7 @@ class _Flow:
 
 
 class LineageFold:
-    """Folds the events of one update into the OpenLineage events to send. Not thread-safe.
-
-    Args:
-        namespace: Namespace of the jobs.
-        running_seconds: See `RUNNING_SECONDS`.
-    """
+    """Folds the events of one update into the OpenLineage events to send. Not thread-safe."""
 
     def __init__(self, namespace: str, *, running_seconds: float = RUNNING_SECONDS) -> None:
         self._namespace = namespace

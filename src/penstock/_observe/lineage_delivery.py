@@ -35,10 +35,7 @@ Send = Callable[[Any], None]
 def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) -> bool:
     """Whether lineage is enabled, by the settings or else by the configuration of OpenLineage.
 
-    Args:
-        settings: Lineage settings of the pipeline.
-        root: Project folder, which may have an `openlineage.yml`.
-        environ: Environment variables.
+    An `openlineage.yml` in the folder `root` of the project counts as configuration.
     """
     if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
@@ -125,13 +122,7 @@ def _remember(value: Any, *, is_secret: bool = False) -> None:
 class Lineage(Delivery):
     """Converts the events of an update to OpenLineage and sends them; a subscriber of the bus.
 
-    Args:
-        bus: Receives `lineage_progress` events.
-        origin: Origin of these events.
-        send: Sends one event; raises on failure.
-        namespace: Namespace of the jobs.
-        running_seconds: Minimum interval between two RUNNING events of a flow.
-        queue_size: See `QUEUE_SIZE`.
+    `send` sends one event and raises on failure.
     """
 
     def __init__(

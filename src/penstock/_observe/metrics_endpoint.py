@@ -53,12 +53,7 @@ class StateCollector:
 
 
 def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
-    """The body of a scrape and its content type.
-
-    Args:
-        update: State of the update.
-        accept: `Accept` header of the scraper; selects the Prometheus or OpenMetrics format.
-    """
+    """The body of a scrape and its content type, in the format that the `Accept` header selects."""
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import CollectorRegistry
 
@@ -98,8 +93,7 @@ class MetricsEndpoint:
 
     On a loopback address only loopback host names are accepted, so that a web page cannot read the
     metrics by DNS rebinding. The response is rendered at most twice a second and at most eight
-    clients
-    are served at once, to bound the load on the driver.
+    clients are served at once, to bound the load on the driver.
 
     Args:
         update: State of the update, subscribed to the bus by the caller.

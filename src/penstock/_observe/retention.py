@@ -39,11 +39,8 @@ _logger = logging.getLogger(__name__)
 class Retention:
     """Cleans up an event log on a background thread while an update runs.
 
-    Args:
-        log: Event log of the running update.
-        settings: Retention settings.
-        own: Id of the running update.
-        look_seconds: Interval between checks of the size of its log.
+    `log` and `own` are the event log and the id of this update, whose size is checked every
+    `look_seconds`.
     """
 
     def __init__(
@@ -99,12 +96,7 @@ def clean(
 ) -> None:
     """Delete events older than their retention; roll up those that are old or too large.
 
-    Args:
-        directory: Folder of the event log.
-        settings: Retention settings.
-        own: Id of the running update, which is not changed.
-        now: Unix time.
-        stop: Set it, on any thread, to end early.
+    `own` is the id of the running update, which is not changed; set `stop` to end early.
 
     Raises:
         OSError: Disk full or permission denied; the log is unchanged or partly cleaned up.
@@ -138,15 +130,8 @@ def roll_up(
 ) -> bool:
     """Replace segments by a roll-up if due, and delete the segments that it replaces.
 
-    Args:
-        update: The update with its current files.
-        settings: Retention settings.
-        now: Unix time.
-        is_over: Whether its newest segment is complete.
-        stop: Set it, on any thread, to end early.
-
-    Returns:
-        Whether segments were replaced.
+    `is_over` tells whether the newest segment is complete; set `stop` to end early. Returns whether
+    segments were replaced.
 
     Raises:
         OSError: Disk full or permission denied; the log is unchanged.
@@ -177,14 +162,8 @@ def due(
     """How many of the oldest segments are to be replaced by a roll-up now.
 
     These are the ones that are too old and, if there are too many, the oldest until half of the
-    maximum
-    is left. An existing roll-up is merged into the next one if that is worth reading it again.
-
-    Args:
-        segments: Segments of an update, the oldest first.
-        settings: Retention settings.
-        now: Unix time.
-        is_over: Whether the newest segment is complete.
+    maximum is left. An existing roll-up is merged into the next one if that is worth reading it
+    again.
     """
     first = int(bool(segments) and segments[0].is_roll_up)
     count, end = first, len(segments) - (not is_over)

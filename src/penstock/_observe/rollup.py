@@ -104,12 +104,9 @@ class Counts:
         return mine == other
 
     def add(self, recorded: Recorded, body: FlowProgress, *, is_new: bool) -> None:
-        """Add the next event of the flow, which may be a roll-up itself.
+        """Add the next event of the flow, which may be a roll-up, with its body from `counts_of`.
 
-        Args:
-            recorded: The event.
-            body: The result of `counts_of` for it.
-            is_new: Whether it is the first event of this or a later batch.
+        `is_new` tells whether it is the first event of this or a later batch.
         """
         batch_id = recorded.event.origin.batch_id
         assert batch_id is not None

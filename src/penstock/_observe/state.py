@@ -250,8 +250,7 @@ class ObservedDataset:
         status: Latest status that a flow or the selection reported by itself.
         flows: In the order of their events.
         rules: Passed and failed rows by dataset and rule; of a materialized view those of its
-            latest
-            refresh.
+            latest refresh.
         table_version: The newest Delta version that a flow wrote.
         error: Latest error of its flows, with its time.
     """

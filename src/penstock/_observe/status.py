@@ -28,12 +28,7 @@ VERSION = 1
 
 
 def status_json(update: ObservedUpdate, now: datetime | None = None) -> dict[str, Any]:
-    """The status as JSON values; keys as in `docs/monitoring.md`. Thread-safe.
-
-    Args:
-        update: State of the update.
-        now: End of the durations of flows that still run.
-    """
+    """The status as JSON values; keys as in `docs/monitoring.md`. Thread-safe."""
     with update.lock:
         view = update_view(update, now)
         flows = []

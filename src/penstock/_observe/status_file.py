@@ -32,12 +32,7 @@ def status_path(settings: PipelineSettings) -> Path:
 class StatusFile:
     """Writes the status file of one update. Subscribe it to the bus; close it at the end.
 
-    A full or missing disk affects only the file.
-
-    Args:
-        path: Path of the file.
-        update: State of the update, subscribed to the bus before this subscriber.
-        pause_seconds: Minimum interval between two writes.
+    `update` must be subscribed to the bus before. A full or missing disk affects only the file.
     """
 
     def __init__(
@@ -84,14 +79,10 @@ class StatusFile:
 
 
 def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str, Any] | None:
-    """The status of the newest or another update; `None` if there is no such update.
+    """The status of an update (`latest`, an id or a unique prefix); `None` if it does not exist.
 
     Read from the file if it is about that update, else folded from the event log. Does not check
     whether the process is still alive.
-
-    Args:
-        settings: Settings of the pipeline.
-        update: `latest`, an update id, or a unique prefix of one.
     """
     directory = event_directory(settings)
     selected = select_updates(directory, update)

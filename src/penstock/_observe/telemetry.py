@@ -73,15 +73,8 @@ def require_extra() -> None:
 class Telemetry:
     """Sends metrics and traces of an update on background threads; see `Delivery`.
 
-    Subscribe it to the bus after the state of the update.
-
-    Args:
-        settings: OpenTelemetry settings of the pipeline.
-        bus: Receives `telemetry_progress` events.
-        origin: Origin of these events.
-        update: State of the update.
-        resolve_secrets: Resolves `${secret:...}`.
-        environ: Environment variables; OpenTelemetry itself reads those of the process.
+    Subscribe it to the bus after the state of the update. `environ` is for tests: OpenTelemetry
+    itself reads the variables of the process.
 
     Raises:
         SpecError: `TELEMETRY_NOT_CONFIGURED`.

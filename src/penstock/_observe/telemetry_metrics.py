@@ -31,14 +31,7 @@ def otel_unit(metric: Metric) -> str:
 def metrics_data(
     series: Sequence[Series], resource: "Resource", *, started: int, now: int
 ) -> "MetricsData":
-    """One report of all metrics.
-
-    Args:
-        series: The metrics.
-        resource: The service.
-        started: Start of the counters, in Unix nanoseconds.
-        now: Time of the values, in Unix nanoseconds.
-    """
+    """One report of all metrics; times are Unix nanoseconds."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 

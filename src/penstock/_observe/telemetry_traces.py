@@ -61,9 +61,7 @@ class _Flow:
 class TraceFold:
     """Returns the spans that an event has ended. Not thread-safe.
 
-    Args:
-        resource: The service.
-        environ: `TRACEPARENT` and `TRACESTATE` define the parent span of the update.
+    TRACEPARENT and TRACESTATE of `environ` define the parent span of the update.
     """
 
     def __init__(self, resource: "Resource", environ: Mapping[str, str]) -> None:

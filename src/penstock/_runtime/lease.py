@@ -78,8 +78,8 @@ class Lease:
     ) -> Self:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 
-        If the recorded holder is dead but the lock is still held, its JVM is about to end: wait
-        for that up to the leftover timeout.
+        If the recorded holder is dead but the lock is still held, its JVM is about to end: wait for
+        that up to the leftover timeout.
 
         Args:
             path: The file; made if it is missing, with its folders. Never removed.

@@ -47,8 +47,8 @@ class Engine(Protocol):
 
     All methods are called on threads of `_runtime`, never on the main thread, which stays free for
     signals: `reset` and `prepare` one after the other, the others concurrently, one thread per
-    step.
-    They raise only `PenstockError`; `retryable` of a `FlowError` tells whether a retry can help.
+    step. They raise only `PenstockError`; `retryable` of a `FlowError` tells whether a retry can
+    help.
     """
 
     def reset(self, step: ResetTable) -> None:
@@ -111,8 +111,7 @@ class ProcessInfo:
 
     Attributes:
         started: Start time in any unit that is constant per process; `None` = unknown.
-            Distinguishes it
-            from a later process with the same id.
+            Distinguishes it from a later process with the same id.
     """
 
     pid: int

@@ -80,8 +80,8 @@ class Update:
         stop_timeout_seconds: From the first `request_stop` to the interrupt.
         interrupt_timeout_seconds: From the interrupt to the end of the update, whatever still
             hangs.
-        max_streaming_flows: Streaming flows at a time in a triggered update; a continuous one
-            needs all of them.
+        max_streaming_flows: Streaming flows at a time in a triggered update; a continuous one needs
+            all of them.
         max_batch_steps: Batch steps at a time; `None` = one per core, at least two.
     """
 
@@ -161,8 +161,8 @@ class Update:
     def run(self) -> UpdateResult:
         """Carry the plan out; return when every flow has its final status.
 
-        Never raises because of a flow. An exception that does come out (a bug, or an interrupt
-        of the calling thread) leaves after the engine was told to stop everything.
+        Never raises because of a flow. An exception that does come out (a bug, or an interrupt of
+        the calling thread) leaves after the engine was told to stop everything.
         """
         try:
             self._report.excluded(self._plan.excluded)

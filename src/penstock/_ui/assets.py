@@ -27,8 +27,8 @@ class Asset:
 def load_assets(directory: Path = STATIC) -> dict[str, Asset]:
     """All files of the bundle by name.
 
-    A request looks its name up here and nowhere else, so no path of a request ever reaches the
-    file system.
+    A request looks its name up here and nowhere else, so no path of a request ever reaches the file
+    system.
     """
     assets = {}
     for path in sorted(directory.iterdir()):

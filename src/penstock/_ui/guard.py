@@ -38,14 +38,11 @@ class Guard:
 
     Without a token, the Host header must name the loopback interface, which prevents DNS rebinding.
     With a token every request needs it, as a `Bearer` token or as the cookie that the first visit
-    with
-    `?token=` sets; the cookie name contains the port because browsers send cookies to every port of
-    a
-    host.
+    with `?token=` sets; the cookie name contains the port because browsers send cookies to every
+    port of a host.
 
     Actions are POST requests with the token, a small JSON body and a header that forms cannot set,
-    from
-    a page of this server. Clients without an Origin need the `Bearer` token.
+    from a page of this server. Clients without an Origin need the `Bearer` token.
 
     Args:
         app: The application.
