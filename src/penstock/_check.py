@@ -18,7 +18,7 @@ from penstock._launch import execute, project_session, read_context
 from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 from penstock._project.databricks.stand_ins import stand_ins
 from penstock._project.loader import LoadedSources, load_sources
 from penstock._project.needs import ProjectNeeds, needs
@@ -250,7 +250,7 @@ def opened_project(
             try:
                 plan = make_plan(
                     seen.graph,
-                    Wishes(),
+                    PlanOptions(),
                     configuration=settings.configuration,
                     notes=index.notes,
                 )

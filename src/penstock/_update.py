@@ -32,7 +32,7 @@ from penstock._observe.schemas import recorded_schemas
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import StatusFile, status_path
 from penstock._observe.unfinished import end_unfinished
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._project.sources import find_sources
@@ -251,7 +251,7 @@ def _run(
 
 
 def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:
-    wishes = Wishes(
+    plan_options = PlanOptions(
         refresh=options.refresh,
         full_refresh=options.full_refresh,
         full_refresh_all=options.full_refresh_all,
@@ -259,7 +259,7 @@ def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:
     )
     return make_plan(
         pipeline.graph,
-        wishes,
+        plan_options,
         configuration=pipeline.settings.configuration,
         notes=pipeline.index.notes,
     )

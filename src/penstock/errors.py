@@ -1,21 +1,21 @@
-"""The whole exception tree of Penstock.
+"""The exception hierarchy of Penstock.
 
 ::
 
     PenstockError
     |- DefinitionError      a declaration in the user's source is wrong
-    |  `- DefinitionErrors  several of them, found in one pass
-    |- SpecError            a spec file, a setting or a command-line option is wrong
-    |- PlanError            a sound pipeline, an impossible wish
-    |- UserCodeError        the user's own code raised; `__cause__` is theirs
+    |  `- DefinitionErrors  all definition errors of a pipeline
+    |- SpecError            a settings file, a setting or a command-line option is wrong
+    |- PlanError            a valid pipeline, an impossible request
+    |- UserCodeError        the user's code raised; `__cause__` is its exception
     |- ConnectorError       options of a source or sink are wrong
     |  `- MissingExtraError a Python package of an extra is not installed
-    |- FlowError            a started flow ended; says whether a retry can help
+    |- FlowError            a started flow failed; `retryable` tells whether a retry can help
     |  |- ExpectationFailedError
     |  `- CheckpointError
     |- UpdateFailedError    the update ended with failed flows
     |- SetupError           the machine: Java, jars, ports, locks, disk
-    `- InternalError        our bug
+    `- InternalError        a bug in Penstock
 
 Every error has a `condition`, a stable SCREAMING_SNAKE name that `docs/errors.md` explains.
 """
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class PenstockError(Exception):
-    """Root of all errors that Penstock raises on purpose.
+    """Base class of all errors that Penstock raises.
 
     Args:
         condition: Stable name in SCREAMING_SNAKE case, explained in `docs/errors.md`.
         message: What happened and why, in one or two sentences.
-        origin: Where the user declared what the error is about.
+        origin: The declaration that the error is about.
         hint: What to do about it.
 
     Attributes:
-        exit_code: What `penstock` exits with when this error ends a command.
+        exit_code: Exit code of `penstock` when this error ends a command.
     """
 
     exit_code = 2
@@ -71,10 +71,10 @@ class DefinitionError(PenstockError, ValueError):
 
 
 class DefinitionErrors(DefinitionError):
-    """All definition errors of one pass over a pipeline.
+    """All definition errors of a pipeline.
 
     Attributes:
-        errors: The single errors, in the order of their declaration.
+        errors: In the order of their declarations.
     """
 
     def __init__(self, errors: Sequence[PenstockError]) -> None:
@@ -86,16 +86,15 @@ class DefinitionErrors(DefinitionError):
         )
 
     def __str__(self) -> str:
-        """All errors, one below the other."""
         return "\n".join(str(error) for error in self.errors)
 
 
 class SpecError(PenstockError, ValueError):
-    """A spec file, a setting or a command-line option is wrong."""
+    """A settings file, a setting or a command-line option is wrong."""
 
 
 class PlanError(PenstockError):
-    """The pipeline is sound, but what was asked of it is impossible."""
+    """The pipeline is valid, but the requested update is impossible."""
 
 
 class UserCodeError(PenstockError):
@@ -103,7 +102,7 @@ class UserCodeError(PenstockError):
 
 
 class ConnectorError(PenstockError):
-    """The options of a source or sink are wrong, or its system refused."""
+    """The options of a source or sink are wrong, or its system refused the request."""
 
 
 class MissingExtraError(ConnectorError, ImportError):
@@ -111,13 +110,13 @@ class MissingExtraError(ConnectorError, ImportError):
 
 
 class FlowError(PenstockError):
-    """A started flow ended with an error.
+    """A started flow failed.
 
     Attributes:
         flow: Name of the flow.
-        batch_id: Micro-batch that failed, if known.
+        batch_id: The failed micro-batch, if known.
         query_id: Spark's id of the streaming query, if known.
-        retryable: Whether the same batch may succeed when it is tried again.
+        retryable: Whether a retry of the same batch may succeed.
     """
 
     exit_code = 1
@@ -144,15 +143,15 @@ class FlowError(PenstockError):
 
 
 class ExpectationFailedError(FlowError):
-    """A row broke an `expect_or_fail` rule. Nothing of its batch was written. Never retried."""
+    """A row failed an `expect_or_fail` rule. Nothing of its batch was written. Never retried."""
 
 
 class CheckpointError(FlowError):
-    """A checkpoint cannot continue with the query as it is now. Never retried."""
+    """A checkpoint is incompatible with the current query. Never retried."""
 
 
 class UpdateFailedError(PenstockError):
-    """The update ended and at least one flow failed.
+    """At least one flow of the update failed.
 
     Attributes:
         failures: The error of each failed flow.
@@ -174,6 +173,6 @@ class SetupError(PenstockError):
 
 
 class InternalError(PenstockError):
-    """A bug in Penstock. The message asks for a report."""
+    """A bug in Penstock. The message asks to report it."""
 
     exit_code = 70

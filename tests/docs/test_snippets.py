@@ -144,7 +144,7 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
     from penstock._graph.index import build_index
     from penstock._launch import read_context
     from penstock._plan.explain import explain_text
-    from penstock._plan.planner import Wishes, make_plan
+    from penstock._plan.planner import PlanOptions, make_plan
 
     for secret in ("KAFKA_PASSWORD", "DATABASE_PASSWORD"):
         monkeypatch.setenv(f"PENSTOCK_SECRET_{secret}", "only-a-test")
@@ -157,7 +157,7 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
         definition = load_definitions(settings, namespace={"spark": spark})
         index = build_index(definition, settings)
         graph = analyse(spark, index, read_context(settings, spark))
-    assert explain_text(graph, make_plan(graph, Wishes()))
+    assert explain_text(graph, make_plan(graph, PlanOptions()))
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_what_cannot_run_fails_alone(
 
     options = UpdateOptions(refresh=("strict",))
     notes = plan_update(load_settings(tmp_path), options)[1].notes
-    assert any("query of strict takes strings for numbers: q in" in note for note in notes)
+    assert any("query of strict uses strings as numbers: q in" in note for note in notes)
     with pytest.raises(DefinitionErrors) as refused:
         plan_update(load_settings(tmp_path), UpdateOptions())
     assert [error.condition for error in refused.value.errors] == ["OUTPUT_MODE_NOT_SUPPORTED"]

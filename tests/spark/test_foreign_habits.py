@@ -60,9 +60,9 @@ def test_rows_are_right_when_names_are_short_texts_are_divided_and_rows_are_numb
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
     told = "\n".join(event.message for event in project.events)
     for warning in (
-        "`gold.numbered` is taken for main.gold.numbered",
-        "`prod.sales.keys` is taken for spark_catalog.default.keys",
-        "the query of fill calculates with texts",
+        "`gold.numbered` is resolved to main.gold.numbered",
+        "`prod.sales.keys` is resolved to spark_catalog.default.keys",
+        "the query of fill computes with strings",
     ):
         assert warning in told
     numbered = SOURCE[: SOURCE.index("@dp.append_flow")]

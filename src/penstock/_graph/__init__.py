@@ -1,1 +1,1 @@
-"""How the parts hang together: nodes, edges, order, integrity. No Spark."""
+"""The dataflow graph: nodes, edges, order, integrity. Does not import Spark."""

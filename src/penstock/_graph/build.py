@@ -1,4 +1,4 @@
-"""Index and analyses become a graph; every integrity error is reported at once."""
+"""Builds the graph from index and analyses; reports all integrity errors at once."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -67,7 +67,7 @@ def build_graph(
 
 
 def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
-    """One error once, though several flows may have failed with it."""
+    """Each error once, even if several flows failed with it."""
     seen: set[str] = set()
     for error in errors:
         if str(error) not in seen:
@@ -76,19 +76,19 @@ def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
 
 
 def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[PenstockError, ...]:
-    """Errors as declared: files in the order in which they were loaded, then by line."""
+    """Errors in the order of their declarations: by load order of the files, then by line."""
     declared = [dataset.declared.origin for dataset in index.datasets.values()]
     declared += [flow.origin for flow in index.flows.values()]
     declared += [sink.origin for sink in index.sinks.values()]
     files = list(dict.fromkeys(origin.file for origin in declared))
 
-    def place(error: PenstockError) -> tuple[int, str, int]:
+    def sort_key(error: PenstockError) -> tuple[int, str, int]:
         if error.origin is None:
             return (len(files) + 1, "", 0)
         file = error.origin.file
         return (files.index(file) if file in files else len(files), file, error.origin.line)
 
-    return tuple(sorted(errors, key=place))
+    return tuple(sorted(errors, key=sort_key))
 
 
 def _check_exclusive_sinks(
@@ -106,11 +106,11 @@ def _check_exclusive_sinks(
             yield DefinitionError(
                 "SINK_TAKES_ONE_FLOW",
                 f"several flows ({', '.join(flows)}) write to one location, sink "
-                f"{' and '.join(map(repr, names))}, but a sink of format {first.format} tells "
-                "batches apart by their id alone: rows would be lost",
+                f"{' and '.join(map(repr, names))}, but a sink of format {first.format} "
+                "identifies batches by their id only: rows would be lost",
                 origin=first.origin,
-                hint="give each flow a sink with a location of its own; or append all of them to a "
-                "table, and write the sink by one flow that reads it",
+                hint="use a sink with its own location for each flow; or append all of them to a "
+                "table, and write the sink by a flow that reads this table",
             )
 
 
@@ -173,7 +173,7 @@ def _check_kind(
             f"{shown!r} has several flows and one of them is in complete mode, which would "
             "overwrite the rows of the others",
             origin=dataset.declared.origin,
-            hint="give the aggregation a watermark, or a table of its own",
+            hint="define a watermark for the aggregation, or use a separate table",
         )
 
 
@@ -227,12 +227,12 @@ def _assemble(
 
 
 def cycle_error(path: str, origin: object) -> DefinitionError:
-    """The error for datasets that read each other, with the way round as `a -> b -> a`."""
+    """The error for a circular dependency, with the path as `a -> b -> a`."""
     return DefinitionError(
         "CYCLIC_PIPELINE",
-        f"datasets read each other in a circle: {path}",
+        f"circular dependency of datasets: {path}",
         origin=origin,  # type: ignore[arg-type]
-        hint="break the circle: one of them must read something else",
+        hint="remove one of these reads",
     )
 
 

@@ -10,12 +10,12 @@ from penstock.errors import DefinitionError, PenstockError
 
 
 def is_cdc(flow: Flow) -> bool:
-    """Whether a flow changes rows of its target by key, be it from events or from snapshots."""
+    """Whether a flow applies change events or snapshots to its target."""
     return flow.cdc is not None or flow.snapshot is not None
 
 
 def cdc_text(flow: Flow) -> str:
-    """What a CDC flow does, for people: `auto CDC of orders by id, SCD type 2`."""
+    """Description of a CDC flow: `auto CDC of orders by id, SCD type 2`."""
     spec = flow.cdc or flow.snapshot
     assert spec is not None
     keys = ", ".join(spec.keys)
@@ -25,15 +25,15 @@ def cdc_text(flow: Flow) -> str:
 
 
 def check_target(shown: str, declared: Dataset, flows: Sequence[Flow]) -> Iterator[PenstockError]:
-    """What is wrong with the flows of one table, as far as their declarations tell."""
+    """Check that the flows of one table can share it, by their declarations."""
     changing = [flow for flow in flows if is_cdc(flow)]
     if declared.expectations and any(flow.snapshot is not None for flow in changing):
         yield DefinitionError(
             "CDC_SNAPSHOT_EXPECTATIONS",
-            f"{shown!r} follows snapshots and has expectations, which snapshots cannot have: a row "
-            "that is left out would count as vanished",
+            f"{shown!r} is the target of snapshots and has expectations, which is not supported: a "
+            "dropped row would be treated as deleted",
             origin=declared.expectations[0].origin,
-            hint="put the rules on the source of the snapshots",
+            hint="define the expectations on the source of the snapshots",
         )
     if not changing or len(flows) == 1:
         return
@@ -44,10 +44,10 @@ def check_target(shown: str, declared: Dataset, flows: Sequence[Flow]) -> Iterat
         if not is_cdc(flow) or first.snapshot is not None or flow.snapshot is not None:
             yield DefinitionError(
                 "CDC_TARGET_SHARED",
-                f"{shown!r} is written by {_what(first)} and by {_what(flow)}; a table of changed "
-                "rows takes auto CDC flows over events only, or one over snapshots",
+                f"{shown!r} is written by {_what(first)} and by {_what(flow)}; a CDC target takes "
+                "either auto CDC flows over events or a single snapshot flow",
                 origin=flow.origin,
-                hint="give one of the flows a table of its own",
+                hint="use a separate table for one of the flows",
             )
             continue
         yield from _compare(shown, first, flow)
@@ -98,5 +98,5 @@ def _disagreement(shown: str, first: Flow, other: Flow, what: str) -> Definition
         "CDC_FLOWS_DISAGREE",
         f"flows {first.name!r} and {other.name!r} both change {shown!r}, but {what}",
         origin=other.origin,
-        hint=f"declare the same in both; the other one is at {first.origin}",
+        hint=f"use the same declaration in both; the other flow is at {first.origin}",
     )

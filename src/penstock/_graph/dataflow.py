@@ -1,4 +1,4 @@
-"""The dataflow graph: frozen nodes and edges, complete and sound once it exists."""
+"""The dataflow graph: frozen nodes and edges, complete and valid once built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class DatasetNode:
 
     @property
     def spellings(self) -> frozenset[str]:
-        """All names, in lower case, that mean this dataset in its pipeline."""
+        """All names, in lower case, that refer to this dataset in its pipeline."""
         shown = self.display.lower()
         names = {self.key, shown}
         if shown == self.name.name.lower():  # it lies in the default schema of the default catalog
@@ -97,7 +97,7 @@ class DataflowGraph:
         return tuple(node for node in self.datasets.values() if node.is_stored)
 
     def find(self, display: str) -> DatasetNode | None:
-        """Look up as a user would write it: one to three parts, `LIVE.`, backticks, any case."""
+        """Look up a name as written: one to three parts, `LIVE.`, backticks, any case."""
         try:
             parts = [part.lower() for part in split_name(display)]
         except ValueError:

@@ -1,4 +1,4 @@
-"""The declarations by canonical name: the first integrity checks, and every look-up by name."""
+"""Declarations by canonical name: look-ups by name and integrity checks without queries."""
 
 import dataclasses
 import difflib
@@ -76,14 +76,11 @@ class DefinitionIndex:
         return self.datasets.get(name.key)
 
     def find_by_end(self, text: str) -> DeclaredDataset | None:
-        """Look up the only dataset that a name may mean, where one of the two says less.
+        """The only dataset that an incomplete name can refer to, if `find` does not know it.
 
-        A declaration may say more than the reference, `main.gold.days` for `days`. Where the
-        settings name neither catalog nor schema, it may also say less: on Databricks the settings
-        would complete it.
-
-        Args:
-            text: A name that `find` does not know.
+        A declaration may be more qualified than the reference, `main.gold.days` for `days`. If the
+        settings set neither catalog nor schema, it may also be less qualified: on Databricks the
+        settings would complete it.
         """
         wanted = _parts_of(text)
         if wanted is None:
@@ -137,7 +134,7 @@ class DefinitionIndex:
         return display_name(dataset.name, catalog=self.catalog, schema=self.schema)
 
     def nearest(self, text: str) -> str | None:
-        """The declared name most like `text`, if one is near."""
+        """The declared name most similar to `text`, if any is similar."""
         return nearest_name(text, map(self.display, self.datasets))
 
 
@@ -151,7 +148,7 @@ def _parts_of(text: str) -> tuple[str, ...] | None:
 
 
 def nearest_name(text: str, names: Iterable[str]) -> str | None:
-    """The one of `names` most like `text`, whatever its case and `LIVE.`, if one is near."""
+    """The most similar of `names`, ignoring case and `LIVE.`, if any is similar."""
     by_lower = {name.lower(): name for name in names}
     bare = text.lower().removeprefix("live.").replace("`", "")
     match = difflib.get_close_matches(bare, by_lower, n=1)
@@ -249,17 +246,17 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
 
 
 def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
-    """The dataset with its own location where that is here; else it lies in the storage."""
+    """The dataset with its own path if that is on this machine; else in the storage."""
     if dataset.path is None:
         return dataset
-    place = paths.map(dataset.path)
-    if (canonical_path(place) or "").startswith("dbfs:"):
+    path = paths.map(dataset.path)
+    if (canonical_path(path) or "").startswith("dbfs:"):
         notes.append(
-            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a place on "
-            "Databricks; `paths` in the settings can map it"
+            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
+            "Databricks; map it in `paths` of the settings to override this"
         )
         return dataclasses.replace(dataset, path=None)
-    return dataclasses.replace(dataset, path=place)
+    return dataclasses.replace(dataset, path=path)
 
 
 def _dataset_names(
@@ -275,7 +272,7 @@ def _dataset_names(
                     "INVALID_DATASET_NAME",
                     str(error),
                     origin=dataset.origin,
-                    hint="one to three parts, joined by dots; quote odd ones with `",
+                    hint="use one to three parts separated by dots; quote other names with `",
                 )
             )
             continue
@@ -304,9 +301,9 @@ def _sinks(
                 DefinitionError(
                     "SINK_NAMED_AS_DATASET",
                     f"sink {sink.name!r} has the name of a dataset, declared at "
-                    f"{names[key][1].origin}; a flow could not say which of them it writes to",
+                    f"{names[key][1].origin}; the target of a flow would be ambiguous",
                     origin=sink.origin,
-                    hint="rename one of the two",
+                    hint="rename the sink or the dataset",
                 )
             )
         sinks[sink.name] = sink
@@ -345,10 +342,10 @@ def _target_of(
 
 
 def taken_for(text: str, name: str) -> str:
-    """The sentence that tells which dataset an incomplete name was taken for."""
+    """The note that an incomplete name was resolved to a dataset."""
     return (
-        f"`{text}` is taken for {name}, the only dataset with such a name: name the catalog and "
-        "schema of the pipeline in the settings to make it certain"
+        f"`{text}` is resolved to {name}, the only dataset with such a name: set the catalog and "
+        "schema of the pipeline in the settings to make it explicit"
     )
 
 
@@ -370,17 +367,16 @@ def _check_flows(
         if dataset.name.key not in attempted:
             yield DefinitionError(
                 "DATASET_WITHOUT_FLOW",
-                f"nothing writes to streaming table {name!r}",
+                f"no flow writes to streaming table {name!r}",
                 origin=declared.origin,
                 hint=f'add a flow: @append_flow(target="{declared.name}")',
             )
         elif explicit and len(explicit) < len(dataset.flows):
             yield DefinitionError(
                 "TABLE_WITH_QUERY_AND_FLOW",
-                f"{name!r} has a query of its own and is also the target of flow "
-                f"{explicit[0].name!r}",
+                f"{name!r} has its own query and is also the target of flow {explicit[0].name!r}",
                 origin=explicit[0].origin,
-                hint="declare the table with create_streaming_table and give each query a flow",
+                hint="declare the table with create_streaming_table and each query as a flow",
             )
         elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
             yield DefinitionError(
@@ -395,7 +391,7 @@ def _check_flows(
         if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
             yield DefinitionError(
                 "PARTITION_AND_CLUSTER",
-                f"{name!r} has partition_cols and cluster_by; Delta takes one of them",
+                f"{name!r} has partition_cols and cluster_by, which Delta does not combine",
                 origin=declared.origin,
-                hint="remove one of the two",
+                hint="remove partition_cols or cluster_by",
             )

@@ -1,4 +1,4 @@
-"""Flows that replace the rows of a window of their table: what they may share it with."""
+"""Restrictions of flows that replace the rows of a window of their table."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,12 +7,12 @@ from penstock.errors import DefinitionError, PenstockError
 
 
 def replaces_rows(flow: Flow) -> bool:
-    """Whether a flow replaces, in every update, the rows that fulfil a condition."""
+    """Whether a flow replaces, in every update, the rows that match a condition."""
     return flow.replace_where is not None
 
 
 def window_text(flow: Flow) -> str:
-    """The condition of the rows that a flow replaces, as the user wrote it."""
+    """The condition of the rows that a flow replaces, as written."""
     where = flow.replace_where
     if isinstance(where, str):
         return " ".join(where.split())
@@ -29,9 +29,9 @@ def check_alone(shown: str, flows: Sequence[Flow]) -> Iterator[PenstockError]:
             yield DefinitionError(
                 "REPLACE_WHERE_TARGET_SHARED",
                 f"flow {replacing[0].name!r} replaces rows of {shown!r}, and flow {flow.name!r} "
-                "writes to it as well: its rows would be lost where they fulfil the condition",
+                "writes to it as well: its rows would be lost where they match the condition",
                 origin=flow.origin,
-                hint="give one of the flows a table of its own",
+                hint="use a separate table for one of the flows",
             )
 
 

@@ -1,4 +1,4 @@
-"""Other conditions, for one update, of the flows that replace rows."""
+"""Overrides, for one update, the conditions of flows that replace rows."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,11 +10,7 @@ from penstock.errors import SpecError
 
 
 def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> DefinitionIndex:
-    """The declarations with other rows to replace.
-
-    Args:
-        index: The declarations.
-        windows: Flow to condition.
+    """Replace the conditions of flows that replace rows, by flow name.
 
     Raises:
         SpecError: `UNKNOWN_REPLACE_WHERE_FLOW`.
@@ -30,7 +26,7 @@ def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> Definiti
             listed = ", ".join(replacing.values()) or "none"
             raise SpecError(
                 "UNKNOWN_REPLACE_WHERE_FLOW",
-                f"{flow!r} is no flow that replaces rows"
+                f"{flow!r} is not a flow that replaces rows"
                 if name is None
                 else f"the condition for flow {flow!r} is empty",
                 hint=f"did you mean {near!r}?" if near and name is None else f"there are: {listed}",

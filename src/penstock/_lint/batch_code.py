@@ -1,4 +1,4 @@
-"""Rules about functions that take each micro-batch: `foreach_batch_sink`, `foreachBatch`."""
+"""Rules about functions of micro-batches: `foreach_batch_sink`, `foreachBatch`."""
 
 import ast
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
 
 
 def batch_functions(tree: ast.Module, names: ApiNames) -> list[ast.FunctionDef]:
-    """Functions of a file that take micro-batches."""
+    """Functions of a file that process micro-batches."""
     used = {
         node.args[0].id
         for node in ast.walk(tree)
@@ -36,7 +36,7 @@ def batch_functions(tree: ast.Module, names: ApiNames) -> list[ast.FunctionDef]:
 
 
 def findings(function: ast.FunctionDef) -> Iterator[Hit]:
-    """What is worth saying about one of them."""
+    """Findings about one function of micro-batches."""
     rows, batch_id = (argument.arg for argument in function.args.args[:2])
     frames = _made_of(function, rows)
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
@@ -47,7 +47,7 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
         yield Hit(
             "PSL305",
             function.lineno,
-            f"{function.name} calls {first}() without its batch id",
+            f"{function.name} calls {first}() without the batch id",
         )
     actions = [
         call
@@ -58,14 +58,14 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
     ]
     kept = {"persist", "cache", "localCheckpoint", "checkpoint"}
     if len(actions) > 1 and not any(getattr(call.func, "attr", "") in kept for call in calls):
-        yield Hit("PSL306", actions[1].lineno, f"{function.name} computes its rows again")
+        yield Hit("PSL306", actions[1].lineno, f"{function.name} recomputes its rows")
     for call in calls:
         if getattr(call.func, "attr", "") == "subtract" and root_name(call.func) in frames:
             yield Hit("PSL308", call.lineno, f"subtract in {function.name}")
 
 
 def _made_of(function: ast.FunctionDef, rows: str) -> set[str]:
-    """Names that stand for rows of the batch, or for something made of them."""
+    """Names bound to rows of the batch or to values derived from them."""
     names = {rows}
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
     for node in sorted(assigned, key=lambda assignment: assignment.lineno):
@@ -84,7 +84,7 @@ def _is_write(call: ast.Call, frames: set[str]) -> bool:
 
 
 def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
-    """Whether a write has the same effect when it is done again."""
+    """Whether a write is idempotent."""
     root = root_name(call.func)
     parts: list[ast.AST] = [call]
     for node in ast.walk(function):
@@ -102,7 +102,7 @@ def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
 
 
 def _is_guarded(function: ast.FunctionDef, calls: list[ast.Call], batch_id: str) -> bool:
-    """Whether the batch id is used for anything but a message or a column."""
+    """Whether the batch id is used other than in a message or a column."""
     beside = {
         id(inner)
         for call in calls

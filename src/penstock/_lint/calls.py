@@ -1,4 +1,4 @@
-"""Looks at calls in a syntax tree: chains of methods, and names of the declarative API."""
+"""Reads calls in a syntax tree: method chains and names of the declarative API."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _GROUPING = {"groupBy", "groupby", "rollup", "cube", "pivot", "groupingSets"}
 
 
 class Hit(NamedTuple):
-    """A rule, a line of the text (counted from 1) and what is there."""
+    """A rule, a line of the source (from 1) and a message."""
 
     rule: str
     line: int
@@ -19,11 +19,11 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiNames:
-    """Under which names code knows the declarative API.
+    """Names under which code imports the declarative API.
 
     Attributes:
-        modules: Of the module: `dp`, `dlt`.
-        functions: Imported by name: theirs to the API's.
+        modules: Names of the module: `dp`, `dlt`.
+        functions: Imported name to the name in the API.
     """
 
     modules: frozenset[str]
@@ -84,7 +84,7 @@ def root_name(node: ast.expr) -> str:
 
 
 def is_grouped(node: ast.expr, grouped: set[str]) -> bool:
-    """Whether a value is a `GroupedData`: `df.groupBy(...)`, or a name that stands for one."""
+    """Whether an expression is a `GroupedData`: `df.groupBy(...)`, or a name bound to one."""
     if isinstance(node, ast.Name):
         return node.id in grouped
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _GROUPING
@@ -104,7 +104,7 @@ def arguments_of(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 
 
 def constant_text(node: ast.expr) -> str | None:
-    """A literal text, also one that is put together with `+`; `None` for anything else."""
+    """A string literal, including concatenations with `+`; `None` for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bool | int):
         return str(node.value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

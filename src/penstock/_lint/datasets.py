@@ -29,13 +29,10 @@ def findings_of_dataset(
     *,
     quarantine: bool,
 ) -> Iterator[Finding]:
-    """What is worth saying about a dataset.
+    """Findings about a dataset.
 
-    Args:
-        dataset: Its declaration.
-        queries: Facts of its flows, as far as they could be evaluated.
-        rules: Facts of its expectations by name, likewise.
-        quarantine: The pipeline's default.
+    `queries` and `rules` have the facts of flows and expectations that could be evaluated;
+    `quarantine` is the default of the pipeline.
     """
 
     def finding(rule: str, message: str, at: SourceLocation | None = None) -> Finding:

@@ -1,4 +1,4 @@
-"""Rules and what they find."""
+"""Lint rules and findings."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from penstock._model.origin import SourceLocation
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """Severity of a rule."""
 
     NOTE = "note"
     """Worth knowing; often right as it is."""
@@ -18,20 +18,19 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Larger is worse."""
         return list(Severity).index(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing to look for.
+    """One lint rule.
 
     Attributes:
-        id: Stable: never given to another rule.
-        name: Stable too; id and name make the anchor on the page.
-        severity: Of each of its findings.
-        summary: What it looks for, half a sentence.
-        why: What happens otherwise.
+        id: Stable; never reused for another rule.
+        name: Stable; id and name form the anchor of the page.
+        severity: Severity of its findings.
+        summary: What it finds, without a full stop.
+        why: The consequences.
         fix: What to do.
     """
 
@@ -44,20 +43,20 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """Where the documentation describes it."""
+        """Path and anchor of the documentation."""
         return f"docs/lint.md#{self.id.lower()}-{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One place that a rule complains about.
+    """One location that violates a rule.
 
     Attributes:
-        rule: Which.
-        origin: The line to look at.
-        message: What is there; never holds the value of a secret.
-        flow: The flow or dataset that it is about.
-        declared: Where that was declared: a comment there suppresses the finding as well.
+        rule: The rule.
+        origin: The location.
+        message: Description; never contains the value of a secret.
+        flow: The flow or dataset concerned.
+        declared: Its declaration: a comment there suppresses the finding too.
     """
 
     rule: Rule

@@ -22,14 +22,7 @@ _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$", re.I
 def findings_of_query(
     flow: str, declared: SourceLocation, facts: QueryFacts, *, is_sink: bool
 ) -> Iterator[Finding]:
-    """What the plan of a flow shows.
-
-    Args:
-        flow: Its name.
-        declared: Where it was declared.
-        facts: Of its query.
-        is_sink: Whether it writes to a sink.
-    """
+    """Findings about the plan of a flow."""
 
     def finding(rule: str, message: str) -> Finding:
         return Finding(
@@ -75,12 +68,10 @@ def _of_state(state: StateFacts) -> Iterator[tuple[str, str]]:
 
 
 def findings_of_read(flow: str, declared: SourceLocation, read: ReadFacts) -> Iterator[Finding]:
-    """What is worth saying about a read of a source.
+    """Findings about a read of a source.
 
-    Args:
-        flow: Whose query function reads.
-        declared: Where it was declared; used for SQL, whose reads have no line of their own.
-        read: The read.
+    `declared` is the declaration of the flow, used for SQL: its reads have no location of their
+    own.
     """
     for rule, message in _of_read(read):
         yield Finding(

@@ -1,7 +1,13 @@
-"""Applies all rules to a project: to its text, and to its queries if Spark may be started."""
+"""Applies all rules to a project: to its source text and, with Spark, to its queries.
 
+Comments suppress findings: `# penstock: ignore[PSL101] why`, in SQL with `--`.
+"""
+
+import io
 import os
-from collections.abc import Iterator, Mapping
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,19 +20,153 @@ from penstock._lint.finding import Finding
 from penstock._lint.plans import findings_of_query, findings_of_read
 from penstock._lint.python_code import python_code_findings, setting_findings
 from penstock._lint.sql_code import setting_statements, sql_code_findings, statement_lines
-from penstock._lint.suppression import (
-    Suppression,
-    apply,
-    suppressions_in_python,
-    suppressions_in_sql,
-    unused,
-)
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.query_facts import RuleFacts
 from penstock._project.databricks.magics import Cell, CellKind
 from penstock._project.needs import needs, project_cells
 from penstock.errors import PenstockError, SpecError
+
+_COMMENT = re.compile(r"penstock:\s*(?P<what>ignore|ignore-file)\[(?P<ids>[^\]]*)\]", re.I)
+
+
+@dataclass(frozen=True)
+class Suppression:
+    """One id of one comment.
+
+    Attributes:
+        rule: The id as written, in upper case.
+        at: Location of the comment.
+        lines: Lines of the file that it applies to; empty = the whole file.
+    """
+
+    rule: str
+    at: SourceLocation
+    lines: frozenset[int]
+
+
+def suppressions_in_python(
+    text: str, file: str, first_line: int, functions: Iterable[tuple[int, int]]
+) -> Iterator[Suppression]:
+    """Suppressions in Python code.
+
+    A comment applies to its own line; a comment that stands alone applies to the next line of code.
+    On or above the head of a function (decorators and `def`) it applies to the whole head.
+
+    Args:
+        text: The code.
+        file: File name as in findings.
+        first_line: Line of the file at which the code begins.
+        functions: First line of the decorators and line of the `def` of each function.
+    """
+    heads = [range(first, last + 1) for first, last in functions]
+    yield from _suppressions(_python_comments(text), text, file, first_line, heads)
+
+
+def suppressions_in_sql(
+    text: str, file: str, first_line: int, statements: Iterable[tuple[int, int]]
+) -> Iterator[Suppression]:
+    """Suppressions in SQL: a comment in or directly above a statement applies to all of it."""
+    comments = [
+        (number, line.index("--"), line[line.index("--") :])
+        for number, line in enumerate(text.split("\n"), start=1)
+        if "--" in line and _COMMENT.search(line[line.index("--") :])
+    ]
+    spans = [range(first, last + 1) for first, last in statements]
+    yield from _suppressions(comments, text, file, first_line, spans)
+
+
+def apply_suppressions(
+    findings: Iterable[Finding], suppressions: Iterable[Suppression], ignored: Iterable[str]
+) -> tuple[list[Finding], list[Finding], list[Suppression]]:
+    """Split findings by suppressions and by the ids that the settings ignore.
+
+    Returns:
+        Findings that count, accepted ones, and suppressions without effect.
+    """
+    by_file: dict[str, list[Suppression]] = {}
+    known = list(suppressions)
+    for suppression in known:
+        by_file.setdefault(suppression.at.file, []).append(suppression)
+    everywhere = {rule.upper() for rule in ignored}
+    counted: list[Finding] = []
+    accepted: list[Finding] = []
+    used: set[Suppression] = set()
+    for finding in findings:
+        hits = {
+            suppression
+            for location in (finding.origin, finding.declared)
+            if location is not None
+            for suppression in by_file.get(location.file, ())
+            if suppression.rule == finding.rule.id
+            and (not suppression.lines or location.line in suppression.lines)
+        }
+        used |= hits
+        (accepted if hits or finding.rule.id in everywhere else counted).append(finding)
+    return counted, accepted, [suppression for suppression in known if suppression not in used]
+
+
+def unused_suppressions(
+    suppressions: Iterable[Suppression], looked_at: Mapping[str, bool]
+) -> Iterator[Finding]:
+    """Findings about suppressions without effect.
+
+    `looked_at` tells per rule id whether it was applied: without Spark, some rules are not.
+    """
+    rule = RULES["PSL901"]
+    for suppression in suppressions:
+        if suppression.rule not in RULES:
+            message = f"there is no rule {suppression.rule or '(blank)'}"
+        elif looked_at.get(suppression.rule, True):
+            message = f"{suppression.rule} has no finding here"
+        else:
+            continue
+        yield Finding(rule=rule, origin=suppression.at, message=message)
+
+
+def _suppressions(
+    comments: Iterable[tuple[int, int, str]],
+    text: str,
+    file: str,
+    first_line: int,
+    spans: list[range],
+) -> Iterator[Suppression]:
+    lines = text.split("\n")
+    for number, column, comment in comments:
+        match = _COMMENT.search(comment)
+        if match is None:
+            continue
+        spoken: set[int] = set()
+        if match.group("what").lower() == "ignore":
+            target = number if lines[number - 1][:column].strip() else _next_code(lines, number)
+            spoken = {number, target}
+            for span in spans:
+                if number in span or target in span:
+                    spoken |= set(span)
+        shifted = frozenset(line + first_line - 1 for line in spoken)
+        at = SourceLocation(file, number + first_line - 1)
+        for rule in match.group("ids").split(","):
+            yield Suppression(rule.strip().upper(), at, shifted)
+
+
+def _next_code(lines: list[str], number: int) -> int:
+    for following in range(number + 1, len(lines) + 1):
+        line = lines[following - 1].strip()
+        if line and not line.startswith(("#", "--")):
+            return following
+    return number
+
+
+def _python_comments(text: str) -> list[tuple[int, int, str]]:
+    try:
+        return [
+            (token.start[0], token.start[1], token.string)
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.COMMENT
+        ]
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        return []
+
 
 TEXT_RULES = frozenset(
     f"PSL{number}" for number in (107, 203, 301, 302, 303, 304, 305, 306, 307, 308, 310, 601, 901)
@@ -36,15 +176,15 @@ TEXT_RULES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """What was found.
+    """Result of a lint run.
 
     Attributes:
-        settings: Of the project.
-        findings: Those that count, by file and line.
-        accepted: Those that a comment or the settings accept.
-        refused: What is certainly wrong: the analysis stops there, so rules may have missed more.
-        unsure: Flow or place to why it could not be analysed.
-        is_complete: Whether queries were looked at, and not only the text.
+        settings: Settings of the project.
+        findings: Findings that count, by file and line.
+        accepted: Findings that a comment or the settings accept.
+        refused: Definition errors: the analysis stops there, so rules may have missed findings.
+        unsure: Flow or location to the reason why it could not be analysed.
+        is_complete: Whether queries were analysed, and not only the source text.
     """
 
     settings: PipelineSettings
@@ -99,17 +239,19 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     os.chdir(settings.root)  # findings name files relative to it
     for cell in project_cells(settings):
         findings += _of_cell(cell, suppressions, checkpoints)
-    for place, origins in checkpoints.items():
+    for location, origins in checkpoints.items():
         for origin in origins if len(origins) > 1 else ():
-            message = f"{len(origins)} queries have the checkpoint {place}"
+            message = f"{len(origins)} queries have the checkpoint {location}"
             findings.append(Finding(rule=RULES["PSL301"], origin=origin, message=message))
     findings += _of_settings(settings)
-    counted, accepted, without_effect = apply(
+    counted, accepted, without_effect = apply_suppressions(
         _distinct(findings), suppressions, settings.lint_ignore
     )
-    # Of what was not analysed, nobody knows whether a rule of plans would find something.
+    # Without an analysis it is unknown whether rules of plans have findings.
     is_analysed = not (text_only or refused or unsure)
-    counted += unused(without_effect, {name: is_analysed or name in TEXT_RULES for name in RULES})
+    counted += unused_suppressions(
+        without_effect, {name: is_analysed or name in TEXT_RULES for name in RULES}
+    )
     counted.sort(key=lambda each: (each.origin.file, each.origin.line, each.rule.id))
     return LintReport(
         settings=settings,
@@ -139,8 +281,8 @@ def _of_cell(
     elif cell.kind is CellKind.PYTHON:
         code = python_code_findings(cell.text)
         hits = code.hits
-        for place, line in code.checkpoints:
-            checkpoints.setdefault(place, []).append(at(line))
+        for location, line in code.checkpoints:
+            checkpoints.setdefault(location, []).append(at(line))
         suppressions += suppressions_in_python(cell.text, file, cell.line, code.functions)
     else:
         return
@@ -164,7 +306,7 @@ def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
 
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
-    """Where a settings file has a key; the project's folder if it comes from elsewhere."""
+    """Location of a key in its settings file; the project's folder if it is set elsewhere."""
     root = Path(settings.root)
     for file in sorted(root.iterdir()):
         if file.suffix.lower() in (".yml", ".yaml", ".json") and file.is_file():
@@ -188,12 +330,12 @@ def _of_analysis(
             is_sink = index.flow_targets[name] in index.sinks
             yield from findings_of_query(name, flow.origin, facts, is_sink=is_sink)
         for read in seen.reads.get(name, ()):
-            # A statement of SQL is read by our own code: its reads have no line of the user's.
-            place = flow.origin if flow.language == "SQL" else read.origin
+            # Reads of SQL statements have no location in the user's code.
+            location = flow.origin if flow.language == "SQL" else read.origin
             for finding in findings_of_read(name, flow.origin, read):
                 yield Finding(
                     rule=finding.rule,
-                    origin=place,
+                    origin=location,
                     message=finding.message,
                     flow=name,
                     declared=flow.origin,
@@ -210,7 +352,7 @@ def _of_analysis(
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
-    """Each message of a rule once per line: a view that several flows read is analysed for each."""
+    """Each message of a rule once per line: views are analysed once per flow that reads them."""
     return list(
         {
             (finding.rule.id, finding.origin, finding.message): finding for finding in findings

@@ -48,7 +48,7 @@ class CodeFindings:
 
 
 def python_code_findings(text: str) -> CodeFindings:
-    """Look at Python code; of wrong code nothing is found, the analysis says what is wrong."""
+    """Findings about Python code; none for invalid code, which the analysis reports."""
     findings = CodeFindings()
     try:
         tree = ast.parse(text)
@@ -72,7 +72,7 @@ def python_code_findings(text: str) -> CodeFindings:
 
 
 def setting_findings(key: str, value: str) -> Iterator[tuple[str, str]]:
-    """Rule and message for one setting, of the code or the settings file."""
+    """Rule and message for one setting in code or in the settings file."""
     wanted = _CONF_RULES.get(key.lower())
     if wanted is not None and value.strip().lower() == wanted[0]:
         yield wanted[1], f"{key} is {wanted[0]}: {wanted[2]}"

@@ -1,4 +1,4 @@
-"""Literals that are secrets, by their form or by their name. Values are never shown."""
+"""Detects literals that are secrets, by form or by name. Values are never shown."""
 
 import re
 
@@ -31,7 +31,7 @@ _PLACEHOLDER = re.compile(r"\s*(?:|<.*>|\*+|x+|\.{3}|none|null|\$.*|.*\{.*\}.*)\
 
 
 def secret_form(text: str) -> str | None:
-    """What kind of secret a text holds by its form; `None` = none."""
+    """The kind of secret that a string contains, by its form; `None` = none."""
     for kind, pattern in _FORMS:
         if pattern.search(text):
             return kind
@@ -39,10 +39,10 @@ def secret_form(text: str) -> str | None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name is a secret."""
+    """Whether a name denotes a secret."""
     return _NAMES.search(name) is not None or _NAMED_IN_THE_MIDDLE.search(name) is not None
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a value only stands for one: empty, `<password>`, `${secret:a/b}`."""
+    """Whether a value is only a placeholder: empty, `<password>`, `${secret:a/b}`."""
     return _PLACEHOLDER.fullmatch(value) is not None

@@ -21,7 +21,7 @@ def is_distinct_count(text: str) -> bool:
 
 
 def sql_code_findings(text: str) -> Iterator[Hit]:
-    """Look at the statements of a SQL source."""
+    """Findings about the statements of a SQL source."""
     for start, statement in _statements(text):
         match = _DISTINCT.search(statement)
         if match is not None and _STREAM.search(statement):
@@ -47,7 +47,7 @@ def setting_statements(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def statement_lines(text: str) -> Iterator[tuple[int, int]]:
-    """First and last line of each statement, comments before it not counted."""
+    """First and last line of each statement, without leading comments."""
     for start, statement in _statements(text):
         body = statement.strip("\n \t")
         if body:

@@ -1,4 +1,4 @@
-"""Alerts: what to look out for while a pipeline runs, and whom to tell."""
+"""Alerts: conditions on a running pipeline and targets of notifications."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class AlertKind(StrEnum):
-    """What an alert looks at."""
+    """Condition of an alert."""
 
     FAILURE_RATE = "failure_rate"
     """Share of rows that broke a rule, over the last batches."""
@@ -28,17 +28,16 @@ class AlertKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AlertRule:
-    """One thing to look out for.
+    """One alert.
 
     Attributes:
         name: Unique in the pipeline.
-        kind: What it looks at.
-        threshold: It fires above this; for retention, below.
-        flow: Only this flow; empty = each.
-        dataset: Only this dataset, or the rules of it; empty = each.
-        rule: Only this expectation; empty = each.
-        batches: Of a failure rate: over so many batches.
-        min_rows: Of a failure rate: not with fewer rows.
+        threshold: Fires above it; for retention, below.
+        flow: Only this flow; empty = all.
+        dataset: Only this dataset, or its rules; empty = all.
+        rule: Only this expectation; empty = all.
+        batches: Failure rate: number of batches.
+        min_rows: Failure rate: minimum number of rows.
     """
 
     name: str
@@ -53,13 +52,13 @@ class AlertRule:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertTarget:
-    """Whom to tell. Exactly one of webhook, command and mail_to is given.
+    """Target of notifications. Exactly one of webhook, command and mail_to is set.
 
     Attributes:
-        webhook: URL that takes a POST; may hold a secret, so it is never shown.
-        slack: Whether the webhook wants Slack's form.
-        headers: Of the request; never shown.
-        command: Program and arguments; it gets the alert as JSON on its standard input.
+        webhook: URL for a POST; never shown, as it may contain a secret.
+        slack: Whether the webhook expects the Slack format.
+        headers: Headers of the request; never shown.
+        command: Program and arguments; receives the alert as JSON on standard input.
         mail_to: Addresses.
         mail: `from`, `host`, `port`, `user`, `password`, `tls` (`starttls`, `ssl`, `none`).
     """
@@ -84,9 +83,8 @@ class AlertSettings:
     """All alerts of a pipeline.
 
     Attributes:
-        rules: What to look out for.
-        targets: Whom to tell, each of every alert.
-        repeat_seconds: Shortest time between two notifications of the same alert.
+        targets: All are notified of every alert.
+        repeat_seconds: Minimum interval between two notifications of the same alert.
     """
 
     rules: tuple[AlertRule, ...] = ()

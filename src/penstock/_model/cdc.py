@@ -18,11 +18,11 @@ class ScdType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackHistory:
-    """Which columns open a new version when they change; SCD type 2 only.
+    """Columns whose changes create a new version; SCD type 2 only.
 
     Attributes:
-        columns: Only these; `None` = not given.
-        except_columns: All but these; `None` = not given.
+        columns: Only these; `None` = not set.
+        except_columns: All but these; `None` = not set.
     """
 
     columns: tuple[str, ...] | None = None

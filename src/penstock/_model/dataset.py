@@ -27,7 +27,7 @@ class DatasetKind(StrEnum):
 
 
 class LateRows(StrEnum):
-    """What becomes of rows that are older than the watermark."""
+    """What happens to rows that are older than the watermark."""
 
     DROP = "drop"
     """As Spark does; they are counted."""
@@ -40,29 +40,28 @@ class Dataset:
     """One declared dataset.
 
     Attributes:
-        name: As the user wrote it, one to three parts.
+        name: As written, one to three parts.
         kind: `None` for `@table`: the DataFrame decides (streaming: streaming table, batch:
             materialized view).
-        origin: Where it was declared.
+        origin: Location of the declaration.
         comment: Table comment.
-        spark_conf: Settings of the flows that the decorator itself makes.
-        table_properties: Delta and free table properties; `pipelines.*` are for Penstock.
+        spark_conf: Settings of the decorator's own flow.
+        table_properties: Properties of Delta and of users; `pipelines.*` are for Penstock.
         partition_cols: Identity partition columns; excludes `cluster_by`.
         cluster_by: Liquid clustering columns.
         cluster_by_auto: Accepted; open-source Delta has no automatic clustering.
-        schema: DDL text or StructType; checked against what the query gives.
-        path: Storage location instead of the managed one.
-        private: Kept by the pipeline, not published.
+        schema: DDL string or StructType; checked against the schema of the query.
+        path: Location instead of the managed one.
+        private: Not published outside of the pipeline.
         row_filter: Accepted for compatibility; refused at plan time because open-source Spark has
             no row filters.
         refresh_policy: `auto`, `incremental`, `incremental_strict` or `full`.
         format: Only `delta` is written.
-        quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`; `None`
+        quarantine: Whether rows that fail a drop rule are kept in `<table>_quarantine`; `None`
             takes the pipeline's default.
-        late_rows: What becomes of rows that a stateful operator refuses because they are older than
-            the watermark.
-        deduplicate_by: Columns that identify a row: a row whose key the table has is not added.
-        expectations: In the order in which they stand in the source.
+        late_rows: What happens to rows that a stateful operator drops because of the watermark.
+        deduplicate_by: Key columns: rows whose key is already in the table are not added.
+        expectations: In the order of their declaration.
     """
 
     name: str
@@ -97,8 +96,8 @@ class SinkFacts:
         is_exclusive: Whether only one flow may write it.
         location: Where it writes to, as OpenLineage names it; `None` if the options do not say it.
         triggers: Those without micro-batches that it can be written with.
-        needs_batches: Why it cannot be written without micro-batches although its system can;
-            empty if it can.
+        needs_batches: Why it cannot be written without micro-batches although its system can; empty
+            if it can.
         unbatched_warning: What its readers lose without micro-batches; empty if nothing.
     """
 
@@ -113,16 +112,15 @@ class SinkFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """One declared sink: a place outside of the pipeline's tables that append flows write to.
+    """One declared sink: an external target that append flows write to.
 
     Attributes:
         name: One part.
         format: Any Structured Streaming sink format.
-        options: Passed to the writer. Never shown: they may hold secrets.
-        origin: Where it was declared.
-        write_batch: Takes the rows and the id of each micro-batch; the format is `foreach_batch`
-            then.
-        facts: Filled in by the analysis.
+        options: Passed to the writer. Never shown: they may contain secrets.
+        origin: Location of the declaration.
+        write_batch: Receives the rows and the id of each micro-batch, with format `foreach_batch`.
+        facts: Set by the analysis.
     """
 
     name: str

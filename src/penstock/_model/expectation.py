@@ -1,4 +1,4 @@
-"""Expectations: a name, a condition and what happens to a row that breaks it."""
+"""Expectations: a name, a condition and the action for rows that fail it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class OnViolation(StrEnum):
-    """What happens to a row that breaks a rule. NULL counts as broken."""
+    """Action for a row that fails a rule. NULL counts as failed."""
 
     WARN = "warn"
     """The row is kept and counted."""
@@ -24,7 +24,7 @@ class OnViolation(StrEnum):
 
     @property
     def removes(self) -> bool:
-        """Whether the row does not get into the table."""
+        """Whether failed rows are excluded from the table."""
         return self in (OnViolation.DROP, OnViolation.QUARANTINE)
 
 
@@ -41,7 +41,6 @@ class RowBounds:
     maximum: int | None = None
 
     def hold(self, rows: int) -> bool:
-        """Whether a number of rows is within the bounds."""
         return (self.minimum is None or rows >= self.minimum) and (
             self.maximum is None or rows <= self.maximum
         )
@@ -56,8 +55,8 @@ class Expectation:
         condition: SQL boolean expression or Column; a row passes only when it is true.
         on_violation: What happens to the others.
         origin: Where it was declared.
-        unique: Columns whose values may not be those of another row; the condition says it in
-            words then. Materialized views only, as the next.
+        unique: Columns whose values may not be those of another row; the condition says it in words
+            then. Materialized views only, as the next.
         rows: Bounds of the number of rows; the condition says it in words then.
     """
 

@@ -1,4 +1,4 @@
-"""What a pipeline tells other systems while it runs: metrics, lineage and traces."""
+"""Settings of exports of a running pipeline: metrics, lineage and traces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

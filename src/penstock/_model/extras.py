@@ -1,4 +1,4 @@
-"""Packages that only some features need, and that are installed by an extra."""
+"""Imports of packages that an extra installs."""
 
 from importlib import import_module
 from typing import Any
@@ -7,17 +7,17 @@ from penstock.errors import MissingExtraError
 
 
 def import_extra(*modules: str, extra: str, feature: str, package: str = "") -> Any:
-    """Import what a feature needs; the first of the modules.
+    """Import modules of an optional package; returns the first.
 
     Args:
         modules: Full names.
-        extra: Of Penstock, that installs them.
-        feature: Who needs them, in the singular: the subject of the message.
-        package: What is installed, where that is not the name of the module.
+        extra: Extra of Penstock that installs them.
+        feature: Feature that needs them, in the singular: subject of the message.
+        package: Package name, if it differs from the module.
 
     Raises:
-        MissingExtraError: `MISSING_EXTRA`. A package that is there but lacks one of its own is
-            another error, which passes.
+        MissingExtraError: `MISSING_EXTRA`. A missing dependency of an installed package is raised
+            as it is.
     """
     for module in modules:
         root = module.partition(".")[0]

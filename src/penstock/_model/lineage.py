@@ -1,4 +1,4 @@
-"""Where the columns of a flow's result come from, and how places are named for other systems."""
+"""Column lineage of a flow, and locations as OpenLineage names them."""
 
 import re
 from collections.abc import Mapping
@@ -15,14 +15,13 @@ _WITH_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs")
 
 @dataclass(frozen=True)
 class LineageSource:
-    """What a query reads: a dataset of the pipeline, or a place that OpenLineage has a name for."""
+    """What a query reads: a dataset of the pipeline, or an external location as in OpenLineage."""
 
     dataset: str = ""
     namespace: str = ""
     name: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """What is known of it."""
         if self.dataset:
             return {"dataset": self.dataset}
         return {"namespace": self.namespace, "name": self.name}
@@ -44,7 +43,7 @@ class ColumnInput:
     transformation: str
 
     def as_json(self) -> list[Any]:
-        """The three in a list: there are many of them."""
+        """A list of the three fields, which is compact."""
         return [self.source, self.column, self.transformation]
 
 
@@ -63,7 +62,7 @@ class FlowLineage:
     influences: tuple[ColumnInput, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The same for an event."""
+        """JSON form for events."""
         return {
             "sources": [source.as_json() for source in self.sources],
             "columns": {
@@ -98,7 +97,7 @@ class FlowLineage:
 
 
 def place_of(uri: str) -> LineageSource:
-    """A path or URI as OpenLineage names it: a namespace and a name, without credentials."""
+    """A path or URI as OpenLineage namespace and name, without credentials."""
     match = _URI.fullmatch(uri)
     if match is None:
         return LineageSource(namespace="file", name=uri.rstrip("/") or "/")

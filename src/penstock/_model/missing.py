@@ -41,7 +41,7 @@ def assumed_value(key: str) -> str | None:
 
 
 def plausible_value(key: str) -> str:
-    """A name, a number or a path, as a key sounds."""
+    """A name, a number or a path, judged by the key."""
     word = re.split(r"[.:/]", key)[-1].lower()
     fitting = [value for sound, value in _VALUES if re.search(sound, word)]
     return fitting[0] if fitting else re.sub(r"\W", "_", word) or "value"

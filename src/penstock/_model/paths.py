@@ -1,9 +1,9 @@
-"""Paths of another platform, and the places that stand for them here.
+"""Maps paths of another platform to paths on this machine.
 
-Source files hold paths such as `/Volumes/main/raw/orders`, `dbfs:/mnt/raw` or `s3://bucket/in`.
-A `PathMap` says where these are on this machine, so that the files need no change.
+Source files contain paths such as `/Volumes/main/raw/orders`, `dbfs:/mnt/raw` or `s3://bucket/in`.
+A `PathMap` maps them to paths on this machine, so that the files need no change.
 
-Spellings of one place are the same:
+Equivalent spellings of a path:
 
 ===========================================  ==============================================
 `dbfs:/x`                                    `dbfs:///x`, `/dbfs/x`
@@ -13,8 +13,8 @@ Spellings of one place are the same:
 `/x`                                         `file:/x`, `file:///x`
 ===========================================  ==============================================
 
-Relative paths are those of the project: `data/x` is `./data/x`.
-All others (`abfss://`, `wasbs://`, `gs://`, ...) are compared as they are written.
+Relative paths are relative to the project: `data/x` is `./data/x`.
+All others (`abfss://`, `wasbs://`, `gs://`, ...) are compared as written.
 """
 
 import re
@@ -31,10 +31,10 @@ _PARENT_IN_BRACES = re.compile(r"(?:^|[/{,])\.\.(?:[/},]|$)")
 
 
 def canonical_path(path: str) -> str | None:
-    """Return the one spelling of a place, without a slash at its end; `None` if it is relative.
+    """Return the canonical form of a path, without a trailing slash; `None` if it is relative.
 
-    Two paths are the same place when their canonical forms are equal. The form is for comparing:
-    it need not be a path that something can open.
+    Two paths are equivalent when their canonical forms are equal. The form is for comparing: it
+    need not be a path that something can open.
     """
     match = _SCHEME.fullmatch(path)
     if match is None:
@@ -72,14 +72,14 @@ def path_key(path: str) -> str | None:
 
 
 class PathMap:
-    """Replaces the beginnings of paths. The longest beginning wins.
+    """Replaces the prefixes of paths. The longest prefix wins.
 
     Args:
-        paths: From a prefix to what stands for it: an absolute path or a URI. A prefix ends where
-            a component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
+        paths: From a prefix to what stands for it: an absolute path or a URI. A prefix ends where a
+            component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
 
     Raises:
-        SpecError: A prefix is blank or has `..` in it, or two of them are the same place.
+        SpecError: A prefix is blank or contains `..`, or two prefixes are equivalent.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -97,8 +97,8 @@ class PathMap:
             if known in written:
                 raise SpecError(
                     "PATHS_INVALID",
-                    f"`{written[known]}` and `{prefix}` in `paths` are the same place",
-                    hint="keep one of the two",
+                    f"`{written[known]}` and `{prefix}` in `paths` are the same path",
+                    hint=f"remove `{prefix}` or `{written[known]}`",
                 )
             written[known] = prefix
             self._targets[known] = target
@@ -107,7 +107,7 @@ class PathMap:
         ]
 
     def map(self, path: str) -> str:
-        """Return the place that stands for a path; without a prefix that fits, the path itself.
+        """Return the mapped path; without a matching prefix, the path itself.
 
         What follows the prefix is kept as it is, wildcards included. The answer is never mapped a
         second time, and a path below a target comes back unchanged unless a prefix goes as deep.
@@ -116,7 +116,7 @@ class PathMap:
             path: One path or URI. A list with commas is the caller's to split.
 
         Raises:
-            SpecError: `..` leads out of the mapped place.
+            SpecError: `..` leads out of the mapped folder.
         """
         known = path_key(path)
         if known is None:

@@ -1,4 +1,4 @@
-"""The immutable sum of all declarations, and the settings they run under."""
+"""The immutable definition of a pipeline, and its settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class ExternalTable:
     """A table that the pipeline reads but does not declare.
 
     Attributes:
-        path: Where it lies: absolute path or URI of a folder or a file. Of a name that ends in
-            `*`, the folder of its schemas or tables.
+        path: Where it lies: absolute path or URI of a folder or a file. Of a name that ends in `*`,
+            the folder of its schemas or tables.
         format: Spark's name of their format, in lower case; empty = as the files show.
         options: Of the reader.
         schema: DDL; `None` = as the files show.
@@ -45,8 +45,8 @@ class EventLogSettings:
 
     Attributes:
         keep_days: After so many days an update that is over goes away; `None` = never.
-        keep_progress_days: After so many days the details of single batches go away, and their
-            sums stay; `None` = never.
+        keep_progress_days: After so many days the details of single batches go away, and their sums
+            stay; `None` = never.
         max_progress_mb: So many MiB of them stay of an update, the newest ones; `None` = all.
     """
 
@@ -75,8 +75,8 @@ class PipelineSettings:
         parameters: Named values of the pipeline, apart from its configuration.
         import_roots: Absolute folders that source files import from, besides root and their own.
         dependencies: Python requirements as pip understands them; nothing installs them.
-        paths: From a prefix of paths in source files to what stands for it here: absolute paths
-            or URIs. `penstock._model.paths.PathMap` applies them.
+        paths: From a prefix of paths in source files to what stands for it here: absolute paths or
+            URIs. `penstock._model.paths.PathMap` applies them.
         tables: Tables that the pipeline reads but does not make, by the name that it uses.
         notes: One sentence for each thing that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.

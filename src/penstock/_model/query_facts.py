@@ -1,4 +1,4 @@
-"""What can be read off a query without running it, as plain values."""
+"""Facts about a query, derived without running it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class ReadFacts:
 
 
 class StateKind(StrEnum):
-    """Stateful operators of a streaming query, in the words of its API."""
+    """Stateful operators of a streaming query, by the names of its API."""
 
     AGGREGATE = "aggregation"
     DEDUPLICATE = "dropDuplicates"

@@ -1,7 +1,7 @@
-"""Values that must never be shown, and how to take them out of a text.
+"""Secret values that must never be shown, and their removal from strings.
 
-Whoever resolves a secret reference remembers the value here; whoever shows, logs or stores a text
-redacts it. The values live in this process only and are never part of a repr.
+Code that resolves a secret reference remembers the value here; code that shows, logs or stores a
+string redacts it. The values are only in this process and never part of a repr.
 """
 
 import json
@@ -34,7 +34,7 @@ _spellings: tuple[str, ...] = ()  # the longest first
 
 
 def remember_secret(value: str) -> None:
-    """Let `redact` take out this value from now on, in this process; a blank one is no secret."""
+    """Let `redact` remove this value in this process; blank values are ignored."""
     if not value.strip():
         return
     global _spellings
@@ -78,7 +78,6 @@ def redact(text: str) -> str:
 
 
 def forget_secrets() -> None:
-    """Forget all values."""
     global _spellings
     with _lock:
         _spellings = ()

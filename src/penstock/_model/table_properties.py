@@ -1,4 +1,4 @@
-"""Table properties that only tune Databricks: they change how fast a table is, never its rows."""
+"""Table properties that only tune performance on Databricks and never affect rows."""
 
 from collections.abc import Mapping
 

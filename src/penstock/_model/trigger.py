@@ -1,4 +1,4 @@
-"""Spark's triggers, and how people write them."""
+"""Spark's triggers and their notation in settings."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tells people about alerts, on a thread of its own: no event waits for a network."""
+"""Notifies the targets of alerts on a background thread; no event waits for the network."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from email.message import EmailMessage
 from typing import Any
 
 from penstock._model.alert import AlertSettings, AlertTarget
-from penstock._observe.alerts import HEARD, AlertBook
+from penstock._observe.alerts import OBSERVED, AlertBook
 from penstock._observe.bus import EventBus
 from penstock._observe.codec import details_of
 from penstock._observe.events import AlertProgress, ErrorInfo, Event, EventOrigin
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Tick:
-    """No event came for a while."""
+    """No event arrived within the interval."""
 
 
 _TICK = _Tick()
@@ -39,13 +39,12 @@ _TICK = _Tick()
 
 @dataclass
 class _Notification:
-    """An alert on its way to its targets.
+    """An alert and the results of its targets so far.
 
     Attributes:
-        notice: The alert.
-        done: How many targets were tried.
-        delivered: Labels of the targets that took it.
-        errors: Why others do not.
+        done: Number of targets that were tried.
+        delivered: Labels of the targets that accepted it.
+        errors: Why the others did not.
     """
 
     notice: AlertProgress
@@ -55,17 +54,10 @@ class _Notification:
 
 
 class Alerts:
-    """Watches the events of an update and notifies the targets. Subscribe it to the bus.
+    """Evaluates the alerts of an update and notifies their targets; a subscriber of the bus.
 
-    Each alert becomes an `alert_progress` event with the notified targets and what failed.
-
-    Args:
-        bus: Takes those events.
-        origin: Of those events.
-        settings: Rules and targets.
-        resolve_secrets: Fills `${secret:...}` in when a target is notified.
-        pauses_seconds: Before each further try.
-        schemas: See `AlertBook`.
+    Each alert becomes an `alert_progress` event with the notified targets and the failures. Secrets
+    are resolved when a target is notified; `pauses_seconds` are the pauses before retries.
     """
 
     def __init__(
@@ -89,35 +81,35 @@ class Alerts:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queue: deque[_Notification] = deque()
-        self._is_left = False
-        self._hurry = threading.Event()
+        self._is_closed = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="alerts", daemon=True)
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        """Take an event; any thread, never blocks."""
-        if isinstance(event.body, HEARD):
+        """Queue an event. Thread-safe, never blocks."""
+        if isinstance(event.body, OBSERVED):
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
-        """Send what is queued; what takes longer is not sent, and its event has the reason.
+        """Send the queued notifications; those left after the timeout are reported as not sent.
 
-        May be called again.
+        Idempotent.
         """
         self._events.put(None)
-        self._hurry.set()
+        self._closing.set()
         self._thread.join(timeout_seconds)
         with self._lock:
-            if self._is_left:
+            if self._is_closed:
                 return
-            self._is_left = True
-            # Decided now, while the thread hangs in a receiver: these were not sent either.
+            self._is_closed = True
+            # Evaluated here because the thread hangs in a receiver: these are not sent either.
             while not self._events.empty():
                 event = self._events.get()
                 if event is not None:
                     self._decide(event)
-            left, self._queue = list(self._queue), deque()
-        for notification in left:
+            unsent, self._queue = list(self._queue), deque()
+        for notification in unsent:
             for target in self._settings.targets[notification.done :]:
                 text = f"{target.label}: was not notified before the update ended"
                 notification.errors.append(text)
@@ -133,7 +125,7 @@ class Alerts:
             if event is None:
                 return
             with self._lock:
-                if self._is_left:
+                if self._is_closed:
                     return
                 self._decide(event)
             while (notification := self._next()) is not None:
@@ -150,17 +142,17 @@ class Alerts:
             else:
                 notices = self._book.tick(datetime.now(UTC))
         except Exception:
-            # An event of another version, say: the alerts about all others continue.
-            _logger.warning("an event could not be looked at for alerts", exc_info=True)
+            # Such as an event of another version: later events are still evaluated.
+            _logger.warning("alerts could not be evaluated for an event", exc_info=True)
         else:
             self._queue.extend(_Notification(notice) for notice in notices)
 
     def _deliver(self, notification: "_Notification") -> None:
-        """Tell the targets, and the bus; once `close` has given up, it says it instead."""
+        """Notify the targets and emit the result, unless `close` has timed out and reported it."""
         for target in self._settings.targets:
             error = self._try(target, notification.notice)
             with self._lock:
-                if self._is_left:
+                if self._is_closed:
                     return
                 notification.done += 1
                 if error is None:
@@ -168,7 +160,7 @@ class Alerts:
                 else:
                     notification.errors.append(f"{target.label}: {error}")
         with self._lock:
-            if self._is_left:
+            if self._is_closed:
                 return
             self._queue.popleft()
         self._emit(notification)
@@ -193,11 +185,11 @@ class Alerts:
             try:
                 deliver(target, notice, self._resolve)
             except Exception as error:
-                # Its text may hold the URL.
+                # The message may contain the URL.
                 reason = f"{type(error).__name__}: {error}"
-                if pause is None or self._hurry.is_set():
+                if pause is None or self._closing.is_set():
                     return reason.replace(target.webhook, "...") if target.webhook else reason
-                self._hurry.wait(pause)
+                self._closing.wait(pause)
             else:
                 return None
         return None
@@ -206,7 +198,7 @@ class Alerts:
 def deliver(
     target: AlertTarget, notice: AlertProgress, resolve_secrets: Callable[[str], str]
 ) -> None:
-    """Tell one target; raises whatever goes wrong."""
+    """Notify one target; raises on any failure."""
     if target.webhook:
         _post(target, notice, resolve_secrets)
     elif target.command:
@@ -224,13 +216,13 @@ def deliver(
 
 
 def notice_json(notice: AlertProgress) -> dict[str, Any]:
-    """The generic form that webhooks and commands get."""
+    """The JSON form that webhooks and commands receive."""
     body = details_of(notice)[notice.event_type]
     return {key: body[key] for key in body if key not in ("told", "not_told")}
 
 
 def slack_form(notice: AlertProgress) -> dict[str, Any]:
-    """The notice as an incoming webhook of Slack takes it."""
+    """The notice in the format of a Slack incoming webhook."""
     sign = ":rotating_light:" if notice.state == "firing" else ":white_check_mark:"
     text = f"{sign} *{notice.pipeline}*: {notice.alert} is {notice.state}"
     # Slack reads three characters as markup.
@@ -244,7 +236,7 @@ def slack_form(notice: AlertProgress) -> dict[str, Any]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead anywhere, with the alert in hand."""
+    """Refuses redirects: the alert goes to the configured URL only."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -253,7 +245,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _post(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
     url = resolve(target.webhook)
     if not url.startswith(("https://", "http://")):
-        raise ValueError("the webhook is no http or https URL")
+        raise ValueError("the webhook is not an http or https URL")
     body = slack_form(notice) if target.slack else notice_json(notice)
     headers = {key: resolve(value) for key, value in target.headers.items()}
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked
@@ -278,8 +270,7 @@ def _mail(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], s
     )
     host, tls = settings.get("host", "localhost"), settings.get("tls", "starttls")
     port = int(settings.get("port", {"ssl": 465, "starttls": 587}.get(tls, 25)))
-    # Without a context of ours smtplib believes every certificate, and the password is for whoever
-    # is in between.
+    # Without a context, smtplib does not verify certificates and the password could be intercepted.
     context = ssl.create_default_context()
     with (
         smtplib.SMTP_SSL(host, port, timeout=_TIMEOUT_SECONDS, context=context)

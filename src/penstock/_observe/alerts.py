@@ -1,8 +1,7 @@
-"""Decides from events which alerts fire and which are resolved. Pure: the time is passed in.
+"""Decides from events which alerts fire and which are resolved. Pure: the time is an argument.
 
-An alert is *firing* for one thing (a flow, or a rule of a dataset) or it is not. Changes of that
-state are notified, and a state that lasts is notified again after `repeat_seconds`; a state that
-flaps is notified no more often than that.
+An alert is *firing* or not for one subject: a flow, or a rule of a dataset. Changes of that state
+are notified; a state that lasts, or that flaps, is notified again after `repeat_seconds`.
 """
 
 from collections import deque
@@ -28,15 +27,15 @@ from penstock._observe.events import (
 from penstock._observe.schemas import differences
 from penstock._observe.spark_progress import Progress, event_times
 
-HEARD = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefinition)
-"""Bodies of the events that an `AlertBook` takes anything from."""
+OBSERVED = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefinition)
+"""Bodies of the events that an `AlertBook` evaluates."""
 
 _EVOLVED = "SCHEMA_EVOLVED"
 
 
 @dataclass
 class _State:
-    """Of one alert about one thing."""
+    """State of one alert about one subject."""
 
     is_firing: bool = False
     is_notified: bool = False
@@ -53,7 +52,7 @@ class _Counts:
 
 @dataclass
 class _Watermark:
-    """A watermark, and the first and last batch with rows that it stood still at."""
+    """A watermark, and the first and last batch with rows at which it did not advance."""
 
     value: str
     first: datetime | None = None
@@ -64,9 +63,9 @@ class AlertBook:
     """The states of all alerts of one update. Not thread-safe.
 
     Args:
-        rules: What to look out for.
+        rules: The alerts to evaluate.
         repeat_seconds: See `AlertSettings`.
-        schemas: What datasets looked like in the last update, as Spark's JSON.
+        schemas: Schemas of the datasets in the last update, as Spark's JSON.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class AlertBook:
         self._update_id = ""
 
     def observe(self, event: Event) -> list[AlertProgress]:
-        """Take in an event; returns what has to be notified."""
+        """Evaluate an event; returns the notifications to send."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
         flow = event.origin.flow_name
@@ -102,18 +101,18 @@ class AlertBook:
                 self._lag(flow, body)
             case DatasetDefinition() as body:
                 self._schema(event.origin.dataset_name, body.schema_json or "")
-        # Where other flows are busy, no time passes without events.
+        # Busy flows leave no gap between events for a tick.
         return self.tick(event.timestamp)
 
     def tick(self, now: datetime) -> list[AlertProgress]:
-        """Let time pass; returns what has to be notified."""
+        """Evaluate alerts that depend on time; returns the notifications to send."""
         for rule in self._of(AlertKind.NO_PROGRESS):
             for flow, since in self._running.items():
                 if rule.flow and rule.flow.lower() != flow.lower():
                     continue
                 waited = (now - since).total_seconds()
                 if waited <= rule.threshold:
-                    continue  # a batch ends it, not the clock
+                    continue  # only a finished batch resolves it
                 text = f"flow {flow} has finished no batch for {waited:,.0f} seconds"
                 self._set(rule, f"flow {flow}", waited, text)
         return list(self._notices(now))
@@ -144,17 +143,17 @@ class AlertBook:
         waiting = metrics.backlog_records
         if waiting is not None:
             for rule in self._of(AlertKind.BACKLOG, flow):
-                text = f"{waiting:,} records wait at the sources of flow {flow}"
+                text = f"flow {flow} has a backlog of {waiting:,} records"
                 self._set(rule, f"flow {flow}", float(waiting), text)
         for counts in body.expectations:
             self._quality(counts)
 
     def _lag(self, flow: str, body: LagProgress) -> None:
-        """What is not known changes nothing: it neither fires nor resolves."""
+        """Values that are not known neither fire nor resolve an alert."""
         about, behind = f"flow {flow}", body.seconds_behind
         if behind is not None:
             for rule in self._of(AlertKind.LAG, flow):
-                text = f"what waits longest for flow {flow} is {behind:,.0f} seconds old"
+                text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
                 self._set(rule, about, float(behind), text)
         loss, left = body.loss, body.seconds_to_loss
         if loss == "none":
@@ -170,21 +169,21 @@ class AlertBook:
             self._set(rule, about, float(left), text, fires=left < rule.threshold)
 
     def _watermark(self, flow: str, progress: Progress, at: datetime) -> None:
-        """One that stands still while no rows come is right to do so."""
+        """Only batches with rows count: without rows a watermark does not advance."""
         value, about = event_times(progress).get("watermark"), f"flow {flow}"
         if value is None:
             return
         known = self._watermarks.get(flow)
         if known is None or known.value != value:
             known = self._watermarks[flow] = _Watermark(value)
-            self._resolve(AlertKind.WATERMARK, about, f"the watermark of flow {flow} moves on")
+            self._resolve(AlertKind.WATERMARK, about, f"the watermark of flow {flow} advances")
         elif known.first is not None and known.last is not None:
-            # A batch moves it for the next one: what this batch did is not known yet.
+            # A batch advances the watermark of the next batch, so its effect is not known yet.
             stood = (known.last - known.first).total_seconds()
             for rule in self._of(AlertKind.WATERMARK, flow):
                 text = (
-                    f"the watermark of flow {flow} has stood at {value} for {stood:,.0f} seconds "
-                    "while rows came in"
+                    f"the watermark of flow {flow} has not advanced from {value} for {stood:,.0f} "
+                    "seconds although rows arrived"
                 )
                 self._set(rule, about, stood, text)
         if any(source.get("numInputRows") for source in progress.get("sources") or ()):
@@ -238,7 +237,7 @@ class AlertBook:
     # -- states --------------------------------------------------------------------------------
 
     def _of(self, kind: AlertKind, flow: str | None = None) -> list[AlertRule]:
-        """The rules of a kind; those about one flow if it is given."""
+        """The rules of a kind; with `flow`, only those about this flow."""
         return [
             rule
             for rule in self._rules

@@ -1,4 +1,4 @@
-"""The bus: events from any thread to every subscriber, in order."""
+"""The event bus: delivers events from any thread to every subscriber, in order."""
 
 import logging
 import threading
@@ -13,12 +13,12 @@ _logger = logging.getLogger(__name__)
 
 
 class EventBus:
-    """Hands each event to all subscribers, one event at a time.
+    """Delivers each event to all subscribers, one event at a time.
 
-    `emit` may be called on any thread; subscribers run on that thread, under a lock, in the order
-    of subscription, and must not block for long. A subscriber that raises never harms the update:
-    the error is logged and the others still see the event. What looks like a secret reaches none
-    of them.
+    `emit` is thread-safe; subscribers run on the calling thread, under a lock, in the order of
+    subscription, and must not block for long. An exception of a subscriber never affects the
+    update: it is logged, and the other subscribers still receive the event. Credentials are masked
+    before delivery.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,6 @@ class EventBus:
         self._failing: dict[int, str] = {}
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Add a subscriber for all later events."""
         with self._lock:
             self._subscribers.append(subscriber)
 

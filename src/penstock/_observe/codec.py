@@ -1,7 +1,7 @@
 """The JSON form of events: the only module that knows the keys of the event log.
 
-`event_json` writes what `event_of_json` reads. A body with values that no event has, or of a type
-of another version, becomes an `UnknownBody` and is written as it was read.
+`event_json` writes what `event_of_json` reads. A body with invalid values, or of an unknown type,
+becomes an `UnknownBody` and is written as it was read.
 """
 
 import json
@@ -38,12 +38,9 @@ Convert = Callable[[Any], Any]
 
 
 def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
-    """An event in the shape of Lakeflow's event log; empty fields of the origin are left out.
+    """An event in the format of Lakeflow's event log; empty fields of the origin are omitted.
 
-    Args:
-        event: The event.
-        instance: Id of the writer; `seq_no` counts within it.
-        seq_no: Position of the event among those of its writer.
+    `seq_no` is the sequence number of the event within the writer `instance`.
     """
     origin = {
         key: value
@@ -82,29 +79,29 @@ def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
 def encode(body: Any) -> bytes:
     """One line of JSON, without the line break.
 
-    What JSON does not know (dates, decimals) becomes text and NaN becomes null: an event is never
-    lost because of a value in it.
+    Values that JSON does not know (dates, decimals) become strings and NaN becomes null, so that an
+    event is never lost because of one of its values.
     """
     try:
         text = dump(body)
     except ValueError:
         text = dump(json.loads(json.dumps(body, default=str), parse_constant=lambda _: None))
-    # A lone surrogate becomes \udcXX, which is also how JSON spells it.
+    # A lone surrogate becomes \udcXX, which is its JSON escape.
     return text.encode("utf-8", "backslashreplace")
 
 
 def dump(body: Any) -> str:
-    """Compact JSON, as in the lines of the event log; raises `ValueError` for NaN."""
+    """Compact JSON as in the event log; raises `ValueError` for NaN."""
     return _ENCODER.encode(body)
 
 
 def time_text(timestamp: datetime) -> str:
-    """A timestamp as ISO text in UTC with milliseconds."""
+    """A timestamp in ISO 8601, UTC, with milliseconds."""
     return timestamp.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def event_of_line(line: bytes) -> Event | None:
-    """The event of a line of an event log; `None` for an empty, torn or foreign one."""
+    """The event of a line of an event log; `None` for an empty, truncated or foreign line."""
     try:
         return event_of(json.loads(line))
     except ValueError:
@@ -112,7 +109,7 @@ def event_of_line(line: bytes) -> Event | None:
 
 
 def event_of(body: Any) -> Event | None:
-    """The event of a line that was parsed; `None` if it has none."""
+    """The event of a parsed line; `None` if it is not an event."""
     try:
         return event_of_json(body)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -120,10 +117,10 @@ def event_of(body: Any) -> Event | None:
 
 
 def event_of_json(body: Mapping[str, Any]) -> Event:
-    """The event that `event_json` wrote; keys that it does not know are left out.
+    """The event that `event_json` wrote; unknown keys are ignored.
 
     Raises:
-        ValueError: A field has a value that no event has.
+        ValueError: A field has an invalid value.
         KeyError: A field is missing.
     """
     origin = body.get("origin") or {}
@@ -170,7 +167,7 @@ def _error(body: Mapping[str, Any] | None) -> events.ErrorInfo | None:
 
 
 def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
-    """The JSON form of a body: its single key is the event type."""
+    """The JSON form of a body, under its event type as the only key."""
     match body:
         case UnknownBody():
             return body.details
@@ -192,14 +189,14 @@ def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
 
 
 def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
-    """The body that has this JSON form; an `UnknownBody` if none has.
+    """The body of a JSON form; an `UnknownBody` if it matches no event type.
 
     Raises:
-        ValueError: The details of the type are no object.
+        ValueError: The details are not an object.
     """
     body, known = details.get(event_type, {}), _BODIES.get(event_type)
     if not isinstance(body, dict):
-        raise ValueError("the details of an event are an object")
+        raise ValueError("the details of an event must be an object")
     try:
         match known:
             case None:
@@ -265,7 +262,7 @@ def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
 
 
 class _Column(NamedTuple):
-    """A field, and how its values are converted."""
+    """A field and the converters of its values."""
 
     name: str
     is_required: bool
@@ -349,9 +346,9 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _checked(kind: type, value: Any) -> Any:
-    """The value, if JSON has it where this type is expected."""
+    """The value, if JSON has the expected type."""
     if kind is float and type(value) is int:
         return value
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value

@@ -1,8 +1,7 @@
-"""Makes a roll-up of segments: the details of old micro-batches go, their sums stay.
+"""Writes a roll-up of segments: drops the details of old micro-batches and keeps their sums.
 
-The lines are read twice. The survey of all segments finds what stays whatever its age; `write`
-copies the lines of the oldest ones. States, errors, definitions and all that is not known here stay
-as they are, in their order.
+The lines are read twice. `survey` finds the lines that stay regardless of age; `write` copies the
+oldest segments. States, errors, definitions and unknown events are copied unchanged, in order.
 """
 
 import re
@@ -51,10 +50,9 @@ class Stopped(Exception):
 
 
 class Pace:
-    """Works for some milliseconds, then rests three times as long.
+    """Works for some milliseconds, then pauses three times as long.
 
-    Python runs one thread at a time. On a machine with time to spare a low priority does not keep
-    this one from the interpreter; its rests do.
+    Pauses release the GIL to the update: a low thread priority alone does not.
 
     Args:
         stop: Set it, on any thread, to end the work with `Stopped`.
@@ -66,14 +64,14 @@ class Pace:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Called once per line."""
+        """Call once per line."""
         self._calls += 1
         if self._calls % _LINES:
             return
         worked = time.perf_counter() - self._began
         if worked < _WORK_SECONDS:
             return
-        # What the machine made it wait is no work of this thread.
+        # Time that the machine made the thread wait does not count as work.
         if self._stop.wait(_REST * min(worked, 2 * _WORK_SECONDS)):
             raise Stopped
         self._began = time.perf_counter()
@@ -92,9 +90,9 @@ class Survey:
     """What is not rolled up.
 
     Attributes:
-        staying: Numbers of lines: the newest measurement and commit of each flow.
-        counted: Events with counts of each flow.
-        newest: So many of those stay, the last ones.
+        staying: Line numbers of the newest measurement and commit of each flow.
+        counted: Number of events with row counts, by flow.
+        newest: How many of the newest of these stay per flow.
     """
 
     staying: set[int] = field(default_factory=set)
@@ -103,12 +101,7 @@ class Survey:
 
 
 def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
-    """Look through an update.
-
-    Args:
-        lines: All of them.
-        pace: Called for each line.
-    """
+    """Read all lines of an update and determine what stays."""
     result = Survey()
     last: dict[tuple[bytes, bytes], int] = {}
     for number, line in enumerate(lines):
@@ -125,14 +118,7 @@ def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
 
 
 def write(lines: Iterable[bytes], out: BinaryIO, surveyed: Survey, *, pace: Pace) -> None:
-    """Write a roll-up.
-
-    Args:
-        lines: That it stands for: the first ones of those that were surveyed.
-        out: Gets the roll-up.
-        surveyed: What stays.
-        pace: Called for each line.
-    """
+    """Write a roll-up of `lines`, which are the first of those that were surveyed, to `out`."""
     writer = _Writer(out, surveyed)
     for number, line in enumerate(lines):
         pace()
@@ -141,7 +127,7 @@ def write(lines: Iterable[bytes], out: BinaryIO, surveyed: Survey, *, pace: Pace
 
 
 class _Writer:
-    """Writes lines in their order; groups of them, per flow and hour, as one."""
+    """Writes lines in order; groups of them, per flow and hour, as one."""
 
     def __init__(self, out: BinaryIO, surveyed: Survey) -> None:
         self._out = out
@@ -157,7 +143,6 @@ class _Writer:
         self._replaced: set[str] = set()
 
     def take(self, number: int, line: bytes) -> None:
-        """The next line."""
         kind, flow = _kind_of(line)
         if kind is _Kind.OTHER:
             self._keep(number, line)
@@ -176,7 +161,7 @@ class _Writer:
             self._progress(number, line, flow, kind)
 
     def close_groups(self) -> None:
-        """Write what waits; each group at the place of its last line."""
+        """Write the pending lines; each group at the position of its last line."""
         self._waiting += [_line_of(*group) for group in self._counts.values()]
         self._waiting += [(number, group.line()) for number, group in self._measured.values()]
         self._counts.clear()
@@ -195,7 +180,7 @@ class _Writer:
     def _define(self, line: bytes) -> None:
         event = event_of_line(line)
         body = event.body if event is not None else None
-        # A refresh replaces the counts of the one before it: there is nothing to add up.
+        # A refresh replaces the counts of the previous one: they are not added up.
         if isinstance(body, DatasetDefinition) and body.kind == MATERIALIZED_VIEW and event:
             self._replaced.add(event.origin.dataset_name)
 
@@ -222,7 +207,7 @@ class _Writer:
             or stays
             or recorded.event.origin.dataset_name in self._replaced
         ):
-            # Not over it: what came before a state belongs before it.
+            # A group must not extend across a state event.
             self._close(flow)
             self._keep(number, line)
             return
@@ -233,7 +218,7 @@ class _Writer:
         self._counts[flow] = number, line, group
 
     def _know(self, recorded: Recorded | None, flow: bytes) -> tuple[bool, bool]:
-        """Whether readers count an event as a new batch; whether its flow has begun for them."""
+        """Whether readers count the event as a new batch, and whether its flow had started."""
         body = recorded.event.body if recorded is not None else None
         if recorded is None or not isinstance(body, FlowProgress):
             return False, False
@@ -254,12 +239,12 @@ class _Writer:
 
 
 def _line_of(number: int, line: bytes, group: Counts) -> tuple[int, bytes]:
-    # One event alone says more as it is.
+    # A single event is kept unchanged: it has more detail than its roll-up.
     return number, line if group.added == 1 else group.line()
 
 
 def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
-    """What a line is, as far as its text tells, and the flow of one that matters."""
+    """Kind of a line, judged by its text, and the flow it is about."""
     text = line[:-1] if line.endswith(b"\n") else line
     if text.endswith((_STREAM, _LAG)):
         kind = _Kind.MEASURED

@@ -1,9 +1,9 @@
-"""Events: what happened, as frozen data; one class of body per type of the Lakeflow event log.
+"""Events as frozen data; one class of body per event type of Lakeflow.
 
-An event is made by the room where the thing happened, goes over the bus (`_observe.bus`) and ends
-in the event log and in the state of the update (`_observe.state`), which terminal, status file,
-dashboard and metrics read. `_observe.codec` is the only one that knows the JSON form. Whoever makes
-an event redacts it: no secret enters here.
+Components emit events on the bus (`_observe.bus`); they are written to the event log and folded
+into the state of the update (`_observe.state`), which terminal, status file, dashboard and metrics
+read. Only `_observe.codec` knows the JSON form. Events are redacted where they are made: they
+contain no secrets.
 """
 
 import uuid
@@ -26,7 +26,7 @@ class Level(StrEnum):
 
 
 class UpdateState(StrEnum):
-    """States of an update, in Lakeflow's words."""
+    """States of an update, with Lakeflow's names."""
 
     CREATED = "CREATED"
     INITIALIZING = "INITIALIZING"
@@ -63,7 +63,7 @@ FINAL_STATUSES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class EventOrigin:
-    """What an event is about. Empty fields are left out of the JSON form."""
+    """Subject of an event. Empty fields are omitted from the JSON form."""
 
     pipeline_name: str = ""
     update_id: str = ""
@@ -125,7 +125,7 @@ class FlowMetrics:
 
 @dataclass(frozen=True)
 class Body:
-    """What an event of one type says; type, level and maturity of the event follow from it."""
+    """Content of an event; type, level and maturity of the event follow from it."""
 
     event_type: ClassVar[str]
     maturity_level: ClassVar[str] = "STABLE"
@@ -133,19 +133,12 @@ class Body:
     omits_none: ClassVar[bool] = False
 
     def level(self, error: ErrorInfo | None) -> Level:
-        """The severity of an event with this error."""
         return self.severity
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownBody:
-    """Of a type that this version does not know, or with values that no event has.
-
-    Attributes:
-        event_type: As recorded, also where it is a known one.
-        details: As recorded.
-        recorded_level: As recorded, and so is the maturity level.
-    """
+    """Body of an unknown type, or with invalid values, as recorded."""
 
     event_type: str
     details: Mapping[str, Any]
@@ -153,24 +146,18 @@ class UnknownBody:
     maturity_level: str = "STABLE"
 
     def level(self, error: ErrorInfo | None) -> Level:
-        """The severity, as recorded."""
         return self.recorded_level
 
 
 @dataclass(frozen=True)
 class CreateUpdate(Body):
-    """An update, or a command that changes a table, begins.
-
-    Attributes:
-        properties: Its settings and options; which ones there are differs.
-    """
+    """Start of an update, or of a command that changes a table; `properties` are its settings."""
 
     event_type = "create_update"
     properties: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_continuous(self) -> bool:
-        """Whether the update runs until it is stopped."""
         return bool(self.properties.get("continuous"))
 
 
@@ -182,13 +169,12 @@ class UpdateProgress(Body):
     state: UpdateState
 
     def level(self, error: ErrorInfo | None) -> Level:
-        """ERROR for a failure."""
         return Level.ERROR if self.state is UpdateState.FAILED else Level.INFO
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """An expectation of a dataset, as declared."""
+    """A declared expectation of a dataset."""
 
     name: str = ""
     condition: str = ""
@@ -202,10 +188,9 @@ class DatasetDefinition(Body):
     Attributes:
         dataset_type: `STREAMING_TABLE`, `MATERIALIZED_VIEW`, `TEMPORARY_VIEW`, ...
         path: Location of the table.
-        num_flows: That write to it.
+        num_flows: Number of flows that write to it.
         declared_at: File and line.
         schema_json: Spark's JSON of the schema.
-        expectations: In the order of their declaration.
     """
 
     event_type = "dataset_definition"
@@ -225,7 +210,7 @@ class DatasetDefinition(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkDefinition(Body):
-    """A sink of the pipeline, with its location if the options say it."""
+    """A sink of the pipeline, with its location if its options define one."""
 
     event_type = "sink_definition"
     omits_none = True
@@ -251,13 +236,12 @@ class FlowDefinition(Body):
 
     @property
     def target(self) -> str:
-        """Name of the dataset or sink."""
         return self.output_dataset or self.output_sink or ""
 
 
 @dataclass(frozen=True)
 class ColumnLineage(Body):
-    """What the columns of a flow's result are made of."""
+    """Column lineage of a flow."""
 
     event_type = "column_lineage"
     severity = Level.METRICS
@@ -266,7 +250,7 @@ class ColumnLineage(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class RolledUp:
-    """How many events one stands for, and what only many micro-batches have; docs/event-log.md."""
+    """Number of events that a roll-up replaces, and its own fields; see docs/event-log.md."""
 
     omits_none: ClassVar[bool] = True
 
@@ -286,11 +270,10 @@ class FlowProgress(Body):
     """A flow entered a state, or finished a micro-batch (`RUNNING` with metrics).
 
     Attributes:
-        status: The state.
-        metrics: Figures of the micro-batch.
+        metrics: Metrics of the micro-batch.
         expectations: Counts per rule of the micro-batch: sum them over events.
-        table_version: Delta version that the micro-batch made in the target.
-        rolled_up: Where the event stands for many micro-batches.
+        table_version: Delta version that the micro-batch committed to the target.
+        rolled_up: Set if the event replaces many micro-batches.
     """
 
     event_type = "flow_progress"
@@ -344,7 +327,7 @@ class LagProgress(Body):
 
 @dataclass(frozen=True)
 class PlanWarning(Body):
-    """Something in the plan works now and will hurt later."""
+    """A problem of the plan that does not prevent the update."""
 
     event_type = "plan_warning"
     severity = Level.WARN
@@ -362,7 +345,7 @@ class PlanningInformation(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceProgress(Body):
-    """A source of a running flow stopped to answer (`NO_ANSWER`), or answers again (`ANSWERS`)."""
+    """A source of a running flow stopped answering (`NO_ANSWER`), or answers again (`ANSWERS`)."""
 
     event_type = "source_progress"
     state: str = ""
@@ -371,17 +354,16 @@ class SourceProgress(Body):
     since: str = ""
 
     def level(self, error: ErrorInfo | None) -> Level:
-        """A warning if there is no answer."""
         return Level.WARN if self.state == "NO_ANSWER" else Level.INFO
 
 
 @dataclass(frozen=True)
 class SourceRowsLost(Body):
-    """A source no longer had rows that were to be read, and the flow continued without them.
+    """A source had deleted rows before they were read, and the flow continued without them.
 
     Attributes:
-        ranges: `topic`, `partition`, `first` and `end` of each range of offsets; `end` is the one
-            after the last, `None` if not known. Of Kinesis `stream`, `shard`, `after`, `rows`.
+        ranges: `topic`, `partition`, `first` and `end` (exclusive, `None` if unknown) of each range
+            of offsets. For Kinesis `stream`, `shard`, `after`, `rows`.
     """
 
     event_type = "source_rows_lost"
@@ -391,7 +373,7 @@ class SourceRowsLost(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class HookProgress(Body):
-    """What became of an event hook of the user."""
+    """A failure of an event hook of the user."""
 
     event_type = "hook_progress"
     severity = Level.WARN
@@ -402,21 +384,17 @@ class HookProgress(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class AlertProgress(Body):
-    """An alert fired or was resolved, and who was notified.
+    """An alert fired or was resolved, and the targets that were notified.
 
     Attributes:
-        version: Of the form that webhooks and commands get, which is all but the last two fields.
-        alert: Its name.
-        kind: What it looks at.
+        version: Version of the form for webhooks and commands: all fields but the last two.
+        alert: Name of the alert.
+        kind: Condition of the alert.
         state: `firing` or `resolved`.
         about: Flow, or dataset and rule.
-        value: What was measured; `None` where there is nothing to measure.
-        threshold: Of the alert.
-        message: One sentence.
-        pipeline: Its name.
-        update_id: Of the update.
-        timestamp: When it was decided.
-        suppressed: Changes of the state that were not notified since the last time.
+        value: Measured value, if any.
+        timestamp: Time of the decision.
+        suppressed: Changes of state since the last notification that were not notified.
         told: Labels of the targets that were notified.
         not_told: Why the others were not.
     """
@@ -445,7 +423,7 @@ class AlertProgress(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryProgress(Body):
-    """How many things were sent to another system so far; of telemetry, per signal."""
+    """Totals of items sent to another system; for telemetry, per signal."""
 
     omits_none = True
     signal: str | None = None
@@ -454,18 +432,17 @@ class DeliveryProgress(Body):
     dropped: int = 0
 
     def level(self, error: ErrorInfo | None) -> Level:
-        """A warning if something was lost."""
         return Level.INFO if error is None else Level.WARN
 
 
 class LineageProgress(DeliveryProgress):
-    """Lineage that was sent."""
+    """Delivery of OpenLineage events."""
 
     event_type = "lineage_progress"
 
 
 class TelemetryProgress(DeliveryProgress):
-    """Metrics or traces that were sent."""
+    """Delivery of metrics or traces."""
 
     event_type = "telemetry_progress"
 
@@ -518,5 +495,4 @@ class Event:
 
     @property
     def level(self) -> Level:
-        """The severity; it follows from body and error."""
         return self.body.level(self.error)

@@ -1,4 +1,4 @@
-"""What goes from the events of an update to other systems while it runs."""
+"""Exports of an update while it runs: metrics endpoint, OpenLineage and OpenTelemetry."""
 
 import os
 import threading
@@ -17,14 +17,9 @@ from penstock.errors import MissingExtraError, SpecError
 
 
 class Exports:
-    """Opens what the settings ask for and subscribes it to the bus; close it at the end.
+    """Opens the configured exports and subscribes them to the bus; close it at the end.
 
-    Args:
-        settings: Of the pipeline.
-        bus: Of the update.
-        origin: Of the events that tell how it goes.
-        update: Its state, which is subscribed to the bus already.
-        resolve_secrets: Fills `${secret:...}` in.
+    `update` must be subscribed to the bus already.
 
     Raises:
         SetupError: `CANNOT_LISTEN`.
@@ -49,29 +44,29 @@ class Exports:
             self._open_lineage(settings, resolve_secrets)
         self._endpoint: MetricsEndpoint | None = None
         self._telemetry: Telemetry | None = None
-        wanted = settings.metrics
+        metrics = settings.metrics
         if telemetry.is_wanted(settings.telemetry, os.environ):
             self._open_telemetry(settings, update, resolve_secrets)
-        if wanted.port is not None:
-            self._endpoint = MetricsEndpoint(update, address=wanted.address, port=wanted.port)
+        if metrics.port is not None:
+            self._endpoint = MetricsEndpoint(update, address=metrics.address, port=metrics.port)
 
     @property
     def metrics_url(self) -> str | None:
-        """What Prometheus scrapes; `None` without an endpoint."""
+        """URL for Prometheus to scrape; `None` without an endpoint."""
         return None if self._endpoint is None else self._endpoint.url
 
     @property
     def note(self) -> str:
-        """For people, to stand behind another message."""
+        """Suffix for messages, with the URL of the metrics."""
         return "" if self._endpoint is None else f"; metrics at {self._endpoint.url}"
 
     def warn(self) -> None:
-        """Emit what is worth a warning; called when the event log is there."""
+        """Emit the warnings of the start; call it after the event log is subscribed."""
         for text in self._warnings:
             self._bus.emit(Event(self._origin, PlanWarning(text), text))
 
     def close(self) -> None:
-        """Send what is waiting, within bounds, and stop serving."""
+        """Send what is queued, within the timeouts, and close the endpoint."""
         closing = threading.Thread(target=self._close_telemetry, name="traces close")
         closing.start()
         if self._lineage is not None:
@@ -104,7 +99,7 @@ class Exports:
         except (MissingExtraError, SpecError) as error:
             if is_wanted:
                 raise
-            # Somebody configured OpenTelemetry for everything on this machine.
+            # OpenTelemetry is configured for the whole machine, not by the pipeline.
             text = f"{error.message}: no telemetry is sent; {error.hint}"
             self._warnings.append(text)
         else:
@@ -118,7 +113,7 @@ class Exports:
         except MissingExtraError as missing:
             if settings.lineage.is_wanted:
                 raise
-            # Somebody configured OpenLineage for everything on this machine.
+            # OpenLineage is configured for the whole machine, not by the pipeline.
             self._warnings.append(f"{missing.message}: no lineage is sent; {missing.hint}")
             return
         self._client = make_client(settings.lineage, settings.root, resolve_secrets)

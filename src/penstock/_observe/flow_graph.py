@@ -1,4 +1,4 @@
-"""The graph of a pipeline, folded from the definitions in its events."""
+"""The graph of a pipeline, built from the definitions in its events."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,14 +16,14 @@ _COLOURS = {"FAILED": "#d64545", "COMPLETED": "#2e8b57", "RUNNING": "#2f7fbf"}
 
 @dataclass
 class GraphNode:
-    """A dataset, a sink, or a source from outside.
+    """A dataset, a sink, or an external source.
 
     Attributes:
-        id: Its full name; of a source what the query function reads, in words.
-        name: Shorter.
+        id: Full name; of a source, a description of what the query reads.
+        name: Short name for display.
         kind: `streaming table`, `materialized view`, `view`, `sink` or `source`.
         expectations: Names of its rules.
-        state: The last one of its flows; empty where nothing ran.
+        state: Latest state of its flows; empty before the first run.
         declared_at: File and line.
     """
 
@@ -47,13 +47,13 @@ class GraphEdge:
 
 @dataclass
 class FlowGraph:
-    """All of it, in the order of the events."""
+    """All nodes and edges, in the order of the events."""
 
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     edges: dict[GraphEdge, None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines; keys are stable."""
+        """JSON form with stable keys."""
         return {
             "version": 1,
             "nodes": [
@@ -80,7 +80,7 @@ class FlowGraph:
 
 
 def flow_graph(events: Iterable[Event]) -> FlowGraph:
-    """The graph that the events of one update define, with the states that they tell."""
+    """The graph that the events of one update define, with the latest states."""
     graph, update = FlowGraph(), ObservedUpdate()
     for event in events:
         update(event)
@@ -112,7 +112,7 @@ def flow_graph(events: Iterable[Event]) -> FlowGraph:
 
 
 def text_lines(graph: FlowGraph) -> Iterator[str]:
-    """A tree: what is read stands above what reads it; each node is written out once."""
+    """A tree from sources to targets; each node is printed once."""
     below: dict[str, list[str]] = {}
     for edge in graph.edges:
         if edge.target not in below.setdefault(edge.source, []):
@@ -139,13 +139,13 @@ def text_lines(graph: FlowGraph) -> Iterator[str]:
     for name in graph.nodes:
         if name not in read:
             yield from tree(name, "", "")
-    for name in graph.nodes:  # in a circle, which a recorded failure may show
+    for name in graph.nodes:  # cycles, which the log of a failed update may contain
         if name not in seen:
             yield from tree(name, "", "")
 
 
 def mermaid_lines(graph: FlowGraph) -> Iterator[str]:
-    """A flowchart of Mermaid, as Markdown of GitHub and others draws it."""
+    """A Mermaid flowchart."""
     yield "flowchart LR"
     ids = {name: f"n{at}" for at, name in enumerate(graph.nodes)}
     for name, node in graph.nodes.items():
@@ -164,7 +164,7 @@ def mermaid_lines(graph: FlowGraph) -> Iterator[str]:
 
 
 def dot_lines(graph: FlowGraph) -> Iterator[str]:
-    """A digraph for Graphviz."""
+    """A Graphviz digraph."""
     yield "digraph pipeline {"
     yield "  rankdir=LR;"
     yield '  node [shape=box, fontname="sans-serif"];'

@@ -1,7 +1,7 @@
-"""The lag of a flow as JSON values: what Spark's progress says, and what was measured beside it.
+"""The lag of a flow as JSON values, from Spark's progress and from separate measurements.
 
-A measurement belongs to the offsets that it was made at. Where the flow has read on since, only
-what is still true of it is shown; the rest is unknown until the next one.
+A measurement belongs to the offsets at which it was made. After the flow has read further, only the
+parts that still hold are shown; the rest is unknown until the next measurement.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,9 @@ _LOSSES = ("none", "unknown", "expected", "happened")
 
 
 def lag_sources(progress: Progress, measured: LagProgress | None) -> list[dict[str, Any]]:
-    """One object per source.
-
-    Args:
-        progress: Spark's `StreamingQueryProgress`.
-        measured: Beside it, if anything was.
-    """
+    """One object per source, from Spark's progress and the latest measurement, if any."""
     beside = measured.sources if measured is not None else ()
-    # A batch has ended since: the source gave it its rows.
+    # A batch has ended since, so the source answers.
     has_answered = measured is not None and _has_ended_since(progress, measured.measured_at)
     views = []
     for number, source in enumerate(progress.get("sources") or ()):
@@ -39,14 +34,14 @@ def _has_ended_since(progress: Progress, measured_at: str | None) -> bool:
     ended, measured = ended_at(progress), timestamp_of(measured_at)
     try:
         return ended is not None and measured is not None and ended > measured
-    except TypeError:  # only one of them has a time zone
+    except TypeError:  # only one timestamp has a time zone
         return False
 
 
 def waiting_rows(sources: list[dict[str, Any]]) -> int | None:
-    """Rows that wait at all sources together; `None` where one that counts them does not know.
+    """Unread rows of all sources; `None` if a source that counts rows does not know.
 
-    Kafka counts them, and Delta tables that have statistics do.
+    Kafka counts them, and Delta tables with statistics do.
     """
     counts: list[int | None] = []
     for source in sources:
@@ -60,7 +55,7 @@ def waiting_rows(sources: list[dict[str, Any]]) -> int | None:
 
 
 def problem_of(sources: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """Why a flow does not get on, and since when; `None` while its sources answer."""
+    """Why the sources of a flow do not answer, and since when; `None` while they answer."""
     for source in sources:
         if source.get("problem"):
             return str(source["problem"]), str(source.get("problem_since") or "")
@@ -68,12 +63,12 @@ def problem_of(sources: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole flow: the highest age, the shortest time, the worst loss of all its sources.
+    """Lag of the flow: highest age, shortest time to loss and worst loss of its sources.
 
-    The age is known only if that of each source that can tell it is.
+    The age is known only if it is known for each source that can report one.
 
     Args:
-        sources: As `lag_sources` gives them, or as they were measured.
+        sources: As `lag_sources` returns them, or as measured.
     """
     parts = [part for source in sources for part in source.get("partitions") or ()]
     ages = [age for source in sources for age in ages_of(source)]
@@ -87,9 +82,9 @@ def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ages_of(source: Mapping[str, Any]) -> list[float | None]:
-    """Ages of what waits at a source, one for each of its parts, in seconds.
+    """Age of the oldest unread data of each part of a source, in seconds; `None` if unknown.
 
-    `None` is one that is not known; a source that never tells its age has none.
+    Empty for sources that never report an age.
     """
     ages = [part["seconds_behind"] for part in source.get("partitions") or ()]
     ages += [shard["behind_seconds"] for shard in source.get("shards") or ()]
@@ -101,12 +96,7 @@ def ages_of(source: Mapping[str, Any]) -> list[float | None]:
 def source_view(
     source: Mapping[str, Any], measured: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is known of one source.
-
-    Args:
-        source: As Spark reports it.
-        measured: What was measured of it, if anything.
-    """
+    """Lag of one source, from Spark's `source` progress and the measurement, if any."""
     measured = measured or {}
     end, latest = source.get("endOffset"), source.get("latestOffset")
     behind = latest.get("behind_millis") if isinstance(latest, dict) else None
@@ -117,7 +107,7 @@ def source_view(
         "end_offset": end,
         "latest_offset": latest,
         "partitions": _partitions(end, latest, measured) if behind is None else [],
-        "shards": [_shard(place, millis) for place, millis in (behind or {}).items()],
+        "shards": [_shard(shard_id, millis) for shard_id, millis in (behind or {}).items()],
         "retention": measured.get("retention"),
         "problem": measured.get("problem"),
         "problem_since": measured.get("problem_since"),
@@ -138,9 +128,9 @@ def _highest(ages: list[float | None]) -> float | None:
     return max(known) if len(known) == len(ages) else None
 
 
-def _shard(place: str, millis: int) -> dict[str, Any]:
-    """How far a shard of Kinesis was behind when it was read; it tells no number of records."""
-    stream, _, shard = place.rpartition("/")
+def _shard(shard_id: str, millis: int) -> dict[str, Any]:
+    """How far a Kinesis shard was behind when it was read; the number of records is unknown."""
+    stream, _, shard = shard_id.rpartition("/")
     return {"stream": stream, "shard": shard, "behind_seconds": round(millis / 1000, 3)}
 
 
@@ -156,7 +146,7 @@ def _partitions(end: Any, latest: Any, measured: Mapping[str, Any]) -> list[dict
         for partition, offset in newest.items():
             read = (done or {}).get(partition, 0)
             if not (isinstance(offset, int) and isinstance(read, int)):
-                continue  # a source whose offsets are something else
+                continue  # a source with another form of offsets
             reported = offset if latest is not None else None
             partitions.append(
                 _partition(topic, partition, read, reported, beside.get((topic, partition)))
@@ -173,7 +163,7 @@ def _partition(
         newest = max(ends, default=None)
         part |= {key: measured[key] for key in (*_MEASURED, "lost_records")}
         if newest is not None and measured["latest_offset"] == read and newest > read:
-            # Rows came since that nobody has looked at.
+            # Rows have arrived since the measurement.
             part |= {"seconds_behind": None, "seconds_to_loss": None, "loss": "unknown"}
     else:
         newest = latest

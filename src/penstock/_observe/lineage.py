@@ -1,4 +1,4 @@
-"""Events of an update become OpenLineage's: runs, jobs and datasets, with their facets."""
+"""Converts the events of an update to OpenLineage events: runs, jobs and datasets with facets."""
 
 import json
 import uuid
@@ -26,7 +26,7 @@ from penstock._observe.events import (
 from penstock._observe.lineage_facets import (
     PRODUCER,
     error_facet,
-    given_parent,
+    parent_run_facet,
     schema_facets,
     table_facets,
     version_of,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from openlineage.client.facet_v2 import DatasetFacet, JobFacet, RunFacet
 
 RUNNING_SECONDS = 30.0
-"""Shortest interval between two events of a running flow, however many batches it has."""
+"""Minimum interval between two RUNNING events of a flow, regardless of its batches."""
 
 DEFAULT_NAMESPACE = "penstock"
 _ENDS = {
@@ -79,7 +79,7 @@ class _Flow:
     counts: dict[str, list[int]] = field(default_factory=dict)
 
     def begin(self, at: datetime) -> None:
-        """A run of its own begins: its figures do, too."""
+        """Begin a run and reset its metrics."""
         self.number += 1
         self.is_running, self.sent_at = True, at
         self.rows_in = self.rows_out = self.version = None
@@ -88,12 +88,7 @@ class _Flow:
 
 
 class LineageFold:
-    """Folds the events of one update; each call returns what is to be sent. Used on one thread.
-
-    Args:
-        namespace: Of the jobs.
-        running_seconds: See `RUNNING_SECONDS`.
-    """
+    """Folds the events of one update into the OpenLineage events to send. Not thread-safe."""
 
     def __init__(self, namespace: str, *, running_seconds: float = RUNNING_SECONDS) -> None:
         self._namespace = namespace
@@ -107,11 +102,7 @@ class LineageFold:
         self._declared = False
 
     def __call__(self, event: Event) -> "list[event_v2.BaseEvent]":
-        """Take in one event.
-
-        Returns:
-            OpenLineage's events, in their order.
-        """
+        """Fold one event; returns the OpenLineage events to send, in order."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
         return list(self._fold(event))
@@ -136,7 +127,7 @@ class LineageFold:
                 yield from self._declare(event)
                 yield from self._flow(event, flow, body)
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- definitions ---------------------------------------------------------------------------
 
     def _define(self, name: str, body: DatasetDefinition) -> None:
         path = body.path
@@ -159,7 +150,7 @@ class LineageFold:
         self._datasets[name] = _Dataset(name=name, place=place, is_table=False)
 
     def _declare(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
-        """Jobs and datasets without a run, once: there is lineage of what never ran, too."""
+        """Emit job and dataset events once, so that flows that never ran have lineage too."""
         from openlineage.client import event_v2
 
         if self._declared:
@@ -184,7 +175,7 @@ class LineageFold:
                 producer=PRODUCER,
             )
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     def _update(self, event: Event, state: UpdateState) -> "Iterator[event_v2.BaseEvent]":
         from openlineage.client.facet_v2 import job_type_job, processing_engine_run
@@ -194,7 +185,7 @@ class LineageFold:
                 version=version_of("pyspark"), name="spark", producer=PRODUCER
             )
         }
-        parent = given_parent()
+        parent = parent_run_facet()
         if parent is not None:
             run["parent"] = parent
         job: dict[str, JobFacet] = {
@@ -220,7 +211,7 @@ class LineageFold:
         status = body.status
         if body.metrics is not None:
             if not flow.is_running:
-                # A refresh of a view that looks again, or a batch of an update before.
+                # A repeated refresh of a view, or a batch of an earlier update.
                 flow.begin(event.timestamp)
                 yield self._flow_event("START", event, flow)
             self._count(flow, body)
@@ -343,7 +334,7 @@ class LineageFold:
         )
 
     def _sources(self, flow: _Flow) -> list[LineageSource]:
-        """The places of `column_lineage.sources`, in their order."""
+        """The locations of `column_lineage.sources`, in order."""
         return [
             self._place(source.dataset) if source.dataset else source
             for source in (flow.lineage.sources if flow.lineage is not None else ())
@@ -362,8 +353,8 @@ class LineageFold:
             data_quality_metrics_input_dataset,
         )
 
-        by_place = {dataset.place: dataset for dataset in self._datasets.values()}
-        # Views are looked through: their sources are in the flow's own lineage.
+        by_location = {dataset.place: dataset for dataset in self._datasets.values()}
+        # Views are resolved to their sources, which are in the lineage of the flow.
         tables = [
             self._datasets[key].place
             for key in flow.definition.input_datasets
@@ -380,7 +371,7 @@ class LineageFold:
             event_v2.InputDataset(
                 place.namespace,
                 place.name,
-                facets=self._facets(by_place[place]) if place in by_place else {},
+                facets=self._facets(by_location[place]) if place in by_location else {},
                 inputFacets=dict(facets),
             )
             for place in places
@@ -399,7 +390,7 @@ class LineageFold:
         if target is None:
             return []
 
-        def written(rows: int) -> dict[str, OutputDatasetFacet]:
+        def output_facets(rows: int) -> dict[str, OutputDatasetFacet]:
             statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
                 rowCount=rows, producer=PRODUCER
             )
@@ -413,7 +404,7 @@ class LineageFold:
                 datasetVersion=str(flow.version), producer=PRODUCER
             )
         if flow.counts:
-            # Of the rows that were to be written here, not of those that were read.
+            # Counts of the rows to be written to the output, not of the rows read.
             facets["dataQualityAssertions"] = (
                 data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
                     assertions=[
@@ -431,14 +422,14 @@ class LineageFold:
                 place.namespace,
                 place.name,
                 facets=facets,
-                outputFacets=written(flow.rows_out) if flow.rows_out is not None else {},
+                outputFacets=output_facets(flow.rows_out) if flow.rows_out is not None else {},
             )
         ]
         if flow.quarantined:
-            kept = f"{place.name}_quarantine"
+            quarantine = f"{place.name}_quarantine"
             outputs.append(
                 event_v2.OutputDataset(
-                    place.namespace, kept, outputFacets=written(flow.quarantined)
+                    place.namespace, quarantine, outputFacets=output_facets(flow.quarantined)
                 )
             )
         return outputs

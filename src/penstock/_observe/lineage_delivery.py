@@ -1,4 +1,4 @@
-"""OpenLineage's client, and what is sent through it."""
+"""Sends OpenLineage events with OpenLineage's client."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SIGNAL = Signal(
     name="lineage",
-    things="events",
+    items="events",
     body=LineageProgress,
     condition="LINEAGE_NOT_DELIVERED",
     class_name="LineageError",
@@ -33,12 +33,9 @@ Send = Callable[[Any], None]
 
 
 def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) -> bool:
-    """Whether lineage is to be sent: as the settings say, or as OpenLineage is configured.
+    """Whether lineage is enabled, by the settings or else by the configuration of OpenLineage.
 
-    Args:
-        settings: Of the pipeline.
-        root: Its folder, where an `openlineage.yml` may be.
-        environ: Environment variables.
+    An `openlineage.yml` in the folder `root` of the project counts as configuration.
     """
     if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
@@ -53,7 +50,7 @@ def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) 
 
 
 def require_extra() -> None:
-    """Make sure that OpenLineage's client is installed.
+    """Check that OpenLineage's client is installed.
 
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
@@ -69,7 +66,7 @@ def require_extra() -> None:
 def make_client(
     settings: LineageSettings, root: str, resolve_secrets: Callable[[str], str]
 ) -> "OpenLineageClient":
-    """OpenLineage's client: its own configuration, with what the settings say over it.
+    """OpenLineage's client with its own configuration, overridden by the settings.
 
     Raises:
         SpecError: `LINEAGE_NOT_CONFIGURED`.
@@ -97,7 +94,7 @@ def make_client(
     if client.transport.kind == "console" and chosen.get("type") != "console":
         raise SpecError(
             "LINEAGE_NOT_CONFIGURED",
-            "lineage is on, but nothing says where to send it",
+            "lineage is enabled, but no transport is configured",
             hint="set OPENLINEAGE_URL, or `lineage.transport` in the settings",
         )
     return client
@@ -112,26 +109,20 @@ def _resolved(value: Any, resolve: Callable[[str], str]) -> Any:
 
 
 def _remember(value: Any, *, is_secret: bool = False) -> None:
-    """What stands below `auth` and the like must not be in any message."""
+    """Remember values below keys such as `auth` as secrets, so that no message contains them."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            named = str(key).lower()
-            hidden = is_secret or any(w in named for w in ("auth", "key", "token", "secret"))
-            _remember(item, is_secret=hidden and named != "type")
+            name = str(key).lower()
+            hidden = is_secret or any(w in name for w in ("auth", "key", "token", "secret"))
+            _remember(item, is_secret=hidden and name != "type")
     elif is_secret and isinstance(value, str):
         remember_secret(value)
 
 
 class Lineage(Delivery):
-    """Turns the events of an update into OpenLineage's and sends them. Subscribe it to the bus.
+    """Converts the events of an update to OpenLineage and sends them; a subscriber of the bus.
 
-    Args:
-        bus: Takes `lineage_progress` events.
-        origin: Of those events.
-        send: Sends one event and raises if that fails.
-        namespace: Of the jobs.
-        running_seconds: A running flow is told about at most so often.
-        queue_size: See `QUEUE_SIZE`.
+    `send` sends one event and raises on failure.
     """
 
     def __init__(
@@ -151,12 +142,12 @@ class Lineage(Delivery):
             _SIGNAL,
             fold=LineageFold(chosen, running_seconds=running_seconds),
             send=lambda events: send(events[0]),
-            unheard=(StreamProgress,),
+            ignored=(StreamProgress,),
             queue_size=queue_size,
         )
 
 
 def close_client(client: "OpenLineageClient") -> None:
-    """Close its connections, whatever they say."""
+    """Close the connections of the client; errors are ignored."""
     with contextlib.suppress(Exception):
         client.close(timeout=1.0)

@@ -1,4 +1,4 @@
-"""Facets of OpenLineage that need nothing but what they are about."""
+"""OpenLineage facets of datasets and runs."""
 
 import os
 import uuid
@@ -15,7 +15,7 @@ PRODUCER = "urn:penstock:pipelines"
 
 
 def schema_facets(columns: Sequence[Mapping[str, Any]]) -> "dict[str, DatasetFacet]":
-    """The columns of a dataset, as Spark's JSON has them; nothing if there are none."""
+    """The schema facet, from the fields of Spark's schema JSON; empty without columns."""
     from openlineage.client.facet_v2 import schema_dataset
 
     if not columns:
@@ -25,15 +25,17 @@ def schema_facets(columns: Sequence[Mapping[str, Any]]) -> "dict[str, DatasetFac
 
 
 def table_facets(namespace: str, name: str) -> "dict[str, DatasetFacet]":
-    """How a table of a pipeline is stored, and what it is called there."""
+    """The storage format of a table and its name in the pipeline."""
     from openlineage.client.facet_v2 import storage_dataset, symlinks_dataset
 
-    called = symlinks_dataset.Identifier(namespace=namespace, name=name, type="TABLE")
+    identifier = symlinks_dataset.Identifier(namespace=namespace, name=name, type="TABLE")
     return {
         "storage": storage_dataset.StorageDatasetFacet(
             storageLayer="delta", fileFormat="parquet", producer=PRODUCER
         ),
-        "symlinks": symlinks_dataset.SymlinksDatasetFacet(identifiers=[called], producer=PRODUCER),
+        "symlinks": symlinks_dataset.SymlinksDatasetFacet(
+            identifiers=[identifier], producer=PRODUCER
+        ),
     }
 
 
@@ -51,7 +53,7 @@ def _field(column: Mapping[str, Any]) -> Any:
 
 
 def error_facet(event: Event) -> "RunFacet":
-    """Why a run failed; the event has an error."""
+    """The error of a failed run; the event must have an error."""
     from openlineage.client.facet_v2 import error_message_run
 
     assert event.error is not None
@@ -62,8 +64,8 @@ def error_facet(event: Event) -> "RunFacet":
     )
 
 
-def given_parent() -> "RunFacet | None":
-    """The run that started this one, in OpenLineage's own variable: `namespace/job/run id`."""
+def parent_run_facet() -> "RunFacet | None":
+    """The parent run, from OPENLINEAGE_PARENT_ID (`namespace/job/run id`); `None` if unset."""
     from openlineage.client.facet_v2 import parent_run
 
     parts = os.environ.get("OPENLINEAGE_PARENT_ID", "").rsplit("/", 2)
@@ -78,7 +80,7 @@ def given_parent() -> "RunFacet | None":
 
 
 def version_of(package: str) -> str:
-    """Of an installed package, without importing it."""
+    """Version of an installed package, without importing it."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -37,8 +37,8 @@ _SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
 def event_directory(settings: PipelineSettings) -> Path:
     """Where the events of a pipeline are written and read.
 
-    `events` below the storage root when that is on this machine, else `.penstock/events` below
-    the project.
+    `events` below the storage root when that is on this machine, else `.penstock/events` below the
+    project.
     """
     scheme, colon, rest = settings.storage.partition(":")
     if not colon or "/" in scheme:
@@ -50,17 +50,16 @@ def event_directory(settings: PipelineSettings) -> Path:
 
 
 class EventLog:
-    """Appends the events of one update to segments of its own. Subscribe it to the bus.
+    """Appends the events of one update to its own segments. Subscribe it to the bus.
 
-    The first segment is created by the first event, the next one when the newest is large or old
-    enough. Each event is with the operating system before the call returns, so it can be read at
-    once and survives a `kill -9` of this process; the loss of power may take the newest ones. A
-    line that could be written only in part (a full disk) does not spoil the next one. Any thread
-    may call.
+    The first event creates the first segment; a new one is created when the newest is large or old
+    enough. Each event is passed to the operating system before the call returns, so it can be read
+    at once and survives a `kill -9` of this process; a power loss may lose the newest events. A
+    partially written line (full disk) does not corrupt the next one. Thread-safe.
 
     Args:
-        directory: The folder of the pipeline's event log; created if it is missing.
-        keep: How much of an update is kept; the size and age of a segment follow from it.
+        directory: Event log folder of the pipeline; created if missing.
+        keep: Retention settings; they determine the size and age of segments.
     """
 
     def __init__(self, directory: Path, keep: EventLogSettings | None = None) -> None:
@@ -80,14 +79,13 @@ class EventLog:
 
     @property
     def path(self) -> Path | None:
-        """The newest segment, once there was an event."""
         return self.update.path(self._segment) if self.update is not None else None
 
     def __call__(self, event: Event) -> None:
         """Append one event.
 
         Raises:
-            OSError: The event could not be written; later ones are tried again.
+            OSError: The event could not be written; later events are tried again.
         """
         with self._lock:
             if self._closed:
@@ -111,7 +109,7 @@ class EventLog:
             self._size += len(line)
 
     def close(self) -> None:
-        """Close the file; later events are ignored. May be called again."""
+        """Close the file; later events are ignored. Idempotent."""
         with self._lock:
             self._closed = True
             if self._file is not None:
@@ -125,7 +123,7 @@ class EventLog:
         return self._days is not None and age >= timedelta(days=self._days) / SEGMENTS
 
     def _next(self, event: Event) -> BinaryIO:
-        """The next segment; the newest one if that cannot be created."""
+        """Open the next segment; keep the newest one if that fails."""
         if self.update is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             started = event.timestamp.astimezone(UTC)
@@ -150,7 +148,7 @@ class EventLog:
 
 
 class RecordedBatch(NamedTuple):
-    """A micro-batch in the event log, and the version of the table that it made."""
+    """A micro-batch in the event log, and the table version that it committed."""
 
     batch_id: int
     table_version: int
@@ -158,12 +156,12 @@ class RecordedBatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EventFilter:
-    """Which events a reader wants; an unset field wants all.
+    """Selects events; an unset field selects all.
 
     Attributes:
         event_type: `flow_progress`, ...
-        dataset: Name of a dataset or sink, any case; a bare name fits any catalog and schema.
-        level: INFO, WARN and ERROR include what is more severe; METRICS means METRICS only.
+        dataset: Name of a dataset or sink, any case; a bare name matches any catalog and schema.
+        level: INFO, WARN and ERROR include higher severities; METRICS means METRICS only.
     """
 
     event_type: str | None = None
@@ -171,7 +169,6 @@ class EventFilter:
     level: str | None = None
 
     def accepts(self, event: dict[str, Any]) -> bool:
-        """Whether the event is wanted."""
         if self.event_type is not None and event.get("event_type") != self.event_type:
             return False
         if self.dataset is not None:
@@ -192,13 +189,13 @@ class EventFilter:
 def read_events(
     directory: Path, *, update: str | None = None, **wanted: str | None
 ) -> Iterator[dict[str, Any]]:
-    """The JSON form of recorded events, in their order; may be read while an update runs.
+    """The JSON form of recorded events in order; may be read while an update runs.
 
-    A line that a crash cut short is left out.
+    Truncated lines are skipped.
 
     Args:
-        directory: The folder of the event log.
-        update: Id of an update or its beginning, or `latest`; all updates when `None`.
+        directory: Event log folder.
+        update: `latest`, an update id or a prefix of one; all updates when `None`.
         wanted: See `EventFilter`.
     """
     events = EventFilter(**wanted)
@@ -211,7 +208,7 @@ def read_events(
 
 
 def recorded_events(directory: Path, update: str | None, **wanted: str | None) -> Iterator[Event]:
-    """The same with types, without what has none; arguments as of `read_events`."""
+    """Recorded events, without unknown lines; arguments as of `read_events`."""
     for body in read_events(directory, update=update, **wanted):
         if (event := event_of(body)) is not None:
             yield event
@@ -224,14 +221,14 @@ def follow(
     stop: threading.Event | None = None,
     **wanted: str | None,
 ) -> Iterator[dict[str, Any]]:
-    """The JSON form of recorded events, then of new ones as they are written.
+    """The JSON form of recorded events, then of new events as they are written.
 
-    With the id of an update it ends after the update's last event; otherwise it begins with the
-    newest update, continues to later ones and ends only when stopped.
+    With an update id it ends after the last event of this update; otherwise it starts with the
+    newest update, continues with later ones and ends only when stopped.
 
     Args:
-        directory: The folder of the event log; it need not be there yet.
-        update: Id of an update or its beginning; `latest` and `None` follow the newest ones.
+        directory: Event log folder; need not exist yet.
+        update: An update id or a prefix of one; `latest` and `None` follow the newest updates.
         stop: Set it, on any thread, to end within a quarter of a second.
         wanted: See `EventFilter`.
     """
@@ -278,13 +275,11 @@ def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterato
 
 
 def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
-    """The newest recorded micro-batch of a flow that made a table version, or `None`.
+    """The newest recorded micro-batch of a flow that committed a table version, or `None`.
 
-    A full refresh starts batch ids over and makes another table; what was recorded before it is
-    still found here until the first batch after it.
-
-    Reads from the end of the newest update backwards, so that the size of the log does not matter
-    for a flow that ran lately.
+    A full refresh restarts batch ids and creates another table; until its first batch, earlier
+    batches are still returned. Reads backwards from the newest update, so the cost does not depend
+    on the size of the log for a flow that ran recently.
     """
     needle = f'"flow_name":{dump(flow)}'.encode("utf-8", "backslashreplace")
     for update in reversed(updates(directory)):
@@ -299,7 +294,7 @@ def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
 
 
 def commit_of_line(line: bytes) -> tuple[str, RecordedBatch] | None:
-    """The flow and micro-batch of a line that tells of a commit; `None` for any other line."""
+    """The flow and micro-batch of a line that reports a commit; `None` for other lines."""
     if b'"table_version"' not in line:
         return None
     event = event_of_line(line)
@@ -312,7 +307,7 @@ def commit_of_line(line: bytes) -> tuple[str, RecordedBatch] | None:
 
 
 def kept_batches(directory: Path) -> dict[str, RecordedBatch]:
-    """The newest micro-batches, by flow, of updates that were removed from the log."""
+    """The newest micro-batches, by flow, of updates that were deleted from the log."""
     try:
         text = (directory / LAST_BATCHES).read_text(encoding="utf-8")
         return {flow: RecordedBatch(*batch) for flow, batch in json.loads(text).items()}
@@ -331,7 +326,7 @@ def last_progress(update: UpdateLog) -> Event | None:
 
 
 def _lines_backwards(update: UpdateLog) -> Iterator[bytes]:
-    """The lines of an update, last one first: that is what follows the last line break."""
+    """The lines of an update from the end; the first is what follows the last line break."""
     with update.opened() as files:
         for _, file in reversed(files):
             position = file.seek(0, os.SEEK_END)
@@ -351,7 +346,7 @@ def _lines_backwards(update: UpdateLog) -> Iterator[bytes]:
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; `None` for an empty or torn one."""
+    """The event of a line; `None` if empty or truncated."""
     try:
         event = json.loads(line)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The last door for secrets: events without what looks like one.
+"""Masks credentials in events before they leave the process.
 
-Whoever makes an event redacts it. It may still quote what a foreign library printed, and a log may
-come from an older version; what looks like a credential does not pass here either.
+Events are redacted where they are made, but may quote the output of a library, and logs may come
+from an older version. Anything that looks like a credential is masked here.
 """
 
 import json
@@ -20,7 +20,7 @@ _KEY = (
     rb"|account[._\-]?key|shared[._\-]?key|private[._\-]?key|credentials?|authorization"
     rb"|signature|jaas[._\-]?config)[\w.\-]*+"
 )
-# Most lines hold none of these words, and looking for words is quicker than for patterns.
+# Most lines contain none of these words, and searching for words is faster than for patterns.
 _HINTS = (
     b"passw",
     b"passphrase",
@@ -60,10 +60,10 @@ _UNIT = rb'(?:[^"\\]|\\.)'
 # Quotes within a JSON string. An even number of backslashes before " would be text, and the " the
 # end of the string.
 _QUOTE = rb"(?:(?:\\\\)*\\\"|\\*')"
-# What JSON has besides texts: counts and offsets of columns and topics with such names.
+# JSON values other than strings: counts and offsets of columns and topics with such names.
 _NO_TEXT = rb"[{\[]|(?:-?\d[\d.eE+\-]*|null|true|false|None|True|False)(?![\w.\-])"
-# A member of the line itself has its text masked and everything else left: the line stays JSON.
-# Within a text: `key=value`, `key: value`, `"key": "value"`, in any depth of escaped quotes. A
+# Only strings of a JSON member are masked, so the line stays JSON.
+# Within a string: `key=value`, `key: value`, `"key": "value"`, at any depth of escaped quotes. A
 # value in quotes ends at the same quotes, or with its string; a bare one at a space or the like.
 # A name that nothing is assigned to is a match as well, and left as it is: a long text of such
 # names would be gone through once for each of them otherwise.
@@ -133,7 +133,7 @@ def _masked_assignment(match: re.Match[bytes]) -> bytes:
 
 
 def without_secrets(event: Event) -> Event:
-    """The event as everybody may see it; the same object if there is nothing to hide."""
+    """The event with credentials masked; the same object if there are none."""
     error = event.error
     body = {
         "message": event.message,
@@ -155,7 +155,7 @@ def without_secrets(event: Event) -> Event:
 
 
 def _redacted(value: Any) -> Any:
-    """Texts without remembered values; keys, and what the event is told apart by, stay."""
+    """Strings without remembered secrets; keys and identifying fields stay."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -164,16 +164,16 @@ def _redacted(value: Any) -> Any:
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Values of any depth as everybody may see them: what the keys or the texts give away is gone.
+    """Nested values with credentials masked, by key or form.
 
-    What JSON does not know becomes text.
+    Values unknown to JSON become strings.
     """
     body: dict[str, Any] = json.loads(masked(encode(values)))
     return {key: _redacted(value) for key, value in body.items()}
 
 
 def shown(text: str) -> str:
-    """A text of people or reports without remembered values and what looks like a credential."""
+    """A string without remembered secrets and without anything that looks like a credential."""
     text = redact(text)
     if not _has_hint(text.lower().encode("utf-8", "surrogatepass")):
         return text

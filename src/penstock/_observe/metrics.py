@@ -1,6 +1,6 @@
-"""Metrics of an update, made of its state: what a scraper of Prometheus gets.
+"""Metrics of an update in the form of Prometheus, made from its state.
 
-A scrape reads the state under its lock and makes its text outside of it. Neither needs a package.
+A scrape copies the state under its lock and renders it outside of the lock. Needs no package.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from penstock._observe.spark_progress import operators_of, watermark_delay, wate
 from penstock._observe.state import Histogram, ObservedFlow, ObservedUpdate
 
 MAX_SERIES = 2000
-"""So many label sets are kept of one metric; what comes later is left out and counted."""
+"""Maximum number of label sets per metric; further ones are dropped and counted."""
 
 _MAX_LABEL = 200
 _FLOW = ("pipeline", "flow", "dataset")
 
 
 class Kind(StrEnum):
-    """Prometheus' types."""
+    """Prometheus metric types."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its name as it is scraped, its type, its labels, and a sentence with the unit."""
+    """One metric: name, type, labels and help text with the unit."""
 
     name: str
     kind: Kind
@@ -52,41 +52,45 @@ METRICS: Mapping[str, Metric] = {
         _gauge(
             "penstock_update_info",
             ("pipeline", "update_id", "mode"),
-            "1; which update runs, triggered or continuous.",
+            "Always 1; id and mode of the update, triggered or continuous.",
         ),
         _gauge(
             "penstock_update_state",
             ("pipeline", "state"),
-            "1 for the state that the update is in, 0 for the others.",
+            "1 for the current state of the update, 0 for the others.",
         ),
         _gauge(
             "penstock_update_start_timestamp_seconds",
             ("pipeline",),
-            "When the update began, as Unix time.",
+            "Start of the update, as Unix time.",
         ),
         _counter("penstock_events_total", ("pipeline", "level"), "Events of the update."),
         _gauge(
-            "penstock_alert_firing", ("pipeline", "alert"), "For how many things the alert fires."
+            "penstock_alert_firing",
+            ("pipeline", "alert"),
+            "Number of flows or rules for which the alert fires.",
         ),
         _gauge(
             "penstock_flow_state",
             (*_FLOW, "state"),
-            "1 for the state that the flow is in, 0 for the others.",
+            "1 for the current state of the flow, 0 for the others.",
         ),
         _counter("penstock_flow_batches_total", _FLOW, "Finished micro-batches and refreshes."),
-        _counter("penstock_flow_input_rows_total", _FLOW, "Rows that came in."),
-        _counter("penstock_flow_output_rows_total", _FLOW, "Rows that were inserted."),
-        _counter("penstock_flow_upserted_rows_total", _FLOW, "Rows that were merged by key."),
-        _counter("penstock_flow_deleted_rows_total", _FLOW, "Rows that were deleted by key."),
+        _counter("penstock_flow_input_rows_total", _FLOW, "Rows read from the sources."),
+        _counter("penstock_flow_output_rows_total", _FLOW, "Rows inserted."),
+        _counter("penstock_flow_upserted_rows_total", _FLOW, "Rows merged by key."),
+        _counter("penstock_flow_deleted_rows_total", _FLOW, "Rows deleted by key."),
         _counter(
             "penstock_flow_dropped_rows_total",
             _FLOW,
-            "Rows that broke a drop rule, the quarantined ones included.",
+            "Rows that failed a drop rule, including quarantined rows.",
         ),
-        _counter("penstock_flow_quarantined_rows_total", _FLOW, "Rows that went to quarantine."),
-        _counter("penstock_flow_late_rows_total", _FLOW, "Rows that came after the watermark."),
+        _counter("penstock_flow_quarantined_rows_total", _FLOW, "Rows written to quarantine."),
+        _counter("penstock_flow_late_rows_total", _FLOW, "Rows that arrived after the watermark."),
         _counter(
-            "penstock_flow_duplicate_rows_total", _FLOW, "Rows whose key the table had already."
+            "penstock_flow_duplicate_rows_total",
+            _FLOW,
+            "Duplicate rows: their key was already in the table.",
         ),
         Metric(
             "penstock_flow_batch_duration_seconds",
@@ -97,32 +101,30 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_flow_phase_seconds_total",
             (*_FLOW, "phase"),
-            "Wall time of the phases of micro-batches, in Spark's words, in seconds.",
+            "Wall time of the phases of micro-batches, by Spark's names, in seconds.",
         ),
         _gauge(
             "penstock_flow_last_batch_timestamp_seconds",
             _FLOW,
-            "When the newest batch ended, as Unix time.",
+            "End of the newest batch, as Unix time.",
         ),
-        _gauge(
-            "penstock_flow_backlog_rows", _FLOW, "Rows (Kafka: offsets) that wait at the sources."
-        ),
-        _gauge("penstock_flow_backlog_files", _FLOW, "Files that wait at the sources."),
-        _gauge("penstock_flow_backlog_bytes", _FLOW, "Bytes that wait at the sources."),
+        _gauge("penstock_flow_backlog_rows", _FLOW, "Unread rows (Kafka: offsets) at the sources."),
+        _gauge("penstock_flow_backlog_files", _FLOW, "Unread files at the sources."),
+        _gauge("penstock_flow_backlog_bytes", _FLOW, "Unread bytes at the sources."),
         _gauge(
             "penstock_flow_lag_seconds",
             _FLOW,
-            "Age of the oldest record, file or commit that was not read yet, in seconds.",
+            "Age of the oldest unread record, file or commit, in seconds.",
         ),
         _gauge(
             "penstock_flow_time_to_loss_seconds",
             _FLOW,
-            "Time until Kafka may remove a record that was not read, in seconds; 0 if it has.",
+            "Time until Kafka may delete an unread record, in seconds; 0 if it already has.",
         ),
         _counter(
             "penstock_flow_errors_total",
             (*_FLOW, "condition", "fatal"),
-            "Errors of the flow; one that is not fatal was followed by a restart.",
+            "Errors of the flow; non-fatal errors were followed by a restart.",
         ),
         _gauge("penstock_flow_table_version", _FLOW, "Delta version that the flow wrote last."),
         _counter(
@@ -133,17 +135,17 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_expectation_failed_rows_total",
             ("pipeline", "dataset", "rule"),
-            "Rows that broke the expectation.",
+            "Rows that failed the expectation.",
         ),
         _gauge(
             "penstock_kafka_lag_rows",
             (*_FLOW, "topic", "partition"),
-            "Offsets of the partition that are not read yet, as of the newest batch.",
+            "Unread offsets of the partition, as of the newest batch.",
         ),
         _counter(
             "penstock_source_lost_rows_total",
             (*_FLOW, "topic"),
-            "Offsets that the source had no longer when they were to be read.",
+            "Offsets that the source had deleted before they were read.",
         ),
         _gauge("penstock_state_rows", (*_FLOW, "operator"), "Rows in the state store."),
         _gauge(
@@ -152,7 +154,7 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_state_dropped_rows_total",
             (*_FLOW, "operator"),
-            "Rows that stateful operators dropped because of the watermark.",
+            "Late rows dropped by stateful operators.",
         ),
         _gauge("penstock_watermark_timestamp_seconds", _FLOW, "The watermark, as Unix time."),
         _gauge(
@@ -168,21 +170,21 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_lineage_events_total",
             ("pipeline", "outcome"),
-            "OpenLineage events that were sent, failed, or dropped because the queue was full.",
+            "OpenLineage events sent, failed, or dropped because the queue was full.",
         ),
         _counter(
             "penstock_telemetry_exports_total",
             ("pipeline", "signal", "outcome"),
-            "Spans and reports of metrics over OTLP that were sent, failed, or dropped.",
+            "Spans and metric reports over OTLP sent, failed, or dropped.",
         ),
         _counter(
             "penstock_metrics_left_out_total",
             ("pipeline", "metric"),
-            "Figures left out because the metric had too many label sets.",
+            "Values dropped because the metric had too many label sets.",
         ),
     )
 }
-"""All metrics by name. Names, types and labels are a contract; docs/metrics.md lists them."""
+"""All metrics by name. Names, types and labels are public; docs/metrics.md lists them."""
 
 _TOTALS = {
     "num_input_rows": "penstock_flow_input_rows_total",
@@ -200,7 +202,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric with its label sets, in the order of `Metric.labels`, and their values."""
+    """One metric and its values by label set, in the order of `Metric.labels`."""
 
     metric: Metric
     values: Mapping[Labels, float]
@@ -208,10 +210,10 @@ class Series:
 
 
 def metric_series(update: ObservedUpdate) -> list[Series]:
-    """All figures of an update, in the order of `METRICS`; metrics without any are left out.
+    """All metrics of an update that have values, in the order of `METRICS`. Thread-safe.
 
-    Their number is bounded: labels come from declarations, Kafka partitions and Spark's own words,
-    and at most `MAX_SERIES` label sets are kept of one metric. Any thread may call.
+    Bounded: labels come from declarations, Kafka partitions and Spark's own names, with at most
+    `MAX_SERIES` label sets per metric.
     """
     figures = _Figures()
     with update.lock:
@@ -222,7 +224,7 @@ def metric_series(update: ObservedUpdate) -> list[Series]:
 
 
 class _Figures:
-    """Values by metric and label set, as they are read off the state of an update."""
+    """Values by metric and label set, read from the state of an update."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
@@ -307,7 +309,7 @@ class _Figures:
             self._set("penstock_watermark_delay_seconds", labels, delay)
 
     def _take_waiting(self, flow: ObservedFlow, labels: Labels) -> None:
-        """What waits at the sources, as the newer of report and measurement says."""
+        """Backlog of the sources: the newer of Spark's report and the measurement."""
         partitions: dict[tuple[str, str], int] = {}
         waiting: dict[str, float] = {}
         behind: list[float] = []
@@ -315,9 +317,9 @@ class _Figures:
             view = source_view(source)
             behind += [shard["behind_seconds"] for shard in view["shards"]]
             for part in view["partitions"]:
-                place = (str(part["topic"]), str(part["partition"]))
+                partition = (str(part["topic"]), str(part["partition"]))
                 if part["records"] is not None:
-                    partitions[place] = max(part["records"], partitions.get(place, 0))
+                    partitions[partition] = max(part["records"], partitions.get(partition, 0))
             for what in ("files", "bytes"):
                 count = _number(view["metrics"].get(f"num{what.title()}Outstanding"))
                 if count is not None:
@@ -325,14 +327,14 @@ class _Figures:
         measured = _waiting(flow.lag)
         waiting = waiting | measured if flow.lag_is_newer else measured | waiting
         backlog = flow.backlog
-        # What the last batch saw is not true any more of brokers that do not answer.
+        # The backlog of the last batch is outdated while brokers do not answer.
         newer = flow.lag.sources if flow.lag is not None and flow.lag_is_newer else ()
         for source in newer:
             for part in source.get("partitions") or () if source.get("problem") else ():
                 partitions.pop((str(part["topic"]), str(part["partition"])), None)
                 backlog = None
-        for place, records in partitions.items():
-            self._set("penstock_kafka_lag_rows", (*labels, *place), records)
+        for partition, records in partitions.items():
+            self._set("penstock_kafka_lag_rows", (*labels, *partition), records)
         for what, value in waiting.items():
             self._set(f"penstock_flow_backlog_{what}", labels, value)
         if backlog is not None:
@@ -347,7 +349,7 @@ class _Figures:
             self._set("penstock_flow_time_to_loss_seconds", labels, aged.seconds_to_loss)
 
     def _add(self, name: str, labels: Labels, count: float) -> None:
-        """Names that differ only behind what is shown of them share a figure."""
+        """Label values that are equal after truncation share a series."""
         self._set(name, labels, self._values[name].get(self._key(labels), 0.0) + count)
 
     def _set(self, name: str, labels: Labels, value: float) -> None:
@@ -366,7 +368,7 @@ class _Figures:
 
 
 def _waiting(lag: LagProgress | None) -> dict[str, float]:
-    """Files and bytes that wait at all sources; nothing is said of what is not known."""
+    """Unread files and bytes of all sources; unknown values are omitted."""
     waiting: dict[str, float] = {}
     sources = lag.sources if lag is not None else ()
     for what in ("files", "bytes"):

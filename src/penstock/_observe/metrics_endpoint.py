@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes, on a thread of its own."""
+"""The HTTP endpoint for Prometheus, on a background thread."""
 
 import ipaddress
 import socket
@@ -24,7 +24,7 @@ _FRESH_SECONDS = 0.5
 
 
 def require_metrics_extra() -> None:
-    """Make sure that prometheus-client is installed.
+    """Check that prometheus-client is installed.
 
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
@@ -32,34 +32,28 @@ def require_metrics_extra() -> None:
     import_extra(
         "prometheus_client",
         extra="metrics",
-        feature="the endpoint of metrics",
+        feature="the metrics endpoint",
         package="prometheus-client",
     )
 
 
 class StateCollector:
-    """What a registry of prometheus-client asks for the metrics of an update."""
+    """A prometheus-client collector of the metrics of an update."""
 
     def __init__(self, update: ObservedUpdate) -> None:
         self._update = update
 
     def collect(self) -> "Iterator[Family]":
-        """All metrics that have figures."""
         for series in metric_series(self._update):
             yield _family(series)
 
     def describe(self) -> "Sequence[Family]":
-        """Nothing: names are known without a scrape."""
+        """Empty: metric names are known without a scrape."""
         return ()
 
 
 def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
-    """The text that a scraper gets, and its content type.
-
-    Args:
-        update: Its state.
-        accept: The scraper's `Accept` header; it chooses between Prometheus' and OpenMetrics' form.
-    """
+    """The body of a scrape and its content type, in the format that the `Accept` header selects."""
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import CollectorRegistry
 
@@ -95,17 +89,16 @@ def _family(series: Series) -> "Family":
 
 
 class MetricsEndpoint:
-    """Serves the figures of an update until it is closed.
+    """Serves the metrics of an update on `/metrics` until it is closed.
 
-    It answers GET of `/metrics` and nothing else. On a loopback address it answers to the names of
-    this machine's loopback only, so that a web page elsewhere cannot read it by a name that it
-    lets resolve there. However often it is asked, a text is made at most twice a second, and at
-    most eight clients are heard at once: a scraper cannot take the driver's time.
+    On a loopback address only loopback host names are accepted, so that a web page cannot read the
+    metrics by DNS rebinding. The response is rendered at most twice a second and at most eight
+    clients are served at once, to bound the load on the driver.
 
     Args:
-        update: Its state; whoever made it subscribes it to the bus.
-        address: IP address or name to listen on.
-        port: 0 for any free one.
+        update: State of the update, subscribed to the bus by the caller.
+        address: IP address or host name to listen on.
+        port: 0 for any free port.
 
     Raises:
         SetupError: `CANNOT_LISTEN`.
@@ -114,7 +107,7 @@ class MetricsEndpoint:
 
     def __init__(self, update: ObservedUpdate, *, address: str, port: int) -> None:
         require_metrics_extra()
-        self._texts = _Texts(update)
+        self._expositions = _Expositions(update)
         self._address = address
         try:
             family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
@@ -124,10 +117,10 @@ class MetricsEndpoint:
             raise SetupError(
                 "CANNOT_LISTEN",
                 f"metrics cannot be served on {address}, port {port}: {error.strerror or error}",
-                hint="name another port with --metrics-port or `metrics.port` in the settings; 0 "
-                "takes any free one",
+                hint="set another port with --metrics-port or `metrics.port` in the settings; 0 "
+                "selects a free port",
             ) from error
-        self._server.texts = self._texts
+        self._server.expositions = self._expositions
         self._server.checks_host = _is_loopback(address)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
@@ -136,19 +129,19 @@ class MetricsEndpoint:
 
     @property
     def url(self) -> str:
-        """What a scraper asks for."""
+        """URL to scrape."""
         name = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{name}:{self._server.server_address[1]}{PATH}"
 
     def close(self) -> None:
-        """Stop serving. May be called again."""
+        """Stop serving. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5.0)
 
 
-class _Texts:
-    """Makes the text of a scrape, and gives it again to whoever asks within half a second."""
+class _Expositions:
+    """Renders the response of a scrape and caches it for half a second."""
 
     def __init__(self, update: ObservedUpdate) -> None:
         self._update = update
@@ -161,7 +154,7 @@ class _Texts:
             made, body, content_type = self._kept.get(form, (-_FRESH_SECONDS, b"", ""))
             now = time.monotonic()
             if not body or now - made >= _FRESH_SECONDS:
-                # The header itself is not passed on: there are as many texts as forms.
+                # Cached by format, not by header: the cache has one entry per format.
                 wanted = "application/openmetrics-text;version=1.0.0" if form else ""
                 body, content_type = exposition(self._update, wanted)
                 self._kept[form] = (now, body, content_type)
@@ -171,7 +164,7 @@ class _Texts:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    texts: _Texts
+    expositions: _Expositions
     checks_host: bool
 
     def __init__(self, *arguments: Any) -> None:
@@ -179,7 +172,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        # Not that of HTTP servers: it asks the network for the name of the address, and waits.
+        # HTTPServer.server_bind would look up the host name in DNS and block.
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -195,7 +188,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnects is no error."""
+        """A client that disconnects is not an error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -210,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] != PATH:
             self._answer(404, b"the metrics are at /metrics\n")
         else:
-            body, content_type = self.server.texts.of(self.headers.get("Accept", ""))
+            body, content_type = self.server.expositions.of(self.headers.get("Accept", ""))
             self._answer(200, body, content_type)
 
     def _answer(
@@ -224,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """The terminal belongs to the update."""
+        """Requests are not logged: the terminal belongs to the update."""
 
 
 def _is_loopback(address: str) -> bool:

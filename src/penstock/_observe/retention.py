@@ -1,8 +1,7 @@
-"""Keeps the event log from growing without end: old events get smaller, and then go away.
+"""Bounds the size of the event log: old events are rolled up and later deleted.
 
-That is done by the holder of the pipeline's lease, on a thread of its own, for updates that are
-over and for the one that runs. Each change is one rename or one removal, so a kill at any time
-leaves a log that is whole.
+The holder of the pipeline's lease does this on a background thread, for finished updates and the
+running one. Each change is a single rename or removal, so a crash leaves a consistent log.
 """
 
 import contextlib
@@ -38,13 +37,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """Cleans an event log up on a thread of its own while an update runs.
+    """Cleans up an event log on a background thread while an update runs.
 
-    Args:
-        log: Of the update that runs.
-        settings: What to keep.
-        own: Id of that update.
-        look_seconds: Pause between two looks at the size of its log.
+    `log` and `own` are the event log and the id of this update, whose size is checked every
+    `look_seconds`.
     """
 
     def __init__(
@@ -64,13 +60,13 @@ class Retention:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop soon; what is not done is done with the next update."""
+        """Stop soon; the next update continues the cleanup."""
         self._stop.set()
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            # Linux: of this thread only.
+            # On Linux this applies to the current thread only.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         directory, settings = self._log.directory, self._settings
         try:
@@ -98,17 +94,12 @@ def clean(
     now: float,
     stop: threading.Event | None = None,
 ) -> None:
-    """Remove what is older than it is kept, and roll up what is old or too large.
+    """Delete events older than their retention; roll up those that are old or too large.
 
-    Args:
-        directory: Of the event log.
-        settings: What to keep.
-        own: Id of the update that runs, which is left alone.
-        now: Unix time.
-        stop: Set it, on any thread, to end early.
+    `own` is the id of the running update, which is not changed; set `stop` to end early.
 
     Raises:
-        OSError: No disk, no permission: the log is as it was, or partly cleaned up.
+        OSError: Disk full or permission denied; the log is unchanged or partly cleaned up.
     """
     stop = stop if stop is not None else threading.Event()
     shutil.rmtree(directory / ".held", ignore_errors=True)  # of earlier versions
@@ -120,7 +111,7 @@ def clean(
             return
         if update.update_id == own:
             continue
-        # As long as the updates before it are old, too.
+        # Only while all earlier updates are old as well.
         is_old = is_old and _modified(update) < now - (settings.keep_days or 0) * _DAY
         if is_old:
             with contextlib.suppress(Stopped):
@@ -137,20 +128,13 @@ def roll_up(
     is_over: bool,
     stop: threading.Event,
 ) -> bool:
-    """Replace segments by a roll-up if that is due, and delete what a roll-up stands for.
+    """Replace segments by a roll-up if due, and delete the segments that it replaces.
 
-    Args:
-        update: As it is listed now.
-        settings: What to keep.
-        now: Unix time.
-        is_over: Whether nothing more is appended to its newest segment.
-        stop: Set it, on any thread, to end early.
-
-    Returns:
-        Whether segments were replaced.
+    `is_over` tells whether the newest segment is complete; set `stop` to end early. Returns whether
+    segments were replaced.
 
     Raises:
-        OSError: No disk, no permission: the log is as it was.
+        OSError: Disk full or permission denied; the log is unchanged.
     """
     sizes = [_size_of(segment) for segment in update.segments()]
     count = due(sizes, settings, now=now, is_over=is_over)
@@ -165,7 +149,7 @@ def roll_up(
 
 
 class SegmentSize(NamedTuple):
-    """What decides whether a segment is rolled up: its size, and the time of its last event."""
+    """Size of a segment and time of its last event: they decide whether it is rolled up."""
 
     size: int
     modified: float
@@ -177,14 +161,9 @@ def due(
 ) -> int:
     """How many of the oldest segments are to be replaced by a roll-up now.
 
-    Those are too old; and, where there are too many, the oldest ones until half of what may be is
-    left. A roll-up becomes part of the next one if that is worth reading it again.
-
-    Args:
-        segments: Of an update, the oldest one first.
-        settings: What to keep.
-        now: Unix time.
-        is_over: Whether the newest one is finished.
+    These are the ones that are too old and, if there are too many, the oldest until half of the
+    maximum is left. An existing roll-up is merged into the next one if that is worth reading it
+    again.
     """
     first = int(bool(segments) and segments[0].is_roll_up)
     count, end = first, len(segments) - (not is_over)
@@ -196,12 +175,12 @@ def due(
         most = settings.max_progress_mb * MEGABYTE
         size = sum(segment.size for segment in segments[count:])
         if size > most * (1 - 1 / SEGMENTS):
-            # The newest one always stays; of an earlier version, it is the whole log.
+            # The newest segment always stays; in logs of earlier versions it is the whole log.
             while size > most / 2 and count < len(segments) - 1:
                 size -= segments[count].size
                 count += 1
     gain = sum(segment.size for segment in segments[first:count])
-    # All of it is done once: a single file never is again.
+    # A finished update is rolled up once: a single file is not rolled up again.
     is_worth = count == len(segments) or gain * 4 >= sum(each.size for each in segments[:first])
     return count if count > first and is_worth else 0
 
@@ -212,7 +191,7 @@ def _size_of(segment: Segment) -> SegmentSize:
 
 
 def _publish(update: UpdateLog, count: int, pace: Pace) -> None:
-    """Write the roll-up of the oldest segments; it has the time of their last event."""
+    """Write the roll-up of the oldest segments, with the time of their last event as its mtime."""
     segments = update.segments()
     old = segments[:count]
     path = update.path(old[0].first, old[-1].last)
@@ -228,10 +207,10 @@ def _publish(update: UpdateLog, count: int, pace: Pace) -> None:
         draft.chmod(status.st_mode)
         draft.replace(path)
     finally:
-        # Nothing of it stays, whatever happens but a kill.
+        # Removes the temporary file on any exception; only a kill leaves it.
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-    # The name is on the disk before what it stands for is deleted.
+    # fsync of the folder: the new name is durable before the segments are deleted.
     folder = os.open(update.directory, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -243,17 +222,17 @@ def _lines(segments: list[Segment]) -> Iterator[bytes]:
     for segment in segments:
         with segment.path.open("rb") as file:
             for line in file:
-                # The last line of a segment is torn if its writer was killed.
+                # The last line of a segment is truncated if its writer was killed.
                 yield line if line.endswith(b"\n") else line + b"\n"
 
 
 def _delete_replaced(update: UpdateLog, now: float) -> None:
-    """Delete the segments that a roll-up stands for, but not what a query may still read."""
+    """Delete the segments that a roll-up replaces, except those that a query may still read."""
     segments = update.segments()
     for replaced in update.replaced():
         with contextlib.suppress(FileNotFoundError):
             queried = (update.directory / QUERIED).stat().st_mtime
-            # Queries that were planned since then read the roll-up.
+            # Queries planned after that time read the roll-up.
             published = segments[0].path.stat().st_ctime
             if min(queried, published) > now - _QUERY_SECONDS:
                 continue
@@ -266,7 +245,7 @@ def _modified(update: UpdateLog) -> float:
 
 
 def _remove(update: UpdateLog, pace: Pace) -> None:
-    """Remove an update, but not what the next one must know of it: its last batches."""
+    """Delete an update, after recording the last batches that later updates need."""
     batches: dict[str, RecordedBatch] = {}
     for line in update.lines():
         pace()
@@ -277,6 +256,6 @@ def _remove(update: UpdateLog, pace: Pace) -> None:
         draft = path.with_name(f"{path.name}.draft")
         draft.write_text(json.dumps({**kept_batches(update.directory), **batches}), "utf-8")
         draft.replace(path)
-    # The newest one last: the age of what a kill leaves is that of the update.
+    # The newest segment last: after a kill the remaining files have the age of the update.
     for segment in update.files:
         segment.path.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
-"""Many micro-batches in one event: sums of what their events said, so that totals stay right.
+"""Rolls up many micro-batches into one event with their sums, so that totals stay correct.
 
-Only what can be added up exactly is rolled up; `counts_of` and `measured_of` refuse all else. The
-figures stay where they are in the event of a single batch. What only many batches have is below
-`rolled_up`; docs/event-log.md lists it.
+Only exact sums are rolled up; `counts_of` and `measured_of` refuse all else. The sums have the
+fields of a single batch; fields that only roll-ups have are below `rolled_up` (docs/event-log.md).
 """
 
 import json
@@ -30,14 +29,14 @@ _BOUNDS = (*(str(bound) for bound in BATCH_BUCKETS), "+Inf")
 
 @dataclass(frozen=True)
 class Recorded:
-    """A line of an event log, and its event."""
+    """A line of an event log and its event."""
 
     line: dict[str, Any]
     event: Event
 
     def standing_for(self, batch_id: int | None, body: FlowProgress | StreamProgress) -> bytes:
-        """The line that stands for many of which this is the last one; its place is that of it."""
-        # The same again if a crash comes before the file is replaced.
+        """The roll-up line that replaces many lines of which this is the last."""
+        # Deterministic, so that a retry after a crash writes the same id.
         name = f"{self.event.id} {body.event_type} {ROLLED_UP}"
         event = replace(
             self.event,
@@ -59,9 +58,9 @@ def recorded_of(line: bytes) -> Recorded | None:
 
 
 def counts_of(recorded: Recorded | None) -> FlowProgress | None:
-    """The body of an event with the counts of a micro-batch; `None` if it is not to be rolled up.
+    """The body of an event with the counts of a micro-batch; `None` if it must not be rolled up.
 
-    An event with a message, an error or anything that is not known here stays as it is.
+    Events with a message, an error or unknown fields are not rolled up.
     """
     if recorded is None:
         return None
@@ -86,7 +85,7 @@ def counts_of(recorded: Recorded | None) -> FlowProgress | None:
 
 @dataclass
 class Counts:
-    """The counts of neighbouring micro-batches of one flow."""
+    """The counts of consecutive micro-batches of one flow."""
 
     last: Recorded | None = None
     added: int = 0
@@ -105,12 +104,9 @@ class Counts:
         return mine == other
 
     def add(self, recorded: Recorded, body: FlowProgress, *, is_new: bool) -> None:
-        """Take in the next event of the flow; it may be one that was rolled up before.
+        """Add the next event of the flow, which may be a roll-up, with its body from `counts_of`.
 
-        Args:
-            recorded: The event.
-            body: As `counts_of` gave it.
-            is_new: Whether no event of this batch, or of a later one, came before.
+        `is_new` tells whether it is the first event of this or a later batch.
         """
         batch_id = recorded.event.origin.batch_id
         assert batch_id is not None
@@ -150,7 +146,7 @@ class Counts:
         )
 
     def line(self) -> bytes:
-        """The event that stands for all of them."""
+        """The roll-up event."""
         assert self.last is not None
         rules = tuple(
             ExpectationCounts(name=name, dataset=owner, passed_records=good, failed_records=bad)
@@ -162,9 +158,9 @@ class Counts:
 
 
 def measured_of(recorded: Recorded) -> RolledUp | None:
-    """What of a `stream_progress` or `lag_progress` event is summed up when it goes away.
+    """The sums that remain of a `stream_progress` or `lag_progress` event.
 
-    `None` if the event makes no sense here: then it stays.
+    `None` if the event cannot be read: then it is kept.
     """
     body, since = recorded.event.body, recorded.line["timestamp"]
     if isinstance(body, LagProgress):
@@ -190,7 +186,7 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
 
 @dataclass
 class Measured:
-    """What is left of the measurements of one flow that go away: sums for the counters."""
+    """Sums that remain of the measurements of one flow."""
 
     last: Recorded | None = None
     durations: dict[str, int] = field(default_factory=dict)
@@ -198,7 +194,7 @@ class Measured:
     rolled: RolledUp = field(default_factory=lambda: RolledUp(events=0))
 
     def add(self, recorded: Recorded, rolled_up: RolledUp) -> None:
-        """Take in the next one, as `measured_of` gave it."""
+        """Add the result of `measured_of` for the next event."""
         before, self.last = self.rolled, recorded
         _add(self.durations, rolled_up.durations_ms or {})
         _add(self.dropped, rolled_up.dropped_by_watermark or {})
@@ -213,7 +209,7 @@ class Measured:
         )
 
     def line(self) -> bytes:
-        """A `stream_progress` event without a progress."""
+        """A `stream_progress` event without Spark's progress."""
         assert self.last is not None
         body = StreamProgress(rolled_up=self.rolled)
         return self.last.standing_for(self.last.event.origin.batch_id, body)

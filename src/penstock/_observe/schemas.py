@@ -1,4 +1,4 @@
-"""The columns of datasets over updates: what an earlier one recorded, and what differs."""
+"""Schemas of datasets recorded by an earlier update, and differences between schemas."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ _UNIMPORTANT = frozenset({"nullable", "containsNull", "valueContainsNull", "meta
 
 
 def recorded_schemas(directory: Path) -> dict[str, str]:
-    """Schema per dataset, as JSON, of the newest recorded update that got as far as having them.
+    """Schema JSON per dataset of the newest recorded update that has any.
 
-    Reads the beginnings of event logs only; an unreadable one has none.
+    Reads only the beginning of event logs; unreadable logs are skipped.
     """
     for update in reversed(updates(directory)[-_LOOKED_AT:]):
         schemas: dict[str, str] = {}
@@ -45,13 +45,9 @@ def _schema_of(line: bytes) -> dict[str, str]:
 
 
 def differences(before: str, after: str) -> list[str]:
-    """What was added, removed and changed of the columns, for people; empty if nothing was.
+    """Added, removed and changed columns for messages; empty if there are none.
 
-    Order, comments and whether a column may be NULL do not count.
-
-    Args:
-        before: Spark's JSON of the earlier schema.
-        after: Of the later one.
+    Order, comments and nullability are ignored. Both schemas are Spark's JSON.
     """
     if before == after:
         return []

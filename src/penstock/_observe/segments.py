@@ -1,8 +1,8 @@
-"""The files of an event log: an update is in one of them or, when it is long, in several.
+"""The files of an event log: an update has one file or, if it is long, several segments.
 
 `<UTC start time>-<update_id>.jsonl` is the first segment of an update, `....0002.jsonl` the second.
-Only the newest one is appended to. `....0001-0007.jsonl` is a roll-up: it stands for the segments
-in its name, which are deleted when it is there. No file is rewritten.
+Only the newest is appended to. `....0001-0007.jsonl` is a roll-up: it replaces the segments in its
+name, which are then deleted. No file is rewritten.
 """
 
 import contextlib
@@ -31,9 +31,7 @@ class Segment(NamedTuple):
     """A file with events of one update.
 
     Attributes:
-        path: Of the file.
-        first, last: Numbers of the segments that a roll-up stands for; else of the segment itself.
-        is_roll_up: Whether it stands for segments.
+        first, last: Segment numbers that a roll-up replaces; else the number of the segment.
     """
 
     path: Path
@@ -47,11 +45,8 @@ class UpdateLog:
     """The recorded events of one update.
 
     Attributes:
-        update_id: Of the update.
-        started: When it began.
-        directory: The folder of the event log.
-        name: Beginning of the names of its files.
-        files: What was there when the folder was listed, by number.
+        name: Prefix of the names of its files.
+        files: Files when the folder was listed, by number.
     """
 
     update_id: str
@@ -61,22 +56,21 @@ class UpdateLog:
     files: tuple[Segment, ...] = ()
 
     def path(self, first: int, last: int | None = None) -> Path:
-        """Of a segment, or of the roll-up of several."""
+        """Path of a segment, or of a roll-up."""
         numbers = f".{first:04}" if first > 1 or last is not None else ""
         if last is not None:
             numbers += f"-{last:04}"
         return self.directory / f"{self.name}{numbers}.jsonl"
 
     def listed(self) -> "UpdateLog":
-        """The same with the files that are there now."""
+        """The same update with its current files."""
         return replace(self, files=_files(self.directory).get(self.name, ()))
 
     def segments(self, after: int = 0) -> list[Segment]:
-        """Files that together have every event once, in their order.
+        """Files that together have every event once, in order.
 
-        Args:
-            after: Number of a segment that is read already. If the next one was deleted, the
-                first file is a roll-up, which may stand for events that are read already.
+        `after` is the number of a segment that was already read. If the next one was deleted, the
+        first file is a roll-up, which may contain events that were already read.
         """
         chosen, rest = list[Segment](), list(self.files)
         while rest := [segment for segment in rest if segment.last > after]:
@@ -87,23 +81,20 @@ class UpdateLog:
         return chosen
 
     def replaced(self) -> list[Segment]:
-        """Files that are still there although a roll-up stands for them."""
+        """Files that still exist although a roll-up replaces them."""
         chosen = self.segments()
         return [segment for segment in self.files if segment not in chosen]
 
     def is_finished(self, segment: Segment) -> bool:
-        """Whether nothing more is appended to a segment; asked before its end is read."""
+        """Whether a segment is complete; call it before reading its end."""
         return self.path(segment.last + 1).exists() or not segment.path.exists()
 
     @contextlib.contextmanager
     def opened(self, after: int = 0) -> Iterator[list[tuple[Segment, BinaryIO]]]:
-        """The segments and their files, all open: one that is deleted can be read to its end.
-
-        Args:
-            after: As for `segments`.
+        """The segments and their open files, which can be read to the end even if deleted.
 
         Raises:
-            FileNotFoundError: There is a file that cannot be opened, such as a broken link.
+            FileNotFoundError: A file cannot be opened, such as a broken link.
         """
         update = self
         with contextlib.ExitStack() as files:
@@ -120,11 +111,10 @@ class UpdateLog:
             yield opened
 
     def lines(self, wait: Callable[[], bool] | None = None) -> Iterator[bytes]:
-        """The lines of all events, in their order.
+        """The lines of all events, in order.
 
-        Args:
-            wait: Called at the end; whether to look for more lines then, or to end. Without it
-                those are returned that are there now, a last one without a line break included.
+        `wait` is called at the end and returns whether to look for more lines. Without it the
+        current lines are returned, including a last line without a line break.
         """
         done, seen, update = 0, dict[bytes, int](), self
         while True:
@@ -155,7 +145,7 @@ class UpdateLog:
 
 
 def updates(directory: Path) -> list[UpdateLog]:
-    """All recorded updates, oldest first. A missing folder has none."""
+    """All recorded updates, oldest first; none for a missing folder."""
     recorded = []
     for name, files in sorted(_files(directory).items()):
         timestamp, _, update_id = name.partition("-")
@@ -172,7 +162,7 @@ def updates(directory: Path) -> list[UpdateLog]:
 
 
 def select_updates(directory: Path, update: str | None) -> list[UpdateLog]:
-    """The recorded updates that an id, the beginning of one, `latest` or `None` (all) means."""
+    """The recorded updates for an id, a prefix of one, `latest` or `None` (all)."""
     recorded = updates(directory)
     if update is None:
         return recorded
@@ -183,10 +173,10 @@ def select_updates(directory: Path, update: str | None) -> list[UpdateLog]:
 
 
 def plan_query(directory: Path) -> set[str]:
-    """Names of files in the folder that a query leaves out: a roll-up stands for them.
+    """Names of files that a query must skip because a roll-up replaces them.
 
-    For readers that open files long after they listed them. The others stay for an hour, except
-    those of updates that are removed, and where the folder cannot be written to.
+    For readers that open files long after listing them. Replaced files are kept for an hour, except
+    those of deleted updates and if the folder is not writable.
     """
     with contextlib.suppress(OSError):
         (directory / QUERIED).touch()

@@ -1,4 +1,4 @@
-"""An update at one moment, frozen: what a terminal or a dashboard shows of its state."""
+"""An immutable view of an update for the terminal and the dashboard."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -26,8 +26,6 @@ _STATE_ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class RuleView:
-    """Counts of one rule over the update."""
-
     name: str
     dataset: str
     passed: int
@@ -36,20 +34,18 @@ class RuleView:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What is known of a flow, and of a dataset as the sums of its flows.
+    """Metrics of a flow, and of a dataset as the sums of its flows.
 
     Attributes:
-        state: The last status.
-        rows: Written so far, inserted and merged; of a materialized view, by the last refresh.
+        rows: Inserted and merged rows; of a materialized view, by the latest refresh.
         rows_per_second: Over the last batches; `None` before the first and when they are old.
-        batch_seconds: Wall time of the last one.
-        quarantined: Rows so far.
-        dropped: Rows so far that broke a drop rule, the quarantined ones included.
-        late: Rows so far that came after the watermark had passed them.
-        duplicates: Rows so far whose key the table had already.
-        deleted: Rows so far that auto CDC deleted.
-        lag: Rows that wait at the sources, as the last batch saw it.
-        last_error: Why it failed or was restarted last.
+        batch_seconds: Wall time of the last batch.
+        dropped: Rows that failed a drop rule, including quarantined rows.
+        late: Rows that arrived after the watermark.
+        duplicates: Rows whose key was already in the table.
+        deleted: Rows that auto CDC deleted.
+        lag: Unread rows at the sources, as of the last batch.
+        last_error: Latest error, fatal or followed by a restart.
         duration_seconds: From its start to its end, or to now.
     """
 
@@ -69,14 +65,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowView(Figures):
-    """One flow.
-
-    Attributes:
-        name: Of the flow.
-        target: Name of the dataset or sink, as the events have it.
-        batches: Finished micro-batches and refreshes.
-        batch_id: The newest one, if it had an id.
-    """
+    """One flow; `batches` includes refreshes, `batch_id` is the newest."""
 
     name: str
     target: str
@@ -89,11 +78,10 @@ class DatasetView(Figures):
     """One table, view or sink.
 
     Attributes:
-        name: As the events have it.
-        display: The shortest ending of the name that no other dataset shares.
-        kind: `streaming table`, `materialized view`, `sink`, or empty when not known.
+        display: Shortest suffix of the name that is unique.
+        kind: `streaming table`, `materialized view`, `sink`; empty if unknown.
         rules: Its expectations that were evaluated.
-        flows: Its flows, in the order of their events.
+        flows: In the order of their events.
     """
 
     name: str
@@ -105,17 +93,15 @@ class DatasetView(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateView:
-    """One update at one moment.
+    """One update at one time.
 
     Attributes:
-        pipeline_name: Label of the pipeline.
-        update_id: Of the update.
-        state: `None` before the first event that says it.
-        message: Of the last change of state.
+        state: `None` until the first state.
+        message: Message of the latest change of state.
         started: Time of the first event.
         duration_seconds: From there to the end, or to now.
-        error: Why the update failed, if it did.
-        datasets: In the order in which the events named them.
+        error: Why the update failed.
+        datasets: In the order of their first event.
         warnings: The newest messages of level WARN.
         properties: The body of `create_update`.
     """
@@ -133,17 +119,11 @@ class UpdateView:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the update is in a final state."""
         return self.state in TERMINAL_STATES
 
 
 def update_view(update: ObservedUpdate, now: datetime | None = None) -> UpdateView:
-    """A frozen copy for rendering; any thread may call.
-
-    Args:
-        update: Its state.
-        now: The time that durations of what still runs extend to.
-    """
+    """An immutable view for rendering; durations of running flows extend to `now`. Thread-safe."""
     now = now or datetime.now(UTC)
     with update.lock:
         datasets = [dataset for dataset in update.datasets.values() if not dataset.is_hidden]
@@ -230,7 +210,7 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """For each dotted name its shortest ending that no other name shares, whatever its case."""
+    """Shortest unique suffix of each dotted name, ignoring case."""
     shared = Counter(ending for name in names for ending in _endings(name.lower()))
     return {
         name: next((ending for ending in _endings(name) if shared[ending.lower()] == 1), name)
@@ -239,6 +219,5 @@ def short_names(names: list[str]) -> dict[str, str]:
 
 
 def _endings(name: str) -> list[str]:
-    """The last part of a dotted name, its last two parts, and so on."""
     parts = name.split(".")
     return [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]

@@ -1,4 +1,4 @@
-"""What Spark's `StreamingQueryProgress` of a micro-batch says, for all that read it."""
+"""Readers of Spark's `StreamingQueryProgress`."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ def durations_of(progress: Progress) -> Mapping[str, Any]:
 
 
 def timestamp_of(text: Any) -> datetime | None:
-    """A time of Spark's; `None` for anything else."""
+    """A timestamp of Spark; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:
@@ -25,12 +25,11 @@ def timestamp_of(text: Any) -> datetime | None:
 
 
 def began_at(progress: Progress) -> datetime | None:
-    """When the micro-batch began."""
     return timestamp_of(progress.get("timestamp"))
 
 
 def ended_at(progress: Progress) -> datetime | None:
-    """When the micro-batch ended; `None` if that cannot be told."""
+    """End of the micro-batch; `None` if unknown."""
     began, took = began_at(progress), durations_of(progress).get("triggerExecution", 0)
     return None if began is None else began + timedelta(milliseconds=float(took))
 
@@ -41,18 +40,18 @@ def event_times(progress: Progress) -> Mapping[str, Any]:
 
 
 def watermark_text(progress: Progress) -> str | None:
-    """The watermark as Spark writes it; `None` before the first one."""
+    """The watermark as a string of Spark; `None` before the first."""
     text = event_times(progress).get("watermark")
     return text if isinstance(text, str) and not text.startswith(_NEVER) else None
 
 
 def watermark_of(progress: Progress) -> datetime | None:
-    """The watermark; `None` before the first one."""
+    """The watermark; `None` before the first."""
     return timestamp_of(watermark_text(progress))
 
 
 def watermark_delay(progress: Progress) -> float | None:
-    """Seconds from the watermark to the beginning of the micro-batch."""
+    """Seconds from the watermark to the start of the micro-batch."""
     watermark, began = watermark_of(progress), began_at(progress)
     if watermark is None or began is None:
         return None
@@ -60,7 +59,7 @@ def watermark_delay(progress: Progress) -> float | None:
 
 
 def operators_of(progress: Progress) -> dict[str, Mapping[str, Any]]:
-    """The stateful operators by their position and name, which differ within a query."""
+    """The stateful operators by position and name, which are unique within a query."""
     return {
         f"{at} {operator.get('operatorName', '')}".strip(): operator
         for at, operator in enumerate(progress.get("stateOperators") or ())

@@ -1,7 +1,7 @@
-"""The state of an update, made of its events: the one place where they are added up.
+"""The state of an update, folded from its events.
 
-Terminal, status file, dashboard, metrics and graph read `ObservedUpdate`; none of them counts by
-itself. Its size does not grow with time.
+Terminal, status file, dashboard, metrics and graph read `ObservedUpdate` and do not count events
+themselves. Its size is bounded.
 """
 
 import threading
@@ -39,10 +39,10 @@ from penstock._observe.lag import ages_of
 from penstock._observe.spark_progress import Progress, dropped_by_watermark, durations_of
 
 ENDED = FINAL_STATUSES | {FlowStatus.IDLE}
-"""A flow with such a state does nothing at the moment."""
+"""Statuses of flows that do not run."""
 
 RECENT = 20
-"""So many progress reports are kept per flow."""
+"""How many progress reports are kept per flow."""
 
 BATCH_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histogram of batch times, in seconds."""
@@ -66,29 +66,27 @@ _REPORTED = (
 
 @dataclass
 class Histogram:
-    """Counts per bucket (the last one is for what is above all bounds), and the sum."""
+    """Counts per bucket (the last bucket has no upper bound), and the sum."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BATCH_BUCKETS) + 1))
     total: float = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bucket_of(value)] += 1
         self.total += value
 
     def add(self, counts: Mapping[str, int], total: float) -> None:
-        """Count many values at once: how many there are up to each bound, and their sum."""
+        """Add the counts of many values by upper bound, and their sum."""
         for bound, count in counts.items():
             self.counts[bucket_of(float(bound))] += count
         self.total += total
 
     def copy(self) -> "Histogram":
-        """The same, apart."""
         return Histogram(list(self.counts), self.total)
 
 
 def bucket_of(seconds: float) -> int:
-    """Position of the bucket that a batch time belongs to; -1 is the one above all bounds."""
+    """Index of the bucket of a batch time; -1 above all bounds."""
     return next((at for at, bound in enumerate(BATCH_BUCKETS) if seconds <= bound), -1)
 
 
@@ -97,32 +95,29 @@ class ObservedFlow:
     """One flow.
 
     Attributes:
-        name: Of the flow.
-        target: Name of the dataset or sink, as the events have it; empty before that is known.
-        definition: As declared.
-        state: Its last state, also one that came with figures.
-        status: Its last state that was reported by itself, since `since` with `message`.
-        changes: Those states, each with its time.
-        working_since: When it began to run, or its last refresh did.
-        started, ended: Of its work, errors and restarts included.
-        last_error: Why it failed or was restarted last.
-        errors: Counts by condition and whether it was fatal.
-        batches: Finished micro-batches and refreshes; `None` before the first figures.
-        batch_id: The newest one, if it had an id.
-        last_batch_at: Time of the newest figures.
-        totals: Sums of `FlowMetrics`, only of figures that were reported.
-        backlog: Rows that wait at the sources, as the last batch saw it.
-        recent: Rows in and milliseconds of the last batches.
-        batch_times: Of all batches.
-        table_version: Delta version that it wrote last.
-        progress: Spark's newest report; `reports` are the last ones in short, with their time.
+        target: Name of the dataset or sink, as in the events; empty until it is known.
+        state: Latest status, including those reported with row counts.
+        status: Latest status reported by itself, since `since` with `message`.
+        changes: These statuses with their times.
+        working_since: Start of the run, or of the latest refresh.
+        started, ended: Including errors and restarts.
+        last_error: Latest error, fatal or followed by a restart.
+        errors: Counts by condition and whether the error was fatal.
+        batches: Finished micro-batches and refreshes; `None` before the first.
+        batch_id: The newest batch id, if any.
+        last_batch_at: Time of the latest row counts.
+        totals: Sums of the reported fields of `FlowMetrics`.
+        backlog: Unread rows at the sources, as of the last batch.
+        recent: Input rows and milliseconds of the last batches.
+        table_version: The Delta version that the flow wrote last.
+        progress: Spark's latest report; `reports` are short forms of the last ones, with their
+            times.
         phases: Seconds per phase of the micro-batches.
         dropped_by_watermark: Rows per stateful operator.
-        lag: What was measured last beside the micro-batches; `aged` is the last one with ages.
-        lag_is_newer: Whether it came after the newest report.
-        lineage: Of its columns.
-        technique: Of the last refresh.
-        lost: Rows by topic that a source had no longer.
+        lag: Latest measurement of the lag; `aged` is the latest with ages.
+        lag_is_newer: Whether it is newer than the latest report.
+        technique: Technique of the latest refresh.
+        lost: Rows by topic that the source had deleted before they were read.
     """
 
     name: str
@@ -161,21 +156,21 @@ class ObservedFlow:
     _replaced: dict[str, int] = field(default_factory=dict)
 
     def count(self, *names: str) -> int:
-        """Sum of some of the totals; of a materialized view those of its last refresh."""
+        """Sum of some totals; of a materialized view those of its latest refresh."""
         return sum(self.totals.get(name, 0) - self._replaced.get(name, 0) for name in names)
 
     @property
     def rows(self) -> int:
-        """Rows that were written, inserted and merged."""
+        """Rows written: inserted and merged."""
         return self.count("num_output_rows", "num_upserted_rows")
 
     def change(self, at: datetime, status: FlowStatus) -> None:
-        """It has this state from now on."""
+        """Set the state."""
         if not self.changes or self.changes[-1][1] is not status:
             self.changes.append((at, status))
 
     def enter(self, event: Event, status: FlowStatus) -> None:
-        """An event without figures reports a state."""
+        """Apply an event that reports a status without row counts."""
         if status is not self.status:
             self.status, self.since = status, event.timestamp
         self.message = event.message
@@ -184,12 +179,12 @@ class ObservedFlow:
         self.change(event.timestamp, status)
 
     def add(self, event: Event, metrics: FlowMetrics, rolled: RolledUp | None) -> None:
-        """An event reports figures."""
+        """Apply an event with row counts."""
         for name, count in vars(metrics).items():
             if count is not None and name != _GAUGE:
                 self.totals[name] = self.totals.get(name, 0) + count
-        # Its writer and Spark's progress report a micro-batch in separate events.
-        # Those of the next one may come in between.
+        # The writer and Spark's progress report a micro-batch in separate events, possibly with
+        # those of the next batch in between.
         batch_id, newest = event.origin.batch_id, self.batch_id
         self.batches = self.batches or 0
         if rolled is not None:
@@ -216,11 +211,11 @@ class ObservedFlow:
             self.recent.append((rows, took))
 
     def replace_rows(self) -> None:
-        """A refresh starts to count from zero."""
+        """Reset the row counts at the start of a refresh."""
         self._replaced = {name: self.totals.get(name, 0) for name in _REPLACED}
 
     def report(self, event: Event, body: StreamProgress) -> None:
-        """Spark reports a micro-batch, or an event stands for many of them."""
+        """Apply Spark's progress of a micro-batch, or a roll-up of many."""
         rolled = body.rolled_up
         if rolled is not None:
             self._spend(rolled.durations_ms or {}, rolled.dropped_by_watermark or {})
@@ -238,7 +233,7 @@ class ObservedFlow:
             self.dropped_by_watermark[name] = self.dropped_by_watermark.get(name, 0) + count
 
     def measure(self, body: LagProgress) -> None:
-        """Its lag was measured."""
+        """Apply a measurement of the lag."""
         self.lag, self.lag_is_newer = body, True
         if any(ages_of(source) for source in body.sources):
             self.aged = body
@@ -249,16 +244,15 @@ class ObservedDataset:
     """One table, view or sink.
 
     Attributes:
-        name: As the events have it.
-        kind: `streaming table`, `materialized view`, `sink`, or empty when not known.
-        definition: As declared.
-        is_excluded: The selection leaves it out.
-        status: The newest state that one of its flows, or the selection, reported by itself.
-        flows: Its flows, in the order of their events.
-        rules: Passed and failed rows by dataset and name of the rule; of a materialized view those
-            of its last refresh.
+        name: As in the events.
+        kind: `streaming table`, `materialized view`, `sink`; empty if unknown.
+        is_excluded: Whether the selection excludes it.
+        status: Latest status that a flow or the selection reported by itself.
+        flows: In the order of their events.
+        rules: Passed and failed rows by dataset and rule; of a materialized view those of its
+            latest refresh.
         table_version: The newest Delta version that a flow wrote.
-        error: The last one of its flows, and when.
+        error: Latest error of its flows, with its time.
     """
 
     name: str
@@ -278,24 +272,23 @@ class ObservedDataset:
 
 
 class ObservedUpdate:
-    """Takes in the events of one update. Subscribe it to the bus; any thread may call.
+    """Folds the events of one update. Subscribe it to the bus; thread-safe.
 
     The events of a later update are added to the same sums. Readers on other threads hold `lock`.
 
     Attributes:
         begun: The `create_update` event; `properties` is its body.
-        state: `None` before the first event that says it; `message` and `since` are of its last
-            change, `changes` are all.
+        state: `None` until the first state; `message` and `since` are of the latest change,
+            `changes` are all.
         started, ended: Times of the first event, and of the final state.
-        error: Why the update failed, if it did.
-        last_event: Its time; `events` counts by level.
+        error: Why the update failed.
+        last_event: Time of the latest event; `events` counts them by level.
         warnings: The newest messages of level WARN.
-        datasets: In the order in which the events named them.
-        flows: Likewise.
-        rules: Passed and failed rows of the whole update by dataset and name of the rule.
-        refreshes: Of materialized views, by dataset and technique.
-        deliveries: The newest event per type and signal.
-        firing: What each alert fires for.
+        datasets: In the order of their first event, as are `flows`.
+        rules: Passed and failed rows of the whole update by dataset and rule.
+        refreshes: Refreshes of materialized views by dataset and technique.
+        deliveries: The latest event per type and signal.
+        firing: Subjects for which each alert fires.
     """
 
     def __init__(self) -> None:
@@ -322,12 +315,11 @@ class ObservedUpdate:
         self.firing: dict[str, set[str]] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take in one event."""
         with self.lock:
             self._fold(event)
 
     def flow(self, name: str) -> ObservedFlow:
-        """The flow with this name, which may be new."""
+        """The flow with this name; created if missing."""
         known = self.flows.get(name)
         if known is None:
             known = self.flows[name] = ObservedFlow(name)
@@ -383,7 +375,7 @@ class ObservedUpdate:
         if event.origin.flow_name:
             flow = self._at(event)
             flow.technique = body.technique
-            # Each refresh begins with it; the state of its flow is reported only once.
+            # Each refresh begins with this event; the status of the flow is reported only once.
             flow.working_since = event.timestamp
             if body.technique != "NO_OP":
                 flow.change(event.timestamp, FlowStatus.RUNNING)
@@ -406,8 +398,8 @@ class ObservedUpdate:
             dataset.is_excluded = body.status is FlowStatus.EXCLUDED
             return
         flow, metrics = self._at(event), body.metrics
-        # Figures of a micro-batch say nothing about the state: they may come when the flow has
-        # ended already, or for a micro-batch of an earlier update.
+        # Row counts do not imply a status: they may arrive after the end of the flow, or for a
+        # micro-batch of an earlier update.
         is_new = origin.flow_name not in dataset.flows
         dataset.flows[origin.flow_name] = flow
         if is_new or body.status is not FlowStatus.RUNNING or metrics is None:

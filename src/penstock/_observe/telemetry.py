@@ -1,4 +1,4 @@
-"""Metrics and traces over OpenTelemetry's protocol, OTLP over HTTP, with its own exporters."""
+"""Exports metrics and traces with OpenTelemetry's OTLP/HTTP exporters."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from penstock._model.export import TelemetrySettings
 from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
-from penstock._observe.delivery import DRAIN_SECONDS, MOMENT_SECONDS, Delivery, Signal
+from penstock._observe.delivery import DRAIN_SECONDS, FAILING_DRAIN_SECONDS, Delivery, Signal
 from penstock._observe.events import Event, EventOrigin, TelemetryProgress
 from penstock._observe.masking import shown
 from penstock._observe.metrics import metric_series
@@ -40,12 +40,7 @@ _LOGGERS = "opentelemetry.exporter"
 
 
 def is_wanted(settings: TelemetrySettings, environ: Mapping[str, str]) -> bool:
-    """Whether anything is to be sent: as the settings say, or as `OTEL_*` variables do.
-
-    Args:
-        settings: Of the pipeline.
-        environ: Environment variables.
-    """
+    """Whether telemetry is enabled, by the settings or else by `OTEL_*` variables."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     if settings.is_wanted is None and not any(environ.get(name) for name in _ENDPOINTS):
@@ -61,7 +56,7 @@ def _has_signal(settings: TelemetrySettings, signal: str, environ: Mapping[str, 
 
 
 def require_extra() -> None:
-    """Make sure that OpenTelemetry's SDK and exporters are installed.
+    """Check that OpenTelemetry's SDK and exporters are installed.
 
     Raises:
         MissingExtraError: `MISSING_EXTRA`.
@@ -76,17 +71,10 @@ def require_extra() -> None:
 
 
 class Telemetry:
-    """Sends metrics and traces of an update, each on threads of its own; see `Delivery`.
+    """Sends metrics and traces of an update on background threads; see `Delivery`.
 
-    Subscribe it to the bus, and the state of the update before it.
-
-    Args:
-        settings: Of the pipeline.
-        bus: Takes `telemetry_progress` events.
-        origin: Of those events.
-        update: Its state.
-        resolve_secrets: Fills `${secret:...}` in.
-        environ: Environment variables; what OpenTelemetry itself reads is that of the process.
+    Subscribe it to the bus after the state of the update. `environ` is for tests: OpenTelemetry
+    itself reads the variables of the process.
 
     Raises:
         SpecError: `TELEMETRY_NOT_CONFIGURED`.
@@ -105,7 +93,7 @@ class Telemetry:
         self._bus, self._origin = bus, origin
         _require_http(settings, environ)
         options = _Options(settings, environ, resolve_secrets)
-        self._words = _ExporterWords()
+        self._exporter_log = _ExporterLog()
         self._exporters: list[Any] = []
         self._metrics: Delivery | None = None
         self._traces: Delivery | None = None
@@ -116,7 +104,7 @@ class Telemetry:
             if _has_signal(settings, "traces", environ):
                 self._traces = self._open_traces(options, resource, environ)
         except Exception as error:
-            # The exporters read a dozen variables; what they find wrong has no type of its own.
+            # The exporters read a dozen variables and have no exception type for invalid ones.
             self.close()
             text = shown(f"{type(error).__name__}: {error}")
             raise SpecError(
@@ -126,19 +114,26 @@ class Telemetry:
             ) from None
 
     def __call__(self, event: Event) -> None:
-        """Take an event; any thread, never blocks."""
+        """Queue an event. Thread-safe, never blocks."""
         if self._traces is not None:
             self._traces(event)
 
     def close(self) -> None:
-        """Send what is waiting, within bounds, both signals at a time.
+        """Send what is queued, both signals concurrently and within the timeouts.
 
-        Mostly both go to one receiver: where one signal fails, the other one hardly waits, either.
+        Both usually go to one receiver: if one signal fails, the wait for both is short.
         """
-        open_ones = [sender for sender in (self._metrics, self._traces) if sender is not None]
-        most = MOMENT_SECONDS if any(sender.is_failing for sender in open_ones) else DRAIN_SECONDS
+        deliveries = [
+            delivery for delivery in (self._metrics, self._traces) if delivery is not None
+        ]
+        drain_seconds = (
+            FAILING_DRAIN_SECONDS
+            if any(delivery.is_failing for delivery in deliveries)
+            else DRAIN_SECONDS
+        )
         closing = [
-            threading.Thread(target=sender.close, args=(most,), daemon=True) for sender in open_ones
+            threading.Thread(target=delivery.close, args=(drain_seconds,), daemon=True)
+            for delivery in deliveries
         ]
         for thread in closing:
             thread.start()
@@ -147,7 +142,7 @@ class Telemetry:
         for exporter in self._exporters:
             exporter.shutdown()
         self._exporters.clear()
-        self._words.close()
+        self._exporter_log.close()
 
     # -- signals -------------------------------------------------------------------------------
 
@@ -165,7 +160,7 @@ class Telemetry:
 
         def send(spans: list[Any]) -> None:
             if exporter.export(spans) is not SpanExportResult.SUCCESS:
-                raise ConnectionError(self._words.last("trace_exporter"))
+                raise ConnectionError(self._exporter_log.last("trace_exporter"))
 
         return Delivery(
             self._bus,
@@ -195,9 +190,9 @@ class Telemetry:
             return [metrics_data(series, resource, started=started, now=time.time_ns())]
 
         def send(reports: "list[MetricsData]") -> None:
-            # Sums grow from the beginning, so the newest report has all that those before it have.
+            # Sums are cumulative: the newest report includes the earlier ones.
             if exporter.export(reports[-1]) is not MetricExportResult.SUCCESS:
-                raise ConnectionError(self._words.last("metric_exporter"))
+                raise ConnectionError(self._exporter_log.last("metric_exporter"))
 
         return Delivery(
             self._bus,
@@ -206,16 +201,16 @@ class Telemetry:
             fold=lambda _: (),
             send=send,
             finish=report,
-            regularly=report,
-            every_seconds=options.interval_seconds,
+            on_interval=report,
+            interval_seconds=options.interval_seconds,
             queue_size=2,
             batch_size=2,
-            newest_counts=True,
+            drop_oldest=True,
         )
 
 
 class _Options:
-    """Arguments of exporters: what the settings say; the rest they read from `OTEL_*` variables."""
+    """Arguments of the exporters from the settings; they read the rest from `OTEL_*` variables."""
 
     def __init__(
         self,
@@ -243,26 +238,26 @@ class _Options:
         return attributes
 
 
-class _ExporterWords(logging.Handler):
-    """Keeps what the exporters log: the reason of a failure, which they give nowhere else.
+class _ExporterLog(logging.Handler):
+    """Keeps the log messages of the exporters: the only place with the reason of a failure.
 
-    It does not go to the terminal, which belongs to the update.
+    They are not printed: the terminal belongs to the update.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said: dict[str, str] = {}
+        self._messages: dict[str, str] = {}
         self._logger = logging.getLogger(_LOGGERS)
         self._propagated = self._logger.propagate
         self._logger.addHandler(self)
         self._logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said[record.name.rpartition(".")[2]] = record.getMessage()
+        self._messages[record.name.rpartition(".")[2]] = record.getMessage()
 
     def last(self, exporter: str) -> str:
-        """The newest words of an exporter."""
-        return self._said.get(exporter, "the receiver did not take it")
+        """The latest message of an exporter."""
+        return self._messages.get(exporter, "the receiver did not accept the request")
 
     def close(self) -> None:
         self._logger.removeHandler(self)
@@ -270,10 +265,10 @@ class _ExporterWords(logging.Handler):
         super().close()
 
 
-def _signal_of(signal: str, things: str) -> Signal:
+def _signal_of(signal: str, items: str) -> Signal:
     return Signal(
         name=signal,
-        things=things,
+        items=items,
         body=partial(TelemetryProgress, signal=signal),
         condition="TELEMETRY_NOT_DELIVERED",
         class_name="TelemetryError",
@@ -282,13 +277,13 @@ def _signal_of(signal: str, things: str) -> Signal:
 
 def _require_http(settings: TelemetrySettings, environ: Mapping[str, str]) -> None:
     names = [f"OTEL_EXPORTER_OTLP_{part}PROTOCOL" for part in ("TRACES_", "METRICS_", "")]
-    said = next((name for name in names if environ.get(name)), None)
-    protocol = environ[said].strip() if said else ""
-    if said and not settings.endpoint and protocol != "http/protobuf":
+    variable = next((name for name in names if environ.get(name)), None)
+    protocol = environ[variable].strip() if variable else ""
+    if variable and not settings.endpoint and protocol != "http/protobuf":
         raise SpecError(
             NOT_CONFIGURED,
-            f"{said} is {protocol!r}, and only http/protobuf is spoken here",
-            hint="name an OTLP/HTTP receiver as `opentelemetry.endpoint`; its port is mostly 4318",
+            f"{variable} is {protocol!r}, but only http/protobuf is supported",
+            hint="set `opentelemetry.endpoint` to an OTLP/HTTP receiver; its port is usually 4318",
         )
 
 
@@ -299,14 +294,14 @@ def _interval(environ: Mapping[str, str]) -> float:
     if not text.isdecimal() or int(text) < 1:
         raise SpecError(
             NOT_CONFIGURED,
-            f"OTEL_METRIC_EXPORT_INTERVAL is {text!r}, and not a number of milliseconds",
-            hint="60000 is one minute",
+            f"OTEL_METRIC_EXPORT_INTERVAL is {text!r}, which is not a number of milliseconds",
+            hint="set it to milliseconds: 60000 is one minute",
         )
     return int(text) / 1000
 
 
 def _resource(origin: EventOrigin, environ: Mapping[str, str]) -> "Resource":
-    """Who tells: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the pipeline."""
+    """The service: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the pipeline."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     resource = Resource.create()

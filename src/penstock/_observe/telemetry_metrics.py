@@ -1,7 +1,7 @@
-"""The metrics of an update in OpenTelemetry's form: what `docs/metrics.md` lists, one to one.
+"""Converts the metrics of an update to OpenTelemetry.
 
-A counter has no `_total` there, since whoever makes Prometheus' form of it adds that; units are
-told apart from names. So what went through a collector has the name that a scrape gives it.
+Counters omit `_total` and units are derived from names: the Prometheus exporter of a collector adds
+both, so that metrics have the same names as in a scrape.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,18 @@ _UNITS = {"seconds": "s", "bytes": "By"}
 
 
 def otel_name(metric: Metric) -> str:
-    """What OpenTelemetry calls a metric."""
     return metric.name.removesuffix("_total")
 
 
 def otel_unit(metric: Metric) -> str:
-    """Its unit in UCUM; empty for counts."""
+    """Unit in UCUM; empty for counts."""
     return _UNITS.get(otel_name(metric).rpartition("_")[2], "")
 
 
 def metrics_data(
     series: Sequence[Series], resource: "Resource", *, started: int, now: int
 ) -> "MetricsData":
-    """All figures as one report.
-
-    Args:
-        series: The figures.
-        resource: Who tells.
-        started: When counters began, in nanoseconds of Unix time.
-        now: The moment of the figures, likewise.
-    """
+    """One report of all metrics; times are Unix nanoseconds."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -70,7 +62,7 @@ def _metric(series: Series, started: int, now: int) -> Any:
                     sum=histogram.total,
                     bucket_counts=list(histogram.counts),
                     explicit_bounds=list(BATCH_BUCKETS),
-                    # Not kept; OTLP leaves out what is not given.
+                    # Not recorded; OTLP omits None.
                     min=None,  # type: ignore[arg-type]
                     max=None,  # type: ignore[arg-type]
                 )

@@ -1,8 +1,7 @@
 """Traces of an update, folded from its events: spans of the update, its flows and their batches.
 
-The spans are made by OpenTelemetry's own tracer, with the times of the events; how they are sampled
-and limited is its business. Batches are told within bounds: a flow with many small ones has some
-spans a minute, and counts the others.
+The spans are made by OpenTelemetry's tracer with the times of the events; it applies the configured
+sampling and limits. The number of batch spans per flow and minute is bounded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 SCOPE = "penstock"
 BATCHES_PER_MINUTE = 60
-"""So many batches of a flow become spans."""
+"""Maximum number of batch spans per flow and minute; further batches are counted."""
 
 _ROWS = {
     **{f"num_{key}_rows": key for key in ("input", "output", "upserted", "deleted")},
@@ -48,7 +47,7 @@ Attributes = dict[str, str | int | float]
 
 @dataclass
 class _Flow:
-    """A flow with a span that has not ended."""
+    """A flow whose span has not ended."""
 
     span: "Span"
     sums: dict[str, int] = field(default_factory=dict)
@@ -60,11 +59,9 @@ class _Flow:
 
 
 class TraceFold:
-    """Gives the spans that an event has ended. One thread at a time.
+    """Returns the spans that an event has ended. Not thread-safe.
 
-    Args:
-        resource: Who tells.
-        environ: `TRACEPARENT` and `TRACESTATE` name the span that the update is part of.
+    TRACEPARENT and TRACESTATE of `environ` define the parent span of the update.
     """
 
     def __init__(self, resource: "Resource", environ: Mapping[str, str]) -> None:
@@ -77,7 +74,6 @@ class TraceFold:
         self._newest: datetime | None = None
 
     def __call__(self, event: Event) -> "Iterable[ReadableSpan]":
-        """Take in one event."""
         self._newest = event.timestamp
         flow = event.origin.flow_name
         if isinstance(event.body, CreateUpdate | UpdateProgress) and self._tracer is None:
@@ -94,7 +90,7 @@ class TraceFold:
         return self._taken()
 
     def finish(self) -> "Iterable[ReadableSpan]":
-        """There are no more events: what has not ended ends now."""
+        """End all open spans after the last event."""
         if self._newest is not None:
             self._end(self._newest)
         return self._taken()
@@ -187,7 +183,9 @@ class TraceFold:
             known, before = flow.written
             flow.written = (batch, {**before, **figures} if known == batch else figures)
         elif flow.refresh_began is not None:
-            self._told_batch(flow, "refresh", flow.refresh_began, event.timestamp, figures, event)
+            self._add_batch_span(
+                flow, "refresh", flow.refresh_began, event.timestamp, figures, event
+            )
             flow.refresh_began = None
 
     def _batch(self, event: Event, flow: _Flow, progress: Progress) -> None:
@@ -197,7 +195,7 @@ class TraceFold:
         if began is None or took is None or not isinstance(batch, int):
             return
         if "addBatch" not in durations:
-            return  # only looked whether there is something new
+            return  # a trigger without new data
         known, written = flow.written
         attributes: Attributes = {"penstock.batch_id": batch}
         attributes |= written if known == batch else {}
@@ -207,9 +205,9 @@ class TraceFold:
             if phase != "triggerExecution":
                 attributes[f"penstock.phase.{phase}_seconds"] = milliseconds / 1000
         ended = began + timedelta(milliseconds=took)
-        self._told_batch(flow, "batch", began, ended, attributes, event)
+        self._add_batch_span(flow, "batch", began, ended, attributes, event)
 
-    def _told_batch(
+    def _add_batch_span(
         self,
         flow: _Flow,
         what: str,
@@ -271,7 +269,7 @@ def _tracer(resource: "Resource", ended: Any, update_id: str) -> "Tracer":
 
 
 def _parent(environ: Mapping[str, str]) -> "Context":
-    """The span that started this process, as schedulers name it in the environment."""
+    """The parent span of this process, from the environment as schedulers set it."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

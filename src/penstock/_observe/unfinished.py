@@ -1,4 +1,4 @@
-"""Updates whose process ended without a word: killed, out of memory, or on a full disk."""
+"""Ends updates whose process was killed, ran out of memory or had a full disk."""
 
 import uuid
 from datetime import UTC, datetime
@@ -21,22 +21,16 @@ PROCESS_GONE = "PROCESS_GONE"
 
 
 def has_ended(progress: Event | None) -> bool:
-    """Whether the newest `update_progress` event of an update is its last one."""
+    """Whether the newest `update_progress` event of an update is final."""
     body = progress.body if progress is not None else None
     return isinstance(body, UpdateProgress) and body.state in TERMINAL_STATES
 
 
 def end_unfinished(directory: Path) -> list[str]:
-    """Record the end of updates that could not do so themselves, as FAILED.
+    """Record updates whose process has died as FAILED; returns their ids, newest first.
 
-    Only who holds the lease of the pipeline may call: then none of them can still run. Those
-    before the newest one that has ended were looked at by an earlier start.
-
-    Args:
-        directory: The folder of the event log.
-
-    Returns:
-        Their ids, newest first.
+    The caller must hold the lease of the pipeline, so none of them can still run. Updates before
+    the newest finished one were handled by an earlier start.
 
     Raises:
         OSError: A file could not be read or written.
@@ -53,15 +47,15 @@ def end_unfinished(directory: Path) -> list[str]:
 
 def _end(update: UpdateLog, pipeline: str) -> None:
     newest = update.segments()[-1]
-    text = "the process of the update ended without a word: it was killed, or could not write"
+    text = "the process of the update died: it was killed, or could not write its events"
     event = Event(
         EventOrigin(pipeline_name=pipeline, update_id=update.update_id),
         UpdateProgress(UpdateState.FAILED),
         text,
         error=ErrorInfo(condition=PROCESS_GONE, class_name="SetupError", message=text),
-        # When it was last seen alive, so that the update does not seem to have lasted until now.
+        # Time of the last write, so that the update does not seem to have lasted until now.
         timestamp=datetime.fromtimestamp(newest.path.stat().st_mtime, UTC),
     )
     line = encode(event_json(event, instance=str(uuid.uuid4()), seq_no=0)) + b"\n"
-    # A segment of its own: the last line of the newest one may be torn.
+    # A new segment: the last line of the newest one may be truncated.
     update.path(newest.last + 1).write_bytes(line)

@@ -1,1 +1,1 @@
-"""What will be done: frozen steps, the planner and its explanation. No Spark."""
+"""Planning: steps as frozen data, the planner and `explain`. Does not import Spark."""

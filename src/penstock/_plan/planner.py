@@ -1,4 +1,4 @@
-"""Graph + wishes -> plan. Decides; does nothing."""
+"""Plans an update from the graph and the options of the update. No side effects."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ GROWING_STATE = "penstock.growingState"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the user asked of an update.
+class PlanOptions:
+    """Selection and refresh options of an update.
 
     Attributes:
         refresh: Datasets to update; empty = all.
@@ -55,7 +55,7 @@ class Wishes:
 
 def make_plan(
     graph: DataflowGraph,
-    wishes: Wishes,
+    options: PlanOptions,
     *,
     configuration: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
@@ -64,7 +64,7 @@ def make_plan(
 
     Args:
         graph: The pipeline.
-        wishes: Selection and refresh options.
+        options: Selection and refresh options.
         configuration: The pipeline's configuration, for `pipelines.*` defaults.
         notes: What is known already that the user should know; the first of the plan's notes.
 
@@ -74,19 +74,19 @@ def make_plan(
             cannot have its trigger; state grows where that is not allowed.
     """
     conf = configuration or {}
-    if wishes.full_refresh_all and (wishes.refresh or wishes.full_refresh):
+    if options.full_refresh_all and (options.refresh or options.full_refresh):
         raise SpecError(
             "CONFLICTING_REFRESH_OPTIONS",
-            "--full-refresh-all covers everything and cannot go with --refresh or --full-refresh",
-            hint="leave one of them out",
+            "--full-refresh-all cannot be combined with --refresh or --full-refresh",
+            hint="remove --refresh and --full-refresh, or --full-refresh-all",
         )
     _check_datasets(graph)
     all_notes = [*notes, *_other_formats(graph), *_streamed_changes(graph), *_text_numbers(graph)]
-    refreshed = _select(graph, wishes.refresh)
-    reset = _select(graph, wishes.full_refresh)
-    _refuse_sinks(graph, wishes.full_refresh)
+    refreshed = _select(graph, options.refresh)
+    reset = _select(graph, options.full_refresh)
+    _refuse_sinks(graph, options.full_refresh)
     selected = {node.key for node in graph.stored()}
-    if wishes.refresh or wishes.full_refresh:
+    if options.refresh or options.full_refresh:
         selected = refreshed | reset
     for key in sorted(reset):
         if not reset_allowed(graph.datasets[key], conf):
@@ -94,9 +94,9 @@ def make_plan(
                 "TABLE_NOT_RESETTABLE",
                 f"{graph.datasets[key].display!r} has pipelines.reset.allowed = false",
                 origin=graph.datasets[key].declared.origin,
-                hint="leave it out of --full-refresh, or change that table property",
+                hint="remove it from --full-refresh, or set that table property to true",
             )
-    if wishes.full_refresh_all:
+    if options.full_refresh_all:
         reset = {node.key for node in graph.stored() if reset_allowed(node, conf)}
         for node in graph.stored():
             if node.key not in reset:
@@ -107,27 +107,27 @@ def make_plan(
         for name, flow in graph.flows.items()
         if flow.analysis.refusal is not None
     }
-    # Views are looked at again after a reset in any case: their sources have new versions. A table
-    # keeps rows that its flow could not write again.
+    # Views are refreshed after a reset in any case: their sources have new versions. A table that
+    # must not be reset keeps rows that its flow could not write again.
     resets = tuple(
         ResetTable(dataset=node.key, flows=node.flows)
         for node in graph.stored()
         if node.key in reset and refused.keys().isdisjoint(node.flows)
     )
     tables = tuple(PrepareTable(dataset=n.key) for n in graph.stored() if n.key in selected)
-    sinks_too = not (wishes.refresh or wishes.full_refresh)
+    sinks_too = not (options.refresh or options.full_refresh)
     runs = [
-        _run_step(graph, flow, selected, reset, wishes.continuous, conf)
+        _run_step(graph, flow, selected, reset, options.continuous, conf)
         for flow in graph.flows.values()
         if (flow.target in selected)
-        or (flow.target in graph.sinks and (sinks_too or flow.target in wishes.refresh))
+        or (flow.target in graph.sinks and (sinks_too or flow.target in options.refresh))
     ]
     return Plan(
         resets=resets,
         tables=tables,
         runs=tuple(_views_last(runs)),
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
-        continuous=wishes.continuous,
+        continuous=options.continuous,
         notes=tuple(all_notes),
         setup_retries=update_retries(conf),
         warnings=(
@@ -137,7 +137,7 @@ def make_plan(
             *_missing_folders(graph),
             *_unmatched_filters(graph),
             *_growing_state(graph, runs, conf),
-            *(() if wishes.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
+            *(() if options.continuous else _triggers_of_a_triggered_update(graph, runs, conf)),
             *_without_batches(graph, runs),
         ),
         refused={step.flow: refused[step.flow] for step in runs if step.flow in refused},
@@ -169,9 +169,9 @@ def _refuse_sinks(graph: DataflowGraph, names: Iterable[str]) -> None:
         if graph.find(name) is None and name in graph.sinks:
             raise PlanError(
                 "SINK_NOT_RESETTABLE",
-                f"{name!r} is a sink: what it has written lies outside of the pipeline",
+                f"{name!r} is a sink: its data is outside of the pipeline and cannot be reset",
                 origin=graph.sinks[name].origin,
-                hint="to write everything again, give its flow a new name and so a new checkpoint",
+                hint="to write everything again, rename its flow, which starts a new checkpoint",
             )
 
 
@@ -216,9 +216,9 @@ def _check_datasets(graph: DataflowGraph) -> None:
         if declared.row_filter:
             raise PlanError(
                 "ROW_FILTER_NOT_SUPPORTED",
-                f"{node.display!r} has a row filter, which open-source Spark does not have",
+                f"{node.display!r} has a row filter, which open-source Spark does not support",
                 origin=declared.origin,
-                hint="remove row_filter and give readers a view that filters",
+                hint="remove row_filter and provide a view with the filter",
             )
 
 
@@ -226,7 +226,7 @@ def _other_formats(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.stored():
         wanted = node.declared.format
         if wanted and wanted.lower() != "delta":
-            yield f"{node.display} asks for format {wanted} and is written as Delta"
+            yield f"{node.display} has format {wanted} but is written as Delta"
 
 
 def _taken_names(graph: DataflowGraph) -> Iterator[str]:
@@ -239,9 +239,9 @@ def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.flows.values():
         if node.analysis.needs_ansi_off:
             yield (
-                f"the query of {node.flow.name} calculates with texts, which ANSI mode refuses: it "
-                "is run without, so that what is no number becomes NULL instead of an error; casts "
-                "in the query, or `spark.sql.ansi.enabled` in the settings, decide otherwise"
+                f"the query of {node.flow.name} computes with strings, which ANSI mode refuses: it "
+                "runs without ANSI mode, and strings that are not numbers become NULL instead of "
+                "an error; use casts, or set `spark.sql.ansi.enabled`, to override this"
             )
 
 
@@ -249,9 +249,9 @@ def _text_numbers(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.flows.values():
         if node.analysis.text_numbers:
             yield (
-                f"the query of {node.flow.name} takes strings for numbers: "
-                f"{', '.join(node.analysis.text_numbers)}; in ANSI mode a string that is no number "
-                "fails the batch: cast the column, try_cast gives NULL instead; so does "
+                f"the query of {node.flow.name} uses strings as numbers: "
+                f"{', '.join(node.analysis.text_numbers)}; in ANSI mode a string that is not a "
+                "number fails the batch: cast the column; try_cast returns NULL instead, as does "
                 "`spark.sql.ansi.enabled: false`"
             )
 
@@ -265,10 +265,7 @@ def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
                 tables.setdefault(f"{key} = {value}", []).append(node.display)
     if tables:
         shown = "; ".join(f"{setting} ({', '.join(names)})" for setting, names in tables.items())
-        yield (
-            "table properties that only tune Databricks are left out, the tables are written "
-            f"without them: {shown}"
-        )
+        yield (f"table properties that only tune Databricks are ignored: {shown}")
 
 
 def _missing_folders(graph: DataflowGraph) -> Iterator[str]:
@@ -276,7 +273,7 @@ def _missing_folders(graph: DataflowGraph) -> Iterator[str]:
         for folder in node.analysis.missing_folders:
             yield (
                 f"the folder {folder} does not exist: {node.flow.name} has nothing to read until "
-                "it does; if it is elsewhere, map its beginning below `paths` in the settings"
+                "it does; if it is elsewhere, map its prefix in `paths` of the settings"
             )
 
 
@@ -285,8 +282,8 @@ def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:
     for key in changing:
         yield (
             f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
-            "place: that stream ends with an error at the first change after its start; the reader "
-            "options `readChangeFeed` and `skipChangeCommits` let it continue"
+            "place: the stream fails at the first change after its start; set the reader option "
+            "`readChangeFeed` or `skipChangeCommits`"
         )
 
 
@@ -340,7 +337,7 @@ def _retries(key: str, text: str | None) -> int | None:
         raise SpecError(
             "INVALID_RETRY_ATTEMPTS",
             f"{key} is {text!r}",
-            hint="a whole number: 0 gives up at the first failure",
+            hint="set it to a whole number; 0 disables retries",
         )
     return number
 
@@ -383,7 +380,7 @@ def _growing_state(
             raise SpecError(
                 "INVALID_GROWING_STATE",
                 f"{GROWING_STATE} is {wanted!r}",
-                hint="allow, warn or error",
+                hint="set it to allow, warn or error",
             )
         if wanted.lower() == "error":
             raise PlanError(
@@ -430,13 +427,13 @@ def _triggers_of_a_triggered_update(
             special.append(f"{step.flow} ({trigger})")
     if once:
         yield (
-            f"{', '.join(once)}: the trigger once takes everything in one batch and is deprecated; "
-            "availableNow is used, which ends as well and keeps batches small"
+            f"{', '.join(once)}: the trigger once is deprecated and processes everything in one "
+            "batch; availableNow is used instead, which keeps the limits per batch"
         )
     if special:
         yield (
-            f"{', '.join(special)}: a triggered update takes everything that is available; the "
-            "trigger counts with --continuous"
+            f"{', '.join(special)}: a triggered update processes everything that is available; the "
+            "trigger only applies with --continuous"
         )
 
 

@@ -1,4 +1,4 @@
-"""Steps: what will be done, as frozen data. `explain` prints them, `_runtime` carries them out.
+"""Steps of an update as frozen data: `explain` prints them, `_runtime` executes them.
 
 Names in steps are canonical: a dataset is its `DatasetName.key`, a flow its name.
 """

@@ -78,9 +78,9 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
         raise PlanError(
             "TRIGGER_NOT_SUPPORTED",
             f"flow {name!r} has the trigger {trigger.kind.value}, which ends when everything is "
-            "read, but the update runs until it is stopped",
+            "read, but the update is continuous",
             origin=flow.flow.origin,
-            hint="give it an interval, such as processingTime=1 hour; or leave --continuous out",
+            hint="set an interval, such as processingTime=1 hour; or remove --continuous",
         )
     if trigger.kind not in _NAMES:
         return
@@ -100,7 +100,7 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
     elif sink.facts.needs_batches:
         reason = sink.facts.needs_batches
     elif flow.upstream or not sources or any(source not in known for source in sources):
-        reason = f"it reads something else than {' or '.join(known)}"
+        reason = f"it reads other sources than {' or '.join(known)}"
     elif any(not line.startswith("source") for line in flow.analysis.stateful_operators):
         reason = "it keeps state: an aggregation, a de-duplication or a join of streams"
     elif trigger.kind is TriggerKind.REAL_TIME and (trigger.seconds or 0) < _REAL_TIME_SECONDS:

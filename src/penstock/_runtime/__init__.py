@@ -1,1 +1,1 @@
-"""Who watches over an update: state machine, restart policy, leases. No Spark."""
+"""Execution of an update: state machine, restart policy, leases. Does not import Spark."""

@@ -1,4 +1,4 @@
-"""The boundary to the engine: whatever it raises becomes one of our errors."""
+"""The boundary to the engine: converts its exceptions to Penstock errors."""
 
 import errno
 import logging

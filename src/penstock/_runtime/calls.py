@@ -1,4 +1,4 @@
-"""Calls to the engine, each on a thread of its own, whose outcome comes back as a message."""
+"""Calls to the engine, each on its own thread; the result comes back as a message."""
 
 import logging
 from collections.abc import Callable
@@ -23,12 +23,12 @@ OnEnd = Callable[[PenstockError | None], None]
 
 
 class EngineCalls:
-    """The engine as the update's loop sees it: nothing blocks, nothing raises.
+    """Non-blocking calls to the engine for the loop of the update. Never raises.
 
     Args:
-        engine: Does the work.
-        scheduler: Gives the threads.
-        inbox: Gets every outcome as a call of the callback that was handed in.
+        engine: Executes the steps.
+        scheduler: Starts the threads.
+        inbox: Receives every result as a call of the callback that was passed.
     """
 
     def __init__(

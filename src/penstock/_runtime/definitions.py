@@ -1,4 +1,4 @@
-"""What a pipeline consists of, as events: the first thing that readers of its log need."""
+"""Events with the definitions of a pipeline, which readers of the log need first."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

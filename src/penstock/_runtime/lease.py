@@ -1,9 +1,9 @@
 """Leases: one driver per pipeline and per table, by an OS lock on a file.
 
-The lock belongs to the open file, not to the process: whoever inherits the descriptor holds it
-too. The Spark JVM must inherit it (`subprocess`'s `pass_fds`), because a JVM can outlive its
-Python driver for a second and still commit a micro-batch; so the lock frees only when both are
-gone. What the file says (who, since when) is for messages only; what counts is the lock.
+The lock belongs to the open file, not to the process: a process that inherits the descriptor holds
+it too. The Spark JVM must inherit it (`pass_fds` of `subprocess`), because a JVM can outlive its
+Python driver for a second and still commit a micro-batch; the lock is released only when both have
+ended. The content of the file (holder, start time) is only for messages.
 """
 
 import fcntl
@@ -38,13 +38,13 @@ def _wait(seconds: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseEnvironment:
-    """The machine, so that a test can replace it.
+    """The machine; replaceable in tests.
 
     Attributes:
         clock: For deadlines.
-        processes: Tells whether a holder lives.
-        wait: Waits some seconds: the system does not tell when a lock frees.
-        leftover_timeout_seconds: How long to wait for what a dead holder left behind.
+        processes: Reports whether a holder is alive.
+        wait: Waits some seconds: the system does not report when a lock is released.
+        leftover_timeout_seconds: How long to wait for child processes of a dead holder.
     """
 
     clock: Clock = field(default_factory=SystemScheduler)
@@ -54,11 +54,7 @@ class LeaseEnvironment:
 
 
 class Lease:
-    """A lock on a file that this process holds. Make one with `acquire`.
-
-    Attributes:
-        path: The file.
-    """
+    """A lock on a file, held by this process. Create it with `acquire`."""
 
     def __init__(self, path: Path, fd: int, record: Mapping[str, Any]) -> None:
         self.path = path
@@ -82,8 +78,8 @@ class Lease:
     ) -> Self:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 
-        If the recorded holder is dead but the lock is still held, its JVM is about to end: wait
-        for that up to the leftover timeout.
+        If the recorded holder is dead but the lock is still held, its JVM is about to end: wait for
+        that up to the leftover timeout.
 
         Args:
             path: The file; made if it is missing, with its folders. Never removed.
@@ -117,7 +113,7 @@ class Lease:
                 os.close(fd)
                 raise
             os.close(fd)
-            # Held by something that is about to end, or the file was removed in between.
+            # Held by a process that is about to end, or the file was removed meanwhile.
             machine.wait(_RETRY_SECONDS)
 
     def release(self) -> None:
@@ -134,7 +130,7 @@ class Lease:
             with suppress(SetupError):
                 _write_record(fd, self.path, {**self._record, "released": True})
         finally:
-            # No LOCK_UN: that would free the lock for the child as well.
+            # No LOCK_UN: that would release the lock of the child as well.
             os.close(fd)
 
     def __enter__(self) -> Self:
@@ -239,13 +235,13 @@ def _holder_lives(record: Mapping[str, Any], processes: ProcessTable) -> bool:
     if not isinstance(pid, int) or record.get("released"):
         return False
     if record.get("host") != socket.gethostname():
-        # Nothing can be known about a process of another machine, except that it holds the lock.
+        # The process runs on another machine and cannot be inspected.
         return True
     info = processes.look_up(pid)
     if info is None:
         return False
     started = record.get("process_started")
-    # Another start time: the holder is dead and its pid belongs to somebody else now.
+    # Another start time: the holder is dead and its pid was reused.
     return info.started is None or started is None or info.started == started
 
 
@@ -254,18 +250,18 @@ def _describe(record: Mapping[str, Any]) -> str:
     if pid is None:
         return "an unknown process"
     host = record.get("host")
-    place = "" if host == socket.gethostname() else f" on {host}"
+    location = "" if host == socket.gethostname() else f" on {host}"
     command = f" ({record['command']})" if record.get("command") else ""
-    return f"process {pid}{place}{command}, since {record.get('since', 'an unknown time')}"
+    return f"process {pid}{location}{command}, since {record.get('since', 'an unknown time')}"
 
 
 def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
     host = record.get("host")
-    elsewhere = "" if host == socket.gethostname() else f" on {host}"
+    location = "" if host == socket.gethostname() else f" on {host}"
     return SetupError(
         "LEASE_HELD",
         f"another update writes here: {_describe(record)} holds {path}",
-        hint=f"wait for it to end, or stop it: kill {record.get('pid')}{elsewhere}",
+        hint=f"wait for it to end, or stop it: kill {record.get('pid')}{location}",
     )
 
 

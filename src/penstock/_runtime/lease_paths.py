@@ -1,8 +1,8 @@
-"""Where the lock files of leases are.
+"""Paths of the lock files of leases.
 
-A local storage root keeps them beside the data, so everybody who writes there meets the same
-lock. Anything else (s3a, abfss, hdfs, ...) has no locks: the files are then in the user's state
-folder, and **guard against a second driver of this user on this host only**.
+With a local storage root they are next to the data, so all writers use the same lock. Other file
+systems (s3a, abfss, hdfs, ...) have no locks: the files are then in the user's state folder, and
+**guard against a second driver of this user on this host only**.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def _state_home() -> Path:
     except RuntimeError as raised:
         raise SetupError(
             "LEASE_UNAVAILABLE",
-            "there is no home folder to keep lock files in",
+            "there is no home folder for lock files",
             hint="set HOME or XDG_STATE_HOME to a writable folder",
         ) from raised
 

@@ -1,4 +1,4 @@
-"""The leases of one command: that of a pipeline, and those of the tables that it writes."""
+"""The leases of a command: the lease of the pipeline and those of the tables that it writes."""
 
 import contextlib
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,10 @@ from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 
 
 class PipelineLeases:
-    """Keeps other commands from a pipeline until the block ends.
+    """Prevents other commands from writing to a pipeline until the block ends.
 
     Args:
-        storage: Root of the pipeline's storage.
+        storage: Storage root of the pipeline.
         holder: Shown to commands that are refused meanwhile; see `Lease.acquire`.
 
     Raises:

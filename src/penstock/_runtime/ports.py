@@ -1,4 +1,4 @@
-"""What `_runtime` needs from others, as Protocols: an engine, running flows, time, processes."""
+"""Protocols that `_runtime` requires: engine, running flows, time, processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True, kw_only=True)
 class FlowEnded:
-    """A streaming flow ended: by itself, because it was stopped, or with an error."""
+    """A streaming flow ended: completed, stopped, or failed."""
 
     flow: str
     error: PenstockError | None = None
@@ -19,7 +19,7 @@ class FlowEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What a batch step did.
+    """Result of a batch step.
 
     Attributes:
         changed: Whether a new table version was written.
@@ -43,12 +43,12 @@ class RunningFlow(Protocol):
 
 
 class Engine(Protocol):
-    """Carries out single steps. Decides nothing.
+    """Executes single steps. Makes no decisions.
 
     All methods are called on threads of `_runtime`, never on the main thread, which stays free for
     signals: `reset` and `prepare` one after the other, the others concurrently, one thread per
-    step. They raise `PenstockError`s only; a `FlowError` says by `retryable` whether another try
-    can help.
+    step. They raise only `PenstockError`; `retryable` of a `FlowError` tells whether a retry can
+    help.
     """
 
     def reset(self, step: ResetTable) -> None:
@@ -107,12 +107,11 @@ class Scheduler(Clock, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
-    """A process that is alive.
+    """A living process.
 
     Attributes:
-        pid: Its id.
-        started: When it started, in any unit that never changes for one process; `None` = the
-            system does not tell. Tells a process from a later one with the same id.
+        started: Start time in any unit that is constant per process; `None` = unknown.
+            Distinguishes it from a later process with the same id.
     """
 
     pid: int

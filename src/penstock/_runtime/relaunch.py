@@ -1,4 +1,4 @@
-"""A continuous update whose JVM died continues as a new update with a new Spark session."""
+"""Relaunches a continuous update in a new Spark session after the death of the JVM."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Puts what an update does on the bus."""
+"""Emits the events of an update."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -35,11 +35,11 @@ class UpdateReporter:
     """Emits the `update_progress` and `flow_progress` events of one update.
 
     Args:
-        bus: Where events go.
+        bus: Receives the events.
         pipeline_name: For their origin.
         update_id: For their origin.
-        plan: Tells datasets from sinks.
-        dataset_names: What a dataset (key) is called in events; the others go by their key.
+        plan: Distinguishes datasets from sinks.
+        dataset_names: Name of each dataset (key) in events; by default its key.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class UpdateReporter:
             name = self.name_of(key)
             origin = replace(self._origin, dataset_name=name)
             body = FlowProgress(FlowStatus.EXCLUDED)
-            self._bus.emit(Event(origin, body, f"{name} is not selected"))
+            self._bus.emit(Event(origin, body, f"{name} is excluded by the selection"))
 
     def name_of(self, dataset: str) -> str:
         """What a dataset (key) is called in events."""

@@ -1,4 +1,4 @@
-"""Restart policy: whether a flow that failed runs again, and when. Pure."""
+"""Restart policy: whether and when a failed flow is retried. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,11 +8,11 @@ from penstock.errors import CheckpointError, ExpectationFailedError, FlowError, 
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """What the policy has to know about the runs of a flow.
+    """The runs of a flow so far.
 
     Attributes:
-        started_at: When the run that just failed was started, in seconds of the clock.
-        retries: How many retries without a healthy run in between led to it; 0 = a first run.
+        started_at: Start of the failed run, in seconds of the clock.
+        retries: Retries that led to it without a healthy run in between; 0 = first run.
     """
 
     started_at: float
@@ -21,11 +21,11 @@ class RunHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartAfter:
-    """Run again.
+    """Retry.
 
     Attributes:
-        seconds: How long to wait first.
-        retry: Number of this retry, counted from 1; the `retries` of the next history.
+        seconds: Backoff before the retry.
+        retry: Number of this retry, from 1; the `retries` of the next history.
     """
 
     seconds: float
@@ -34,10 +34,10 @@ class RestartAfter:
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp:
-    """Do not run again.
+    """Do not retry.
 
     Attributes:
-        reason: Why not, a short clause for people.
+        reason: A short clause for messages.
     """
 
     reason: str
@@ -100,7 +100,7 @@ class RestartPolicy:
             random: Gives numbers from 0 to 1.
         """
         if not is_transient(error):
-            return GiveUp(reason="another try cannot help")
+            return GiveUp(reason="not retryable")
         if error.condition in AT_ONCE:
             return RestartAfter(seconds=0.0, retry=history.retries)
         return self.retry(history, now, random)

@@ -1,4 +1,4 @@
-"""What the parts of an update share."""
+"""Shared dependencies of the parts of an update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock._runtime.timers import Timers
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """The engine, time, the restart policy with its random numbers, and the way to the bus."""
+    """Engine, scheduler, restart policy with its random numbers, and reporter."""
 
     calls: EngineCalls
     timers: Timers

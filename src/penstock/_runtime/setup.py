@@ -1,4 +1,4 @@
-"""Resets and preparations of tables: one after the other, each retried as the policy says."""
+"""Resets and prepares tables: sequentially, each retried according to the policy."""
 
 import logging
 from collections import deque
@@ -16,7 +16,7 @@ SetupStep = ResetTable | PrepareTable
 
 
 class SetupOwner(Protocol):
-    """Who hears how the setup goes: the update."""
+    """Receives the progress of the setup: the update."""
 
     def needs_table(self, dataset: str) -> bool:
         """Whether setting this table up is still of use."""
@@ -32,10 +32,10 @@ class SetupOwner(Protocol):
 
 
 class TableSetup:
-    """Carries the resets, then the preparations of a plan out.
+    """Executes the resets, then the preparations of a plan.
 
     Attributes:
-        was_cut: A stop, or the end of Spark's JVM, left something undone.
+        was_cut: A stop, or the end of Spark's JVM, left steps undone.
     """
 
     def __init__(self, plan: Plan, owner: SetupOwner, services: Services) -> None:

@@ -1,4 +1,4 @@
-"""Looks after every task of an update, from its start to its final status."""
+"""Supervises the tasks of an update from their start to their final status."""
 
 import logging
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ _logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Starts tasks, hears how they end, tries again, gives up, stops.
+    """Starts tasks, handles their results, retries, gives up and stops them.
 
-    All methods are called on the update's thread.
+    All methods are called on the thread of the update.
 
     Args:
         board: The tasks.
-        services: What it works with.
-        max_streaming_flows: Streaming flows at a time.
-        max_batch_steps: Batch steps at a time.
+        services: Its dependencies.
+        max_streaming_flows: Maximum number of concurrent streaming flows.
+        max_batch_steps: Maximum number of concurrent batch steps.
 
     Attributes:
-        failures: Errors of what failed for good.
+        failures: Errors of the tasks that failed finally.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Supervisor:
         """Wait no longer for what ignores the interrupt; it ends with its JVM."""
         for task in self._board:
             if not task.has_ended:
-                self._end_stopped(task, ", but did not end in time")
+                self._end_stopped(task, ", but did not finish in time")
 
     # Starting
 
@@ -147,12 +147,12 @@ class Supervisor:
         names = ", ".join(task.name for task in waiting)
         error = InternalError(
             "PLAN_STALLED",
-            f"these flows wait for each other and can never start: {names}",
+            f"flows wait for each other and cannot start: {names}",
             hint="this is a bug in Penstock: please report it with the output of dry-run",
         )
         self.failures.append(error)
         for task in waiting:
-            self._end(task, FlowStatus.FAILED, f"{task.name} can never start", error=error)
+            self._end(task, FlowStatus.FAILED, f"{task.name} cannot start", error=error)
 
     # What happened to a task
 
@@ -220,7 +220,7 @@ class Supervisor:
     def _fail(self, task: Task, error: PenstockError) -> None:
         """A run failed: try again, give up, or let the stop that is going on have its way."""
         if self._interrupted:
-            # Most likely the interrupt itself, however Spark words it.
+            # Most likely caused by the interrupt.
             _logger.info("%s ended during the interrupt: %s", task.name, error)
             self._end_stopped(task)
             return
@@ -229,7 +229,7 @@ class Supervisor:
             if is_transient(error):
                 self._end_stopped(task)
                 return
-            reason = "another try cannot help"
+            reason = "not retryable"
         else:
             policy = self._services.policy.allowing(task.step.max_retries)
             decision = policy.decide(error, task.history, self._now(), self._services.jitter)

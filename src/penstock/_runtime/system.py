@@ -26,7 +26,7 @@ class SystemScheduler:
         try:
             if deadline is None:
                 return inbox.get()
-            # An overlong wait is cut: the caller computes the deadline anew.
+            # A long wait is split: the caller computes the deadline again.
             wait = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
             return inbox.get(timeout=wait) if wait > 0 else inbox.get_nowait()
         except queue.Empty:

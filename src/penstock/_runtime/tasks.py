@@ -1,6 +1,6 @@
-"""The run steps of an update and where each of them is: readiness, dependents, what is left.
+"""The run steps of an update and their states: readiness, dependents, remaining work.
 
-Plain bookkeeping on one thread; nothing here starts, waits or reports.
+Bookkeeping on one thread; does not start, wait or report anything.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _NEVER_RAN = RunHistory(started_at=0.0)
 
 
 class Phase(Enum):
-    """Where a task is."""
+    """State of a task."""
 
     WAITING = auto()
     """Not started yet, or waiting for a free slot."""
@@ -36,20 +36,18 @@ class Phase(Enum):
 
 @dataclass(eq=False)
 class Task:
-    """One run step on its way.
+    """State of one run step.
 
     Attributes:
-        step: What to do.
-        phase: Where it is.
         status: The last status that was reported.
-        attempt: Counts starts, so that a late message of an earlier start is recognised.
-        history: Of the current run, for the restart policy.
-        passed: A batch step ended well at least once.
+        attempt: Counts starts, to recognise late messages of an earlier start.
+        history: History of the current run, for the restart policy.
+        passed: Whether a batch step completed at least once.
         running: The started streaming flow.
-        ended_early: Its end, when that was reported before its start; wrapped in a tuple because
-            the end may carry no error.
-        halted_by: The failed upstream flow because of which it is being stopped.
-        last_error: Why the last run failed, while another one is to come.
+        ended_early: Its end if that was reported before its start; a tuple because the end may have
+            no error.
+        halted_by: The failed upstream flow that stops it.
+        last_error: Error of the last run, while a retry is pending.
     """
 
     step: RunStep
@@ -95,11 +93,7 @@ class Task:
 
 
 class TaskBoard:
-    """All tasks of one update, in the order of the plan.
-
-    Args:
-        plan: Its `runs` become tasks.
-    """
+    """All tasks of one update, in the order of the plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.tasks = [Task(step) for step in plan.runs]

@@ -1,4 +1,4 @@
-"""What must happen later."""
+"""Timers of an update."""
 
 import heapq
 import itertools

@@ -1,8 +1,8 @@
-"""An update: carries a plan out through the engine, step by step, until nothing is left.
+"""An update: executes a plan through the engine, step by step.
 
-One thread, the caller's, makes every decision. All that happens elsewhere (a step's thread, an end
-that the engine reports, a signal) arrives as a message in the inbox; all that must happen later is
-a timer. The loop waits for whichever comes first, so nothing is polled and no lock is needed.
+All decisions are made on one thread, the caller's. Everything that happens elsewhere (the thread of
+a step, an end that the engine reports, a signal) arrives as a message in the inbox; delayed actions
+are timers. The loop waits for whichever comes first, so it neither polls nor needs locks.
 """
 
 import os
@@ -31,16 +31,15 @@ from penstock.errors import PenstockError, UpdateFailedError
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateResult:
-    """How an update ended.
+    """Result of an update.
 
     Attributes:
-        update_id: Its id.
-        state: COMPLETED, FAILED (also when it was stopped after a failure) or CANCELED.
+        state: COMPLETED, FAILED (also if it was stopped after a failure) or CANCELED.
         failures: One per failed flow; a table that could not be prepared counts once.
-        skipped: Flows that never ran because an upstream failed.
-        completed: Flows that did all they had to do.
-        stopped: Flows that were stopped, or not started any more.
-        interrupted: Whether the stop had to be forced; a micro-batch may be repeated.
+        skipped: Flows that never ran because an upstream flow failed.
+        completed: Flows that completed.
+        stopped: Flows that were stopped or not started.
+        interrupted: Whether the stop was forced; a micro-batch may be repeated.
         setup_was_cut: Whether resets or preparations of tables are left undone.
     """
 
@@ -81,8 +80,8 @@ class Update:
         stop_timeout_seconds: From the first `request_stop` to the interrupt.
         interrupt_timeout_seconds: From the interrupt to the end of the update, whatever still
             hangs.
-        max_streaming_flows: Streaming flows at a time in a triggered update; a continuous one
-            needs all of them.
+        max_streaming_flows: Streaming flows at a time in a triggered update; a continuous one needs
+            all of them.
         max_batch_steps: Batch steps at a time; `None` = one per core, at least two.
     """
 
@@ -162,8 +161,8 @@ class Update:
     def run(self) -> UpdateResult:
         """Carry the plan out; return when every flow has its final status.
 
-        Never raises because of a flow. An exception that does come out (a bug, or an interrupt
-        of the calling thread) leaves after the engine was told to stop everything.
+        Never raises because of a flow. An exception that does come out (a bug, or an interrupt of
+        the calling thread) leaves after the engine was told to stop everything.
         """
         try:
             self._report.excluded(self._plan.excluded)
@@ -227,7 +226,7 @@ class Update:
     def setup_retries(self, step: SetupStep, error: PenstockError, seconds: float) -> None:
         """Report the wait on every flow that waits for the table."""
         name = self._report.name_of(step.dataset)
-        message = f"setting up {name} failed, next try in {seconds:.1f} s: {error.message}"
+        message = f"setting up {name} failed, retry in {seconds:.1f} s: {error.message}"
         for task in self._board.into(step.dataset):
             # One of two flows into the table may have been skipped before; that is final.
             if not task.has_ended:
@@ -241,10 +240,10 @@ class Update:
 
     def _on_stop_request(self) -> None:
         if self._stopping:
-            self._interrupt("interrupting: asked a second time")
+            self._interrupt("interrupting: stop was requested a second time")
             return
         self._stopping = True
-        self._enter(UpdateState.STOPPING, "stopping: what runs finishes its micro-batch")
+        self._enter(UpdateState.STOPPING, "stopping: running flows finish their micro-batch")
         self._setup.stop()
         self._supervisor.request_stop()
         timeout = self._stop_timeout_seconds

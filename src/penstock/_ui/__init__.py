@@ -1,1 +1,1 @@
-"""The dashboard: what was observed, over HTTP. It only reads event logs; nothing here acts."""
+"""The web dashboard. It only reads event logs; actions are passed in."""

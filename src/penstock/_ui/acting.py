@@ -1,4 +1,4 @@
-"""The addresses that act: start, stop, replay. The guard lets through only who may."""
+"""HTTP endpoints that act: start, stop, replay. The guard has authorised the request."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 
 
 class Start(_Strict):
-    """What `start` is asked for."""
+    """Body of a `start` request."""
 
     refresh: list[str] = Field(default_factory=list, max_length=_MOST_NAMES)
     full_refresh: list[str] = Field(default_factory=list, max_length=_MOST_NAMES)
@@ -32,7 +32,7 @@ class Start(_Strict):
 
 
 class Stop(_Strict):
-    """What `stop` is asked for."""
+    """Body of a `stop` request."""
 
     now: bool = False
 
@@ -42,9 +42,9 @@ RowId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}-(0|[1-9][0-9]{0,11})$")]
 
 
 class Replay(_Strict):
-    """What `replay` is asked for: all rows where nothing is chosen, and none for an empty list.
+    """Body of a `replay` request: all rows if no ids are set, none for an empty list.
 
-    A condition in SQL is not taken: it would let a visitor compute what he likes.
+    SQL conditions are not accepted: they would let a visitor run arbitrary expressions.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _check_names(recording: Recording, names: list[str]) -> None:
 
 def _act(recording: Recording, do: Callable[[Control], None]) -> Response:
     if recording.control is None:
-        raise HTTPException(404, "this pipeline is only watched: its project is not known")
+        raise HTTPException(404, "this pipeline is read-only: its project is not known")
     try:
         do(recording.control)
     except SetupError as error:

@@ -1,4 +1,4 @@
-"""What is different between two updates: definitions, schemas, rules, times and rows."""
+"""Differences between two updates: definitions, schemas, rules, durations and rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may ask: the checks before any request, and the headers on every response."""
+"""Authorisation of requests, and security headers of responses."""
 
 import hmac
 import ipaddress
@@ -34,28 +34,28 @@ _HEADERS = (
 
 
 class Guard:
-    """ASGI middleware: only reading, only from our own pages, only for our own name.
+    """ASGI middleware: read-only, same-origin, own host name only.
 
-    Without a token, the Host header must name the loopback interface: a foreign name that resolves
-    to it (DNS rebinding) is refused. With a token every request needs it, as a `Bearer`, or as the
-    cookie that the first visit with `?token=` sets; the cookie has the port in its name, as
-    browsers send it to every port of the host.
+    Without a token, the Host header must name the loopback interface, which prevents DNS rebinding.
+    With a token every request needs it, as a `Bearer` token or as the cookie that the first visit
+    with `?token=` sets; the cookie name contains the port because browsers send cookies to every
+    port of a host.
 
-    What acts is a POST with the token, a small body of JSON and a header that no form can send,
-    from a page of this server. A program without an Origin needs the `Bearer`.
+    Actions are POST requests with the token, a small JSON body and a header that forms cannot set,
+    from a page of this server. Clients without an Origin need the `Bearer` token.
 
     Args:
-        app: What it guards.
+        app: The application.
         host: The address that the server listens on.
-        token: What to ask for; required where the address is not a loopback one.
-        acts: Whether requests may act; then the token is required, too.
+        token: Required if the address is not a loopback address.
+        acts: Whether actions are allowed; this requires the token.
     """
 
     def __init__(self, app: App, *, host: str, token: str | None, acts: bool = False) -> None:
         if not is_loopback(host) and not token:
-            raise ValueError("an address that others can reach needs a token")
+            raise ValueError("an address that is not loopback requires a token")
         if acts and not token:
-            raise ValueError("who acts needs a token")
+            raise ValueError("actions require a token")
         self._app = app
         self._acts = acts
         self._checks_host = is_loopback(host)
@@ -92,7 +92,7 @@ class Guard:
                 if hmac.compare_digest(token.encode(), self._token.encode())
             }
             if not right:
-                await _respond(with_headers, 401, "open the address with its token")
+                await _respond(with_headers, 401, "open the URL with its token")
                 return
             if scope["method"] == "POST" and (reason := _no_action(headers, right)):
                 await _respond(with_headers, 403, reason)
@@ -130,12 +130,12 @@ class Guard:
         ]
         # Only the path, without what a browser takes for a slash or leaves out before it looks: a
         # redirect never leads elsewhere.
-        place = "/" + quote(scope["path"].lstrip("/"))
+        path = "/" + quote(scope["path"].lstrip("/"))
         if rest:
-            place += "?" + urlencode(rest)
+            path += "?" + urlencode(rest)
         value = quote(self._token or "", safe="")
         cookie = f"{cookie_name(scope)}={value}; Path=/; HttpOnly; SameSite=Strict"
-        return [(b"location", place.encode()), (b"set-cookie", cookie.encode())]
+        return [(b"location", path.encode()), (b"set-cookie", cookie.encode())]
 
 
 def is_loopback(host: str) -> bool:
@@ -166,12 +166,12 @@ def _has_length(headers: dict[str, str], most: int) -> bool:
 def _no_action(headers: dict[str, str], right: set[str]) -> str | None:
     """Why a request with the token may not act; `None` if it may."""
     if headers.get(CONTROL_HEADER) != "1":
-        return f"what acts needs the header {CONTROL_HEADER}"
+        return f"actions require the header {CONTROL_HEADER}"
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return "what acts is JSON"
-    # Of other pages with an Origin it was refused already; without one, no browser asks.
+        return "actions require a JSON body"
+    # Other origins were refused before; a request without an Origin is not from a browser page.
     if "bearer" not in right and not ("cookie" in right and "origin" in headers):
-        return "what acts needs the token as Bearer, or a page of this server"
+        return "actions require the token as Bearer, or a page of this server"
     return None
 
 

@@ -1,8 +1,8 @@
-"""Who watches what: looks at growing logs once for all watchers, and sends what changed.
+"""Streams changes to browsers: reads growing logs once for all watchers and sends what changed.
 
 However many browsers watch an update, its log is read once per beat and each message is encoded
-once. A watcher that cannot keep up misses beats, never changes: it is sent all cards that are newer
-than the last ones it got.
+once. A slow watcher misses beats but no changes: it receives all cards that are newer than those it
+has.
 """
 
 import asyncio
@@ -62,16 +62,16 @@ def as_left(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class _Shown:
-    """What an update looked like at one moment. Never changed, so that a message is of one moment.
+    """State of an update at one time. Immutable, so that a message is consistent.
 
     Attributes:
-        version: Grows with each change.
+        version: Increases with each change.
         seen: The update, and how much of its log was folded.
-        structure: Changes when there are other datasets or flows.
-        body: Everything, as `whole_update` has it.
-        stamps: The version at which each part last changed, and the part.
-        whole_at: The version from which on changes are enough.
-        encoded: Messages by the version that their watchers have; of the event loop alone.
+        structure: Changes with the set of datasets or flows.
+        body: Everything, as returned by `whole_update`.
+        stamps: Version of the last change of each part, and the part.
+        whole_at: The version from which incremental changes suffice.
+        encoded: Messages by the version of their watchers; used by the event loop only.
     """
 
     version: int = 0
@@ -221,7 +221,7 @@ class Hub:
             try:
                 topic.shown = await asyncio.to_thread(topic.look)
             except Exception:
-                # A log that cannot be read now may be in the next moment: the page continues then.
+                # The log may become readable later: the page continues then.
                 if not has_failed:
                     _logger.warning("an event log cannot be read now", exc_info=True)
                 has_failed = True

@@ -1,4 +1,4 @@
-"""What the columns of a dataset are made of, for its page."""
+"""Column lineage of a dataset, for its page."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

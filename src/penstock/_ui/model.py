@@ -1,4 +1,4 @@
-"""One update as the dashboard shows it: the shared snapshot, and what only a page needs."""
+"""One update as the dashboard shows it: the shared snapshot and details for pages."""
 
 import json
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ NO_ANSWER = "NO_ANSWER"
 
 
 class UpdateModel:
-    """Folds the events of one update. Not for several threads at once: its owner has the lock."""
+    """Folds the events of one update. Not thread-safe: its owner holds the lock."""
 
     def __init__(self) -> None:
         self._update = ObservedUpdate()

@@ -1,13 +1,13 @@
-"""What the dashboard is given to look at more than events. Whoever starts it passes it in."""
+"""Interfaces to tables, sources and control, which the caller of the dashboard implements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
 class Tables(Protocol):
-    """The tables of a pipeline. Any thread may call; answers are bounded and hold no secrets.
+    """The tables of a pipeline. Thread-safe; results are bounded and contain no secrets.
 
-    All methods raise `SpecError` with the reason where a table cannot be read.
+    All methods raise `SpecError` with the reason if a table cannot be read.
     """
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
@@ -33,14 +33,14 @@ class Tables(Protocol):
 
 
 class Sources(Protocol):
-    """The sources of a pipeline. Any thread may call; answers are bounded and hold no secrets."""
+    """The sources of a pipeline. Thread-safe; results are bounded and contain no secrets."""
 
     def code(self, declared_at: str) -> dict[str, Any] | None:
         """`file`, `line`, `text`, `is_cut` of a declaration as it is now; `None` if unknown."""
 
 
 class Control(Protocol):
-    """Acts on a pipeline. Any thread may call; `SetupError` where it is refused."""
+    """Actions on a pipeline. Thread-safe; raises `SetupError` if refused."""
 
     def state(self) -> dict[str, Any]:
         """What runs, and what became of what was started here; without secrets."""

@@ -1,4 +1,4 @@
-"""What Spark's own progress of a micro-batch tells: sources, state, watermark."""
+"""Spark's progress of a micro-batch for pages: sources, state, watermark."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

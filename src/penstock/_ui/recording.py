@@ -1,4 +1,4 @@
-"""A pipeline's event log, read as it grows: its updates, and the models of those in view."""
+"""Reads the event log of a pipeline as it grows: its updates and their models."""
 
 import contextlib
 import os
@@ -127,17 +127,15 @@ class UpdateSummary:
     """One update in the history.
 
     Attributes:
-        update_id: Of the update.
-        pipeline_name: Label of the pipeline.
         started: In milliseconds since the epoch.
-        ended: The same, where it has ended; of one that broke off, its last event.
-        state: Its last state; empty when unknown.
+        ended: Likewise; for an interrupted update the time of its last event.
+        state: Latest state; empty if unknown.
         is_over: Whether a final state was recorded.
-        is_gone: Whether it broke off: its process is gone, or a later update has begun.
-        continuous: Whether it ran until stopped.
-        full_refresh: Whether any table was started over.
+        is_gone: Whether it was interrupted: its process is gone, or a later update has begun.
+        continuous: Whether it runs until stopped.
+        full_refresh: Whether a table was fully refreshed.
         error: Why it failed.
-        message: Of its last change of state.
+        message: Message of the latest change of state.
     """
 
     update_id: str

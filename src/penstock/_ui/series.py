@@ -1,4 +1,4 @@
-"""What the micro-batches of a dataset did over time, in bounded memory."""
+"""Metrics of the micro-batches of a dataset over time, in bounded memory."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ BatchKey = tuple[str, int | None]
 
 @dataclass(slots=True)
 class Point:
-    """One micro-batch, or several neighbours in one.
+    """One micro-batch, or several consecutive ones merged.
 
     Attributes:
-        at: When the last of them ended, in milliseconds since the epoch.
+        at: End of the last batch, in milliseconds since the epoch.
         rows_in: Rows read.
         rows_out: Rows written and merged.
-        busy_ms: Wall time of all of them.
-        slowest_ms: Wall time of the slowest one.
+        busy_ms: Sum of the durations.
+        slowest_ms: Longest duration.
         quarantined: Rows put into quarantine.
-        dropped: Rows that broke a drop rule, quarantined ones included.
-        lag: What waited at the sources after the last one, if known.
+        dropped: Rows that broke a drop rule, including quarantined rows.
+        lag: Backlog at the sources after the last batch, if known.
         rules: Passed and failed rows per rule.
-        is_rolled_up: Whether its event stands for many micro-batches.
+        is_rolled_up: Whether its event is a roll-up of many micro-batches.
     """
 
     at: int

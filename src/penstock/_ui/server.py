@@ -1,6 +1,9 @@
-"""The addresses of the dashboard: pages, JSON, and a stream of changes."""
+"""HTTP endpoints of the dashboard: pages, JSON, and a stream of changes."""
 
-from dataclasses import asdict
+import gzip
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request
@@ -9,12 +12,50 @@ from fastapi.responses import Response, StreamingResponse
 from penstock._observe.codec import encode
 from penstock._observe.segments import LATEST
 from penstock._ui.acting import add_acting
-from penstock._ui.assets import Asset, load_assets
 from penstock._ui.difference import differences
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
 from penstock._ui.recording import Recording
 from penstock._ui.stored import add_stored
+
+STATIC = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asset:
+    """A file of the bundle, in memory and compressed once."""
+
+    body: bytes
+    zipped: bytes
+    content_type: str
+    etag: str
+
+
+def load_assets(directory: Path = STATIC) -> dict[str, Asset]:
+    """All files of the bundle by name.
+
+    A request looks its name up here and nowhere else, so no path of a request ever reaches the file
+    system.
+    """
+    assets = {}
+    for path in sorted(directory.iterdir()):
+        if path.suffix not in _TYPES:
+            continue
+        body = path.read_bytes()
+        assets[path.name] = Asset(
+            body=body,
+            zipped=gzip.compress(body, mtime=0),
+            content_type=_TYPES[path.suffix],
+            etag=f'"{hashlib.sha256(body).hexdigest()[:20]}"',
+        )
+    return assets
+
 
 _DOTS = 20
 _MAX_PAGE = 200
@@ -123,7 +164,7 @@ def build_app(
     async def stream(key: str, update: Update = LATEST) -> Response:
         recording = recording_of(key)
         if streams.watchers >= MAX_WATCHERS:
-            raise HTTPException(503, "too many pages watch")
+            raise HTTPException(503, "too many open streams")
         return StreamingResponse(
             streams.watch(recording, update),
             media_type="text/event-stream",

@@ -1,4 +1,4 @@
-"""Serving the dashboard until it is told to stop."""
+"""Runs the server of the dashboard until it is stopped."""
 
 import asyncio
 import ipaddress
@@ -80,11 +80,11 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
         SetupError: `CANNOT_LISTEN`: the port is taken, or the address is not of this machine.
     """
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(place)
+            listener.bind(address)
             listener.listen(_BACKLOG)
         except OSError:
             listener.close()
@@ -95,7 +95,7 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
         raise SetupError(
             "CANNOT_LISTEN",
             f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}",
-            hint="name another one with --port, or let it choose with --port 0",
+            hint="set another port with --port; --port 0 selects a free port",
         ) from error
     return listener
 

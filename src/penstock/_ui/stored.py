@@ -1,4 +1,4 @@
-"""The addresses about what is stored: tables, rows in quarantine, and code."""
+"""HTTP endpoints about stored data: tables, quarantined rows, and source code."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -48,13 +48,13 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
     @app.get("/api/pipelines/{key}/code")
     def show_code(key: str, name: Name) -> Response:
         recording = recording_of(key)
-        places: dict[str, str] = {}
+        declarations: dict[str, str] = {}
         if (recorded := recording.recorded(LATEST)) is not None:
             with recording.lock:
-                places = recorded.model.declarations()
-        if name not in places:
+                declarations = recorded.model.declarations()
+        if name not in declarations:
             raise HTTPException(404, "no such dataset")
-        code = recording.sources.code(places[name]) if recording.sources is not None else None
+        code = recording.sources.code(declarations[name]) if recording.sources is not None else None
         return _body({"code": code})
 
     @app.get("/api/pipelines/{key}/quarantines")
@@ -98,7 +98,7 @@ def _answer(tables: Tables | None, ask: Callable[[Tables], dict[str, Any]]) -> R
         except SpecError as error:
             body = {"problem": {"message": shown(error.message), "hint": shown(error.hint or "")}}
         except ValueError as error:
-            raise HTTPException(422, "not a place in a quarantine") from error
+            raise HTTPException(422, "not a position in a quarantine") from error
     return _body(body)
 
 

@@ -4,7 +4,7 @@ from penstock._graph.cdc import cdc_text
 from penstock._model.cdc import ScdType, TrackHistory
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._plan.explain import explain_json, explain_text
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import RefreshView, RunOnceFlow, StartFlow
 from penstock.errors import DefinitionErrors
 
@@ -108,7 +108,7 @@ def test_steps_are_made_for_every_kind_of_cdc_flow(draft):
     draft.cdc_flow("always", "a", "s", scd_type=ScdType.ONE)
     draft.snapshot_flow("snapshots", "b", "s", scd_type=ScdType.TWO)
     graph = draft.graph()
-    plan = make_plan(graph, Wishes())
+    plan = make_plan(graph, PlanOptions())
     steps = {step.flow: step for step in plan.runs}
     assert isinstance(steps["once_batch"], RunOnceFlow)
     assert isinstance(steps["once_stream"], RunOnceFlow)
@@ -120,7 +120,7 @@ def test_steps_are_made_for_every_kind_of_cdc_flow(draft):
     assert "flow snapshots: snapshots of s by id, SCD type 2, what is new" in text
     shown = {step["flow"]: step for step in explain_json(graph, plan)["steps"]}
     assert shown["always"]["cdc"] == "auto CDC of s by id, SCD type 1"
-    continuous = make_plan(graph, Wishes(continuous=True))
+    continuous = make_plan(graph, PlanOptions(continuous=True))
     assert "SCD type 2, every 10 s" in "\n".join(explain_text(graph, continuous))
 
 

@@ -177,7 +177,7 @@ def test_a_flow_goes_to_the_only_table_that_its_short_name_may_mean(draft):
     index = draft.index()
     assert conditions(index) == []
     assert set(index.flow_targets.values()) == {"main.gold.days"}
-    assert "`days` is taken for main.gold.days" in index.notes[0]
+    assert "`days` is resolved to main.gold.days" in index.notes[0]
     draft.empty_table("main.silver.days")
     draft.append_flow("rest", "main.silver.days")
     assert conditions(draft.index()) == ["FLOW_TARGET_NOT_FOUND"]  # of two tables: which?

@@ -34,7 +34,7 @@ from penstock._observe.metrics import metric_series
 from penstock._observe.retention import roll_up
 from penstock._observe.segments import UpdateLog, updates
 from penstock._observe.state import ObservedUpdate
-from penstock._observe.status import status_json
+from penstock._observe.status_file import status_json
 from penstock._ui.model import UpdateModel
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

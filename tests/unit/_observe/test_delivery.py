@@ -14,7 +14,7 @@ from penstock._observe.delivery import Delivery, Signal
 from penstock._observe.events import EventOrigin, LineageProgress
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="u")
-SIGNAL = Signal(name="x", things="things", body=LineageProgress, condition="C", class_name="E")
+SIGNAL = Signal(name="x", items="things", body=LineageProgress, condition="C", class_name="E")
 
 
 class Made:
@@ -59,7 +59,7 @@ def test_the_newest_is_kept_when_each_has_all_that_was_in_those_before():
         held.wait(30)
         sent.extend(things)
 
-    made = Made(send, queue_size=2, batch_size=2, newest_counts=True, finish=lambda: ["the last"])
+    made = Made(send, queue_size=2, batch_size=2, drop_oldest=True, finish=lambda: ["the last"])
     made.give("0")
     assert began.wait(30)
     made.give(*"123456789")

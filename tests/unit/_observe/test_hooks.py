@@ -97,7 +97,7 @@ def test_end_is_not_held_up_when_a_hook_hangs():
         (report,) = delivered(hook(slow), timeout=0.05)
     finally:
         release.set()
-    assert "did not end in time; 3 events were not delivered" in report.message
+    assert "did not finish in time; 3 events were not delivered" in report.message
 
 
 def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():
@@ -130,6 +130,6 @@ def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():
     assert seen == ["0", "1", "2", "3", "4", "5"]
     told = [e.message for e in reported if e.event_type == "hook_progress" and "slow" in e.message]
     assert told == [
-        "event hook 'slow' is too slow: events are left out",
+        "event hook 'slow' is too slow: events are dropped",
         "event hook 'slow' was too slow: 15 events were not delivered",
     ]

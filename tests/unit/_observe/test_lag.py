@@ -8,7 +8,7 @@ from penstock._execution.listener import backlog_records
 from penstock._observe.events import Event, EventOrigin, FlowStatus, LagProgress
 from penstock._observe.lag import lag_sources, lag_summary
 from penstock._observe.state import ObservedUpdate
-from penstock._observe.status import status_json
+from penstock._observe.status_file import status_json
 
 NAME = "KafkaV2[Subscribe[orders]]"
 FLOW = EventOrigin(pipeline_name="shop", update_id="8c1f", dataset_name="c.s.b", flow_name="b")

@@ -37,7 +37,7 @@ from penstock._observe.metrics import metric_series
 from penstock._observe.metrics_endpoint import exposition
 from penstock._observe.snapshot import update_view
 from penstock._observe.state import ObservedUpdate
-from penstock._observe.status import status_json
+from penstock._observe.status_file import status_json
 
 UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
 FLOW = EventOrigin(

@@ -23,8 +23,7 @@ from penstock._observe.events import (
 )
 from penstock._observe.log import EventLog, event_directory
 from penstock._observe.state import RECENT, ObservedUpdate
-from penstock._observe.status import status_json
-from penstock._observe.status_file import StatusFile, read_status, status_path
+from penstock._observe.status_file import StatusFile, read_status, status_json, status_path
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 

@@ -361,7 +361,7 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     bus.subscribe(heard.append)
     signal = Signal(
         name="traces",
-        things="spans",
+        items="spans",
         body=TelemetryProgress,
         condition="C",
         class_name="E",

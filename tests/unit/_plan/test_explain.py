@@ -5,7 +5,7 @@ import pytest
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import OutputMode
 from penstock._plan.explain import explain_json, explain_text
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 
 NESTED = (
     '{"type":"array","containsNull":true,"elementType":{"type":"struct","fields":['
@@ -35,14 +35,14 @@ def shop(draft):
     return draft
 
 
-def text_of(draft, **wishes):
+def text_of(draft, **options):
     graph = draft.graph()
-    return explain_text(graph, make_plan(graph, Wishes(**wishes)))
+    return explain_text(graph, make_plan(graph, PlanOptions(**options)))
 
 
-def json_of(draft, **wishes):
+def json_of(draft, **options):
     graph = draft.graph()
-    return explain_json(graph, make_plan(graph, Wishes(**wishes)))
+    return explain_json(graph, make_plan(graph, PlanOptions(**options)))
 
 
 def test_the_plan_is_a_tree_when_everything_runs(shop):
@@ -164,7 +164,7 @@ def test_resets_and_exclusions_are_named_when_machines_read_the_plan(shop):
 
 def test_text_and_json_tell_the_same_steps_when_they_read_one_plan(shop):
     graph = shop.graph()
-    plan = make_plan(graph, Wishes())
+    plan = make_plan(graph, PlanOptions())
     text = "\n".join(explain_text(graph, plan))
     for step in explain_json(graph, plan)["steps"]:
         assert f"{step['target']} [" in text

@@ -6,7 +6,7 @@ from penstock._model.duration import parse_seconds
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import Trigger, TriggerKind, parse_trigger
 from penstock._plan.explain import explain_json, explain_text
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock.errors import DefinitionError, PlanError, SpecError
 
@@ -17,8 +17,8 @@ def key(name):
     return f"spark_catalog.default.{name}"
 
 
-def plan_of(draft, configuration=None, **wishes):
-    return make_plan(draft.graph(), Wishes(**wishes), configuration=configuration)
+def plan_of(draft, configuration=None, **options):
+    return make_plan(draft.graph(), PlanOptions(**options), configuration=configuration)
 
 
 @pytest.fixture
@@ -395,8 +395,8 @@ def test_each_flow_has_its_own_trigger_when_the_update_is_continuous(draft):
 @pytest.mark.parametrize(
     ("trigger", "reason"),
     [
-        ("availableNow", "runs until it is stopped"),
-        ("once", "runs until it is stopped"),
+        ("availableNow", "but the update is continuous"),
+        ("once", "but the update is continuous"),
         ("continuous=1 second", "writes to a table"),
         ("realTime=5 minutes", "writes to a table"),
     ],
@@ -418,8 +418,8 @@ def test_a_trigger_is_refused_when_the_flow_cannot_have_it(draft, trigger, reaso
         ("continuous=1 second", "noop", (), ("rate",), None),
         ("realTime=5 minutes", "kafka", (), ("kafka: orders",), None),
         ("realTime=5 minutes", "noop", (), ("kafka: orders",), "format noop"),
-        ("realTime=5 minutes", "kafka", (), ("rate",), "something else than kafka"),
-        ("continuous=1 second", "kafka", ("upstream",), (), "something else than kafka or rate"),
+        ("realTime=5 minutes", "kafka", (), ("rate",), "other sources than kafka"),
+        ("continuous=1 second", "kafka", ("upstream",), (), "other sources than kafka or rate"),
         ("continuous=1 second", "json", (), ("kafka: orders",), "format json"),
         ("realTime=1 second", "kafka", (), ("kafka: orders",), "5 seconds at least"),
     ],
@@ -439,7 +439,7 @@ def test_continuous_and_real_time_are_planned_where_spark_has_them(
     (step,) = [step for step in plan_of(draft, continuous=True).runs if step.flow == "quick"]
     assert step.trigger == parse_trigger(trigger)
     (warning,) = plan_of(draft).warnings
-    assert "the trigger counts with --continuous" in warning
+    assert "the trigger only applies with --continuous" in warning
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_a_row_filter_is_refused_when_a_plan_is_made(draft):
 
 @pytest.mark.parametrize(
     ("written", "notes"),
-    [("DELTA", ()), ("parquet", ("a asks for format parquet and is written as Delta",))],
+    [("DELTA", ()), ("parquet", ("a has format parquet but is written as Delta",))],
 )
 def test_a_table_is_delta_when_it_asks_for_another_format(draft, written, notes):
     draft.table("a", format=written)

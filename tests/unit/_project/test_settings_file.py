@@ -315,7 +315,7 @@ def test_overlay_table_replaces_that_below_when_only_the_case_differs(project):
 
 WRONG = [
     ("paths: {../raw: x}", 1, "`paths` cannot be used: the prefix `../raw`"),
-    ("paths: {/mnt/a: x, 'dbfs:/mnt/a': y}", 1, "the same place"),
+    ("paths: {/mnt/a: x, 'dbfs:/mnt/a': y}", 1, "the same path"),
     ("paths:\n  /a: ''", 2, "is blank"),
     ("paths:\n  /a: s3://", 2, "names no place"),
     ("paths:\n  /a: [b]", 2, "`paths./a` must be a text"),

@@ -15,7 +15,7 @@ from penstock._cli.scaffold import write_project
 from penstock._model.cdc import ScdType
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
-from penstock._plan.planner import Wishes, make_plan
+from penstock._plan.planner import PlanOptions, make_plan
 from penstock._project.loader import load_definitions
 from penstock._project.sources import find_sources
 from penstock._project.spec import load_settings
@@ -329,16 +329,16 @@ def test_a_flow_is_refused_when_an_argument_is_wrong(given, told):
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
         {"full_refresh": ("a", "b")},
         {"refresh": ("a",)},
         {"refresh": ("a",), "full_refresh": ("b",)},
     ],
 )
-def test_selections_conflict_when_everything_is_refreshed(draft_graph, wishes):
+def test_selections_conflict_when_everything_is_refreshed(draft_graph, options):
     with pytest.raises(SpecError, match="CONFLICTING_REFRESH_OPTIONS"):
-        make_plan(draft_graph, Wishes(full_refresh_all=True, **wishes))
+        make_plan(draft_graph, PlanOptions(full_refresh_all=True, **options))
 
 
 @pytest.fixture

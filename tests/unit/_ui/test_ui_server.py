@@ -7,11 +7,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock._ui import hub as hub_module
-from penstock._ui.assets import load_assets
 from penstock._ui.guard import is_loopback
 from penstock._ui.hub import Hub
 from penstock._ui.recording import Recording
-from penstock._ui.server import build_app
+from penstock._ui.server import build_app, load_assets
 from penstock._ui.serving import WatchedLog, address_of, listen, recordings_of
 from penstock.errors import SetupError
 
