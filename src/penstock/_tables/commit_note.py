@@ -1,9 +1,8 @@
 """The newest commit of a flow in each of its tables, recorded in the flow's checkpoint.
 
-A checkpoint alone does not record the versions of its batches, and batches without rows have none.
-So versions that a table lost since (its newest log file is missing, or an older copy was restored)
-would be taken for batches without rows. The note is written after the last commit of a batch: it is
-never ahead of the tables.
+A checkpoint does not record the versions of its batches, and batches without rows have none. So
+versions that a table lost since would be taken for batches without rows. The note is written after
+the last commit of a batch: it is never ahead of the tables.
 """
 
 import json
@@ -22,8 +21,6 @@ TARGET, QUARANTINE, CDC_STATE = "target", "quarantine", "cdc_state"
 
 @dataclass(frozen=True, kw_only=True)
 class NotedCommit:
-    """A commit of a flow: the version of a table with a micro-batch."""
-
     table_id: str
     version: int
     batch_id: int
@@ -50,8 +47,6 @@ def commits_of(text: str | None) -> dict[str, NotedCommit]:
 
 
 class CommitNote:
-    """The note of one flow, in a file."""
-
     def __init__(self, files: StorageFiles, path: str) -> None:
         self._files = files
         self._path = path
@@ -63,7 +58,6 @@ class CommitNote:
         return commits_of(self._files.read(self._path))
 
     def update(self, commits: Mapping[str, NotedCommit]) -> None:
-        """Replace the commits of some tables."""
         if self._known is None:
             self._known = self.load()
         known = {**self._known, **commits}

@@ -3,10 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
-_EMPTY: "Mapping[str, RuleCounts]" = MappingProxyType({})
 _FORMAT = 1
 # Keys of counts that are left out when they are 0.
 _OPTIONAL = {"rows_deleted": "deleted", "rows_late": "late", "rows_duplicate": "duplicate"}
@@ -14,50 +12,30 @@ _OPTIONAL = {"rows_deleted": "deleted", "rows_late": "late", "rows_duplicate": "
 
 @dataclass(frozen=True)
 class RuleCounts:
-    """How many rows of a batch passed a rule and how many broke it."""
-
     passed: int
     failed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitResult:
-    """What one batch wrote, as recorded in its commit of the target table.
-
-    Attributes:
-        app_id: Application id of the flow's transactions in the table.
-        batch_id: Micro-batch; `None` for a batch query.
-        version: Version of the target table; `None` for a batch without rows, which has no commit.
-        quarantine_version: Version of the quarantine table; `None` without quarantined rows.
-        replayed: The batch had been committed before, and was only evaluated this time.
-        rows_written: Rows in the target; of a CDC flow the upserts that were applied.
-        rows_deleted: Deletes that a CDC flow applied.
-        rows_quarantined: Rows in the quarantine table.
-        rows_dropped: Rows that a drop rule removed, with quarantine off.
-        rows_late: Rows behind the watermark; those that are kept count in `rows_quarantined`, too.
-        rows_duplicate: Rows whose key the table had already, in a table that takes each key once.
-        rules: Counts per expectation; exact, and over all rows of the batch.
-        fingerprint: Of a materialized view's query.
-        timestamp_ms: When the commit was made; `None` before it is read back.
-        duration_seconds: Of the write; 0 when read back.
-    """
+    """What one batch wrote, as recorded in its commit of the target table."""
 
     flow: str
-    app_id: str
-    batch_id: int | None
-    version: int | None
+    app_id: str  # application id of the flow's transactions
+    batch_id: int | None  # None for a batch query
+    version: int | None  # of the target table; None for a batch without rows
     quarantine_version: int | None = None
-    replayed: bool = False
-    rows_written: int = 0
+    replayed: bool = False  # committed before, and only evaluated this time
+    rows_written: int = 0  # of a CDC flow: the applied upserts
     rows_deleted: int = 0
     rows_quarantined: int = 0
-    rows_dropped: int = 0
-    rows_late: int = 0
-    rows_duplicate: int = 0
-    rules: Mapping[str, RuleCounts] = field(default_factory=lambda: _EMPTY)
-    fingerprint: str | None = None
-    timestamp_ms: int | None = None
-    duration_seconds: float = 0.0
+    rows_dropped: int = 0  # removed by a drop rule, with quarantine off
+    rows_late: int = 0  # behind the watermark; those kept count as quarantined, too
+    rows_duplicate: int = 0  # with a key of an existing row (deduplicate_by)
+    rules: Mapping[str, RuleCounts] = field(default_factory=dict)  # over all rows of the batch
+    fingerprint: str | None = None  # of a materialized view's query
+    timestamp_ms: int | None = None  # None before it is read back
+    duration_seconds: float = 0.0  # of the write; 0 when read back
 
     def to_metadata(self) -> str:
         content: dict[str, Any] = {

@@ -20,12 +20,7 @@ _LOG_FOLDER = "_delta_log"
 
 @dataclass(frozen=True, kw_only=True)
 class TableMetadata:
-    """Metadata of one version of a table.
-
-    Attributes:
-        content: Delta's `metaData` action.
-        jvm: The same as an object of Delta's.
-    """
+    """Delta's `metaData` action of a version: as JSON, and as an object of Delta's."""
 
     content: Mapping[str, Any]
     jvm: Any
@@ -70,8 +65,6 @@ def size_in_bytes(snapshot: Any) -> int:
 
 
 class DeltaJvm:
-    """Delta's classes, seen from one session."""
-
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         jvm: Any = spark._jvm
@@ -103,7 +96,6 @@ class DeltaJvm:
         return self.log(path).update(False, self.none, self.none)
 
     def version(self, path: str) -> int:
-        """The newest version; -1 if there is no table."""
         return int(self.snapshot(path).version())
 
     def begin(self, path: str) -> Any:
@@ -123,7 +115,6 @@ class DeltaJvm:
         return self._actions.Action.fromJson(json.dumps(content))
 
     def set_transaction(self, app_id: str, version: int, now_ms: int) -> Any:
-        """The `SetTransaction` action that records batch `version` of `app_id`."""
         return self._actions.SetTransaction(app_id, version, self._option.apply(now_ms))
 
     def metadata(self, holder: Any) -> TableMetadata:
@@ -136,7 +127,6 @@ class DeltaJvm:
         return self.file_contents(snapshot.allFiles().collect())
 
     def file_contents(self, files: Any) -> list[dict[str, Any]]:
-        """Contents of the `AddFile` actions of a Scala collection, in one call."""
         content: list[dict[str, Any]] = json.loads(self._json.mapper().writeValueAsString(files))
         return content
 
@@ -150,13 +140,9 @@ class DeltaJvm:
     def read_files(
         self, path: str, snapshot: Any, files: Any, session: SparkSession | None = None
     ) -> DataFrame:
-        """The rows of some files of a table.
+        """The rows of some files, given the version whose metadata applies and `AddFile` actions.
 
-        Args:
-            path: The table.
-            snapshot: Version whose metadata applies.
-            files: Scala `Seq` of `AddFile` actions, which need not be committed.
-            session: Session to read in; that of the bridge by default.
+        `files` is a Scala `Seq`; the files need not be committed.
         """
         frame = self.log(path).createDataFrame(snapshot, files, False, self.none)
         return DataFrame(frame, session or self.spark)
@@ -234,10 +220,7 @@ class DeltaJvm:
         """The actions of Delta's DELETE in a transaction, not committed, and the number of rows.
 
         In the change feed of the table, the rows of a rewritten file are deleted and inserted.
-
-        Args:
-            transaction: Delta's `OptimisticTransaction`.
-            condition: SQL expression over the columns of the table; without subqueries.
+        `condition` has no subqueries.
         """
         session = self.spark._jsparkSession
         log = transaction.deltaLog()
@@ -265,11 +248,7 @@ class DeltaJvm:
         return actions, int(deleted)
 
     def validated_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Properties with `delta.*` keys in Delta's own spelling.
-
-        Raises:
-            Exception: Whatever Delta raises for an unknown key or an invalid value.
-        """
+        """Properties with `delta.*` keys in Delta's own spelling; raises what Delta raises."""
         make = getattr(self.jvm.scala.collection.immutable.Map, "from")
         scala = make(self._convert.asScala(dict(properties)))
         checked = self.jvm.org.apache.spark.sql.delta.DeltaConfigs.validateConfigurations(scala)
@@ -288,7 +267,7 @@ class DeltaJvm:
         return tuple(str(name) for name in self.items(info.extractLogicalNames(snapshot)))
 
     def commit_lines(self, path: str, version: int) -> list[str] | None:
-        """The lines of one commit; `None` if its file does not exist (any more)."""
+        """The lines of one commit; `None` without a file."""
         local = local_path(path)
         if local is not None:
             try:
@@ -318,10 +297,7 @@ class DeltaJvm:
 def read_commit_counts(
     spark: SparkSession, path: str, since_version: int = -1
 ) -> list[CommitResult]:
-    """What Penstock's commits after a version recorded, oldest first.
-
-    Commits that log retention deleted are missing.
-    """
+    """What Penstock's commits after a version recorded, oldest first; without deleted commits."""
     delta = DeltaJvm(spark)
     results = []
     # From the newest back to the first that was deleted: all older ones were deleted, too.
@@ -356,7 +332,6 @@ class KnownVersions:
                 self._batches[table_id, app_id] = batch_id
 
     def looked_up(self, table_id: str, version: int, app_id: str, batch_id: int) -> None:
-        """Record the result of a full look-up at a version."""
         with self._lock:
             if self._version.get(table_id) != version:
                 # Other processes may have committed batches of the other flows in between.

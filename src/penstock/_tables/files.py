@@ -32,9 +32,6 @@ class StorageFiles:
 
     On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`, which
     is atomic on object stores, but not on HDFS: there a truncated file is treated as absent.
-
-    Args:
-        spark: Session whose Hadoop configuration knows the file system; not used for local disks.
     """
 
     def __init__(self, spark: Any) -> None:
@@ -74,13 +71,7 @@ class StorageFiles:
         return [str(status.getPath().getName()) for status in system.listStatus(remote)]
 
     def write(self, uri: str, text: str, *, sync: bool = True) -> None:
-        """Create or replace a file and the folders above it.
-
-        Args:
-            uri: The file.
-            text: Its content.
-            sync: Whether to fsync a local file, so that it also survives a loss of power.
-        """
+        """Create or replace a file and its parent folders; `sync` calls fsync for a local file."""
         path = local_path(uri)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

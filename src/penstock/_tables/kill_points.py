@@ -21,12 +21,9 @@ _TARGET = os.environ.get("PENSTOCK_KILL_AT")
 def kill_point(point: str, flow: str, batch_id: int | None) -> None:
     """Kill the process if the environment names this step, or raise what a test wants.
 
-    Args:
-        point: `before_write`, `after_decision` (batches with two commits),
-            `after_quarantine_commit`, `after_state_commit` (CDC flows), `after_staging` and
-            `before_target_commit` (JDBC sinks) or `after_target_commit`.
-        flow: Name of the flow.
-        batch_id: Micro-batch.
+    Steps: `before_write`, `after_decision` (batches with two commits), `after_quarantine_commit`,
+    `after_state_commit` (CDC flows), `after_staging` and `before_target_commit` (JDBC sinks),
+    `after_target_commit`.
     """
     if _on_step is not None:
         _on_step(point, flow, batch_id)
@@ -43,7 +40,6 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
 
 @contextlib.contextmanager
 def step_callback(on_step: Step) -> Iterator[None]:
-    """Call a function at each step of all flows of this process; an error of it fails the flow."""
     global _on_step
     before, _on_step = _on_step, on_step
     try:

@@ -41,7 +41,7 @@ class TableRef:
 
 @dataclass(frozen=True)
 class StorageLayout:
-    """The layout below one storage root, a URI without a trailing slash."""
+    """The layout below a storage root, a URI; trailing slashes are removed."""
 
     root: str
 
@@ -61,15 +61,12 @@ class StorageLayout:
         return TableRef(self._below(f"{self.state_dir}/cdc", name), f"{name} (CDC state)")
 
     def replay_staging(self, name: DatasetName) -> str:
-        """Folder for the journal and the rows of a replay of a table's quarantine."""
         return self._below(f"{self.state_dir}/replay", name)
 
     def backfill_folder(self, flow: str) -> str:
-        """Folder for the journal of a flow's backfill, and the rows of a window."""
         return f"{self.state_dir}/backfill/{path_segment(flow)}"
 
     def migration_folder(self, flow: str) -> str:
-        """Folder for the journal of a flow's migration, and its new table."""
         return f"{self.state_dir}/migrate/{path_segment(flow)}"
 
     def checkpoint_path(self, flow: str, epoch: str) -> str:

@@ -63,19 +63,13 @@ class TableBrowser:
     """Reads the tables below a local storage root. Thread-safe; results are JSON values.
 
     Methods get the resolved name of a dataset, and its path in the event log if it is known.
-
-    Args:
-        root: The storage root, a URI or path.
-        trusts_paths: Whether tables may be at other paths from the event log. Not for logs of
-            untrusted origin.
-        monotonic: Clock of the time limits.
     """
 
     def __init__(
         self,
         root: str,
         *,
-        trusts_paths: bool = False,
+        trusts_paths: bool = False,  # read tables at paths from the event log
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = StorageLayout(root)
@@ -89,14 +83,9 @@ class TableBrowser:
         self._commits: OrderedDict[Path, _Commits] = OrderedDict()
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
-        """Some rows of a table, starting with its newest files.
+        """Some rows of a table, starting with its newest files; values as strings or null.
 
-        Returns:
-            `columns` with `name` and `type`, `rows` of strings (or null), `version`, `total` (null
-            if unknown), `more_columns`: how many are left out.
-
-        Raises:
-            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
+        `total` is null if unknown, `more_columns` is the number of omitted columns.
         """
         with self._readers:
             snapshot = self._table(self._path(dataset, path)).snapshot()
@@ -121,16 +110,10 @@ class TableBrowser:
             }
 
     def table(self, dataset: str, path: str | None) -> dict[str, Any]:
-        """Files and versions of a table, from its log.
+        """Files and versions of a table, newest first, from its log; see `newest_versions`.
 
-        Returns:
-            `version`; `files`, `bytes` and `small_files` (below 16 MiB) of that version; `advice`
-            if many small files make reading slow, else null; `versions`: the newest ones, newest
-            first, with `version`, `at` (in milliseconds), `operation`, `flow`, `batch_id`,
-            `files_added`, `files_removed` and `rows` (added, null if unknown).
-
-        Raises:
-            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
+        `small_files` are those below 16 MiB; `advice` is null unless many of them make reading
+        slow.
         """
         folder = self._path(dataset, path)
         with self._readers:
@@ -148,12 +131,10 @@ class TableBrowser:
             }
 
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
-        """Every table that has a quarantine, by name.
+        """Every table that has a quarantine, by name; with a `problem` if it is not readable.
 
-        Returns:
-            `dataset`, `rows` (null if unknown), `counted` (how many of them `rules` is about),
-            `rules`: how many of those broke each rule, and `newest`, in milliseconds; or a
-            `problem` instead.
+        `rules` are counts per rule of the first `counted` rows, `rows` is null if unknown, `newest`
+        is in milliseconds.
         """
         folders = {name: self._path(name, path) for name, path in paths.items()}
         for name in self._stored():
@@ -184,23 +165,11 @@ class TableBrowser:
     ) -> dict[str, Any]:
         """Rows in quarantine, newest batch first.
 
-        Args:
-            dataset: Name of the table.
-            path: Its path in the event log.
-            search: Only rows with this in their values, source or rules, ignoring case.
-            rule: Only rows that broke this rule.
-            before: Position to continue from: `next` of an earlier result.
-            limit: Maximum number of rows.
-
-        Returns:
-            `rows` with `id` (as in `RowSelection`), `rules`, `row` (its values as a JSON string),
-            `is_cut`, `source`, `at` (of the commit, in milliseconds), `flow`, `batch_id` and
-            `version` (null if the commit was deleted or is not Penstock's); `searched`: the number
-            of rows read; `next`: the position to continue from, null at the end; `total`.
-
-        Raises:
-            SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`.
-            ValueError: `before` is not a position.
+        `search` filters by values, source and rules, ignoring case; `before` is `next` of an
+        earlier result. Rows have an `id` (see `RowSelection`), `row` (a JSON string) and the commit
+        that wrote them, whose `version` is null if it was deleted or is not Penstock's. `searched`
+        is the number of rows read, `next` is null at the end. Raises `ValueError` for an invalid
+        `before`.
         """
         start = _cursor(before)
         folder = _quarantine_of(self._path(dataset, path))
@@ -335,7 +304,7 @@ class _Commits:
         self._oldest = 0
 
     def of(self, names: set[str], version: int) -> Mapping[str, _Commit]:
-        """Known commits by file; reads at most some hundred."""
+        """Known commits by file; reads at most `_MAX_COMMITS` older ones."""
         with self._lock:
             if self._newest < 0:
                 self._newest, self._oldest = version, version + 1
@@ -366,7 +335,6 @@ class _Commits:
 
 
 def _advice(small: int, size: int) -> str | None:
-    """Advice to compact a table with many small files; `None` if that would not pay."""
     if small < _MANY_FILES or small < 4 * (1 + size // _GOOD_FILE):
         return None
     return (
@@ -442,7 +410,6 @@ def _not_local() -> SpecError:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """A value for JSON, of limited size."""
     match value:
         case None | bool():
             return value

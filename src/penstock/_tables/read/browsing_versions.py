@@ -42,7 +42,10 @@ def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
 
 
 def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Operation, flow and counts of a commit, with secrets masked."""
+    """Operation, flow and counts of a commit, with secrets masked.
+
+    `at` is in milliseconds, `rows` is the number of added rows, null if unknown.
+    """
     info: dict[str, Any] = next(
         (action["commitInfo"] for action in actions if "commitInfo" in action), {}
     )

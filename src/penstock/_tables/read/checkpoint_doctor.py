@@ -56,11 +56,7 @@ class Finding:
 
 
 def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding]:
-    """Examine all checkpoints, or those of one flow; the most severe findings first.
-
-    Raises:
-        SpecError: As `checkpoints`.
-    """
+    """Examine all checkpoints, or those of one flow; the most severe findings first."""
     examined = checkpoints(settings, flow)
     every = examined if flow is None else checkpoints(settings)
     owners = Counter(item.query_id for item in every if item.query_id is not None)
@@ -287,7 +283,6 @@ def _app_id(checkpoint: Checkpoint, settings: PipelineSettings) -> str:
 
 
 def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
-    """Commits in the note of the flow that its tables do not have."""
     try:
         note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:

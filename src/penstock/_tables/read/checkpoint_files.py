@@ -29,19 +29,12 @@ _STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(?:changelog|zip|delta|snapsho
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedBatch:
-    """A file of `offsets`.
-
-    Attributes:
-        offsets: One per source: parsed JSON, or a string if it is not JSON. `None` = no offset yet.
-        watermark_ms: Of the batch.
-        timestamp_ms: When it was planned.
-        conf: Settings that Spark stores in the checkpoint.
-    """
+    """A file of `offsets`; `conf` are the settings that Spark stores in the checkpoint."""
 
     batch_id: int
-    offsets: tuple[Any, ...]
+    offsets: tuple[Any, ...]  # per source: JSON, or another string; None = no offset yet
     watermark_ms: int | None
-    timestamp_ms: int | None
+    timestamp_ms: int | None  # when it was planned
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,30 +50,19 @@ class StatePartition:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The content of one checkpoint.
-
-    Attributes:
-        is_current: Whether the flow uses it.
-        exists: Whether the folder exists.
-        query_id: Of `metadata`; `None` if it cannot be read.
-        planned: Batches in `offsets` that are not deleted yet, ascending.
-        finished: Ids of the batches in `commits`, ascending.
-        damaged: Unreadable files, relative to the folder, with the reason.
-        state: Partitions of stateful operators.
-        size: Of the whole folder, in bytes.
-    """
+    """The content of one checkpoint."""
 
     flow: str
     epoch: str
     path: Path
-    is_current: bool
-    exists: bool
-    query_id: str | None
-    planned: tuple[LoggedBatch, ...]
-    finished: tuple[int, ...]
-    damaged: Mapping[str, str]
+    is_current: bool  # whether the flow uses it
+    exists: bool  # whether the folder exists
+    query_id: str | None  # None if `metadata` cannot be read
+    planned: tuple[LoggedBatch, ...]  # batches in `offsets` that are not deleted yet, ascending
+    finished: tuple[int, ...]  # ids of the batches in `commits`, ascending
+    damaged: Mapping[str, str]  # unreadable files, relative to the folder, with the reason
     state: tuple[StatePartition, ...]
-    size: int
+    size: int  # of the folder, in bytes
 
     @property
     def last_planned(self) -> int | None:
@@ -91,7 +73,7 @@ class Checkpoint:
         return self.finished[-1] if self.finished else None
 
     def has_finished(self, batch_id: int) -> bool:
-        """Whether a batch is finished, so that Spark will not run it again."""
+        """Whether Spark will not run a batch again."""
         planned, finished = self.last_planned, self.last_finished
         return (finished is not None and finished >= batch_id) or (
             planned is not None and planned > batch_id
@@ -100,14 +82,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowRecord:
-    """The stored state of a flow (`state/flows`).
-
-    `target_id` is the Delta table id of its target: `None` for a sink, or before its first start.
-    """
+    """The stored state of a flow (`state/flows`)."""
 
     flow: str
     epoch: str
-    target_id: str | None
+    target_id: str | None  # Delta's table id; None for a sink, or before the first start
     has_started: bool
 
 
@@ -131,8 +110,7 @@ def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
 def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Checkpoint]:
     """All checkpoints below the storage root, or those of one flow; current ones first.
 
-    Raises:
-        SpecError: `CHECKPOINT_NOT_FOUND`: the flow has none; `STORAGE_NOT_LOCAL`.
+    Raises `CHECKPOINT_NOT_FOUND` if the flow has none, or `STORAGE_NOT_LOCAL`.
     """
     root = _root(settings) / "checkpoints"
     records = flow_records(settings)
@@ -179,17 +157,14 @@ def _root(settings: PipelineSettings) -> Path:
 
 
 def newest_of_checkpoint(flow: str, epoch: str, path: Path) -> Checkpoint:
-    """The parts of a current checkpoint that the next start reads: its newest two batches."""
+    """The newest two batches of a current checkpoint: what the next start reads."""
     return read_checkpoint(flow, epoch, path, last=2)
 
 
 def read_checkpoint(
     flow: str, epoch: str, path: Path, *, is_current: bool = True, last: int = 0
 ) -> Checkpoint:
-    """The content of a checkpoint, empty if there is none.
-
-    With `last`, only so many batches are read, and neither state nor size.
-    """
+    """The content of a checkpoint; with `last`, only so many batches, without state and size."""
     damaged: dict[str, str] = {}
     files = [] if last else [file for file in path.rglob("*") if file.is_file()]
     return Checkpoint(
@@ -218,7 +193,6 @@ def _query_id(path: Path, damaged: dict[str, str]) -> str | None:
 
 
 def _numbered(folder: Path, last: int = 0) -> list[tuple[int, Path]]:
-    """Files with a number as their name; only the last ones if `last` is not 0."""
     if not folder.is_dir():
         return []
     names = [file for file in folder.iterdir() if file.name.isdecimal()]

@@ -3,8 +3,7 @@
 Delta takes the newest existing file for the newest version, and does not read commits that have a
 checksum file. So a lost commit causes no error, and a truncated one only after further commits.
 
-Messages name the affected batches and offsets, and the commands for a repair; they are used by the
-start of a flow and by `penstock checkpoint doctor`.
+Messages are used by the start of a flow and by `penstock checkpoint doctor`.
 """
 
 import json
@@ -36,17 +35,11 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..+")
 
 @dataclass(frozen=True, kw_only=True)
 class TableLog:
-    """The state of a table's log.
+    """The state of a table's log."""
 
-    Attributes:
-        newest: The newest version with a file; `None` for an empty folder.
-        problem: Why the table cannot be read completely; empty if the log is intact.
-        file: Name of the damaged or missing file.
-    """
-
-    newest: int | None
-    problem: str = ""
-    file: str = ""
+    newest: int | None  # the newest version with a file; None for an empty folder
+    problem: str = ""  # empty if the log is intact
+    file: str = ""  # the damaged or missing file
 
 
 def commit_file(version: int) -> str:
@@ -124,11 +117,7 @@ def local_log(table: str) -> TableLog | None:
 
 
 def check_log(delta: "DeltaJvm", table: TableRef) -> None:
-    """Refuse to write to a table with missing or truncated files in its log.
-
-    Raises:
-        SetupError: `TABLE_LOG_DAMAGED`.
-    """
+    """Refuse to write to a table with missing or truncated files in its log."""
     log = local_log(table.path)
     if log is None and local_path(table.path) is None:
         check_commit(delta, table, delta.version(table.path))
@@ -143,11 +132,7 @@ def _log_error(table: TableRef, log: TableLog) -> SetupError:
 
 
 def check_commit(delta: "DeltaJvm", table: TableRef, newest: int) -> None:
-    """Check the text of the newest commit only, without a listing.
-
-    Raises:
-        SetupError: `TABLE_LOG_DAMAGED`.
-    """
+    """Check the text of the newest commit only, without a listing."""
     lines = delta.commit_lines(table.path, newest) if newest >= 0 else None
     problem = "" if lines is None else torn("\n".join(lines))
     if problem:
@@ -190,7 +175,6 @@ def is_lost(
 
 
 def last_batch_of(lines: Iterable[str], app_id: str) -> int | None:
-    """The batch of an app id in a commit."""
     for action in _actions(lines, "txn"):
         if action.get("appId") == app_id:
             return int(action["version"])
@@ -198,7 +182,6 @@ def last_batch_of(lines: Iterable[str], app_id: str) -> int | None:
 
 
 def restored_to(lines: Iterable[str]) -> int | None:
-    """The restored version, if the commit is a RESTORE."""
     for info in _actions(lines, "commitInfo"):
         if info.get("operation") == "RESTORE":
             version = str((info.get("operationParameters") or {}).get("version", ""))
@@ -217,8 +200,6 @@ def _actions(lines: Iterable[str], kind: str) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """A damage with the affected batches and offsets, and the commands for a repair."""
-
     message: str
     hint: str
 
@@ -226,15 +207,9 @@ class Damage:
 def behind(
     checkpoint: Checkpoint, target: str, role: str, commit: NotedCommit, last: int, newest: int
 ) -> Damage:
-    """A table lacks commits of its flow.
+    """A table lacks commits of its flow: those after batch `last` (-1 = none) up to `commit`.
 
-    Args:
-        checkpoint: Of the flow.
-        target: Name of the dataset.
-        role: Of the table in the dataset.
-        commit: The missing commit, the newest one in the note.
-        last: The newest batch of the flow in the table; -1 if there is none.
-        newest: Version of the table.
+    `role` is that of the table in the dataset `target`, `newest` its version.
     """
     flow = checkpoint.flow
     first, end = last + 1, commit.batch_id
@@ -298,7 +273,6 @@ def unreadable(
 
 
 def state_lost(flow: str, target: str, checkpoint: str, state: str) -> Damage:
-    """The state file of a flow is missing, while its checkpoint and its table exist."""
     return Damage(
         message=f"the state of flow {flow!r} ({state}) is missing or damaged, but {target} has "
         f"batches of its checkpoint {checkpoint}: a new checkpoint would read the whole source "
@@ -311,7 +285,7 @@ def state_lost(flow: str, target: str, checkpoint: str, state: str) -> Damage:
 def restored(
     flow: str, target: str, commit: NotedCommit, version: int, checkpoint: Checkpoint
 ) -> str:
-    """A warning: a table was restored to a `version` before the newest commit of a flow."""
+    """A warning: a table was restored to a version before the newest commit of a flow."""
     text = (
         f"{target} was restored to version {version} after flow {flow} had committed batch "
         f"{commit.batch_id} as version {commit.version}: rows of its newest batches are missing, "

@@ -85,19 +85,13 @@ def append_only_start(
 
 @dataclass(frozen=True)
 class LoggedRemovals:
-    """Commits that deleted or changed rows.
+    """Commits that deleted or changed rows, without compactions."""
 
-    Attributes:
-        first: The oldest version in the log.
-        versions: Version to its operation and its time in milliseconds; without compactions.
-    """
-
-    first: int
-    versions: Mapping[int, tuple[str, int]]
+    first: int  # the oldest version in the log
+    versions: Mapping[int, tuple[str, int]]  # version to operation and time in milliseconds
 
 
 def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
-    """The commits of a table up to a version that did more than add rows."""
     removals: dict[int, tuple[str, int]] = {}
     at = version
     while at >= 0:
@@ -134,7 +128,7 @@ def replaced_at(delta: DeltaJvm, path: str, version: int) -> int:
 
 
 def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
-    """Path and deletion vector of a file, given the content of its action."""
+    """Path and deletion vector of a file in an action."""
     vector = file.get("deletionVector")
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
 

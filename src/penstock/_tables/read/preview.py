@@ -1,7 +1,7 @@
 """Reads rows of local tables without Spark: no JVM, no lease, also while an update runs.
 
-The newest committed version is read. Tables are found by their path in the storage layout, so this
-works for a project whose source files cannot be loaded.
+Tables are found by their path in the storage layout, so this works for a project whose source files
+cannot be loaded.
 """
 
 import difflib
@@ -51,11 +51,7 @@ def read_table(
     *,
     ids: bool = False,
 ) -> TablePreview:
-    """Some rows of a table, starting with its newest file.
-
-    Raises:
-        SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `QUARANTINE_NOT_FOUND`.
-    """
+    """Some rows of the newest version of a table, starting with its newest file."""
     with _readable(settings, name) as snapshot:
         columns = [column for column in snapshot.columns if column.name in only]
         columns = columns or list(snapshot.columns)
@@ -115,11 +111,6 @@ def shown_value(value: object) -> str:
 
 
 def resolve_table(settings: PipelineSettings, name: str) -> DatasetName:
-    """The full name of a table.
-
-    Raises:
-        SpecError: `INVALID_DATASET_NAME`.
-    """
     try:
         return resolve_name(name, catalog=settings.catalog, schema=settings.schema)
     except ValueError as error:
@@ -153,7 +144,6 @@ def _readable(settings: PipelineSettings, name: str) -> Iterator[Snapshot]:
 def table_unknown(
     settings: PipelineSettings, name: str, tables: Iterable[DatasetName]
 ) -> SpecError:
-    """The error about a table that is not in the storage."""
     known = sorted(shown_name(settings, table) for table in tables)
     plain = [table for table in known if not table.endswith(QUARANTINE_SUFFIX)]
     if name.endswith(QUARANTINE_SUFFIX) and name.removesuffix(QUARANTINE_SUFFIX) in known:

@@ -54,7 +54,7 @@ class RemoteTables:
         )
 
     def read_quarantine(self, name: str, limit: int) -> TablePreview:
-        """See `preview.read_quarantine`; without ids, which a replay takes for local tables."""
+        """Like `preview.read_quarantine`, without ids, which a replay takes for local tables."""
         return self.read_table(quarantine_name(name), limit, REASON_COLUMNS)
 
     def list_quarantines(self) -> list[QuarantineSummary]:

@@ -21,12 +21,7 @@ def file_key(name: str) -> str:
 
 
 def row_id(file_name: str, position: int) -> str:
-    """The id of a row.
-
-    Args:
-        file_name: Name of the file in the table's log.
-        position: Of the row in it, counting deleted rows.
-    """
+    """The id of a row; `position` counts deleted rows."""
     return f"{file_key(file_name)}-{position}"
 
 
@@ -34,18 +29,12 @@ def row_id(file_name: str, position: int) -> str:
 class RowSelection:
     """Rows that match all criteria; all rows without criteria.
 
-    Attributes:
-        rules: Rows that broke any of these.
-        where: Rows for which this SQL condition is true.
-        rows: Rows with these ids.
-
-    Raises:
-        SpecError: `QUARANTINE_SELECTION_INVALID`: an empty criterion, or an invalid row id.
+    Raises `QUARANTINE_SELECTION_INVALID` for an empty criterion or an invalid row id.
     """
 
-    rules: tuple[str, ...] = ()
-    where: str | None = None
-    rows: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()  # rows that broke any of these
+    where: str | None = None  # a SQL condition
+    rows: tuple[str, ...] = ()  # ids
 
     def __post_init__(self) -> None:
         if "" in self.rules or (self.where is not None and not self.where.strip()):
@@ -63,7 +52,6 @@ class RowSelection:
         return not self.rules and self.where is None and not self.rows
 
     def positions(self) -> dict[str, set[int]]:
-        """The positions of `rows`, by the key of their file."""
         positions: dict[str, set[int]] = {}
         for text in self.rows:
             key, _, position = text.partition("-")

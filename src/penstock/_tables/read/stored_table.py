@@ -40,22 +40,13 @@ _LISTED = ("path", "num_records", "size_bytes", "modification_time")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """One file of a table's newest version.
-
-    Attributes:
-        path: On the local disk.
-        name: In the log.
-        rows: Number of rows, including deleted ones; `None` if unknown.
-        size: In bytes.
-        at: When it was written, in milliseconds since the epoch.
-        partition: Values of the partition columns.
-    """
+    """One file of a table's newest version."""
 
     path: Path
-    name: str
-    rows: int | None
+    name: str  # in the log
+    rows: int | None  # including deleted ones; None if unknown
     size: int
-    at: int
+    at: int  # when it was written, in milliseconds since the epoch
     partition: Mapping[str, Any]
 
     @cached_property
@@ -77,16 +68,13 @@ class Column:
 class Snapshot:
     """A version of a table.
 
-    Attributes:
-        columns: In order.
-        files: Newest first.
-        kept: For files with deletion vectors: a flag per row, false = deleted. Rows beyond the last
-            flag are not deleted.
+    `kept` has a flag per row for files with deletion vectors, false = deleted. Rows beyond the last
+    flag are not deleted.
     """
 
     version: int
     columns: tuple[Column, ...]
-    files: tuple[StoredFile, ...]
+    files: tuple[StoredFile, ...]  # newest first
     kept: "Mapping[Path, pa.BooleanArray]"
 
     @cached_property
@@ -108,10 +96,7 @@ class Snapshot:
     ) -> Iterator[tuple[StoredFile, int, dict[str, Any]]]:
         """Rows of all files, newest file first, with their file and position.
 
-        Args:
-            columns: Columns to read; `None` in rows of files that do not have them.
-            at_once: Number of rows in memory at a time.
-            start: `order` of a file and position in it to continue from.
+        At most `at_once` rows are in memory; `start` is the `order` of a file and a position in it.
         """
         for file in self.files:
             skip = 0
@@ -125,11 +110,7 @@ class Snapshot:
     def read(
         self, file: StoredFile, columns: Sequence[Column], *, at_once: int, skip: int = 0
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Rows of one file that are not deleted, with their positions from `skip` on.
-
-        Raises:
-            SpecError: `TABLE_NOT_READABLE`: the file is missing or damaged.
-        """
+        """Rows of one file that are not deleted, with their positions from `skip` on."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -219,12 +200,8 @@ class StoredTable:
     def snapshot(self, *, rests: bool = False) -> Snapshot:
         """The newest version.
 
-        Args:
-            rests: Allows an older version: after a read of the log, repeated calls return it for
-                ten times as long as the read took.
-
-        Raises:
-            SpecError: `TABLE_NOT_FOUND`, or `TABLE_NOT_READABLE` with the reason.
+        With `rests`, repeated calls may return an older one for ten times as long as a read of the
+        log took.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -312,7 +289,6 @@ class StoredTable:
         return mode
 
     def _file_path(self, name: str) -> Path:
-        """The path of a file in the log, which must be below the table."""
         parts = unquote(name).split("/")
         if urlsplit(name).scheme or name.startswith("/") or ".." in parts:
             raise _refused("it uses files outside of its folder")

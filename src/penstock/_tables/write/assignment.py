@@ -41,11 +41,7 @@ def check_assignable(
     name: str,
     origin: SourceLocation | None,
 ) -> None:
-    """Refuse a query whose columns are not assignable to the declared types.
-
-    Raises:
-        DefinitionError: `SCHEMA_INCOMPATIBLE`.
-    """
+    """Refuse a query whose columns are not assignable to the declared types."""
     _check_names(query, declared, name, origin)
     kinds = conformed(query, declared, _Assignment(spark).is_allowed)
     columns = zip(query, kinds, strict=True)
@@ -82,8 +78,6 @@ def _check_names(
 
 
 class _Assignment:
-    """Spark's rules and casts of store assignment."""
-
     def __init__(self, spark: SparkSession) -> None:
         self._session: Any = spark._jsparkSession
         jvm: Any = spark._jvm
@@ -91,7 +85,6 @@ class _Assignment:
         self._catalyst = jvm.org.apache.spark.sql.catalyst.expressions
 
     def is_allowed(self, source: DataType, target: DataType) -> bool:
-        """Whether a value of one atomic type can be written as the other."""
         return bool(self._catalyst.Cast.canANSIStoreAssign(self._type(source), self._type(target)))
 
     def cast(self, df: DataFrame, name: str, kind: DataType, lengths: str | None) -> Column:

@@ -49,7 +49,7 @@ PLACEHOLDER = "penstock_none"
 
 @dataclass(frozen=True, kw_only=True)
 class TargetShape:
-    """The declarations that all flows into one table share; `specs` are those of the flows."""
+    """The declarations that all flows into one table share."""
 
     keys: tuple[str, ...]
     scd_type: ScdType
@@ -80,7 +80,6 @@ class TargetShape:
         return column.lower() in {key.lower() for key in self.keys}
 
     def is_partial(self, column: str) -> bool:
-        """Whether an event may leave a column unchanged."""
         return column != PLACEHOLDER and any(is_partial(spec, column) for spec in self.specs)
 
     def is_tracked(self, column: str) -> bool:
@@ -93,17 +92,12 @@ class TargetShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EventShape:
-    """The events of one flow.
-
-    Attributes:
-        columns: The selected columns of the source, in its order.
-        sequence: Type of the sequence.
-    """
+    """The events of one flow."""
 
     spec: CdcSpec
     shape: TargetShape
-    columns: tuple[StructField, ...]
-    sequence: DataType
+    columns: tuple[StructField, ...]  # the selected columns of the source, in its order
+    sequence: DataType  # type of the sequence
 
     @property
     def keys(self) -> tuple[StructField, ...]:
@@ -139,7 +133,6 @@ class EventShape:
         return as_column(self.spec.sequence_by).isNotNull()
 
     def has_key(self) -> Column:
-        """Whether a row of the source has the key for its operation."""
         present = reduce(
             Column.__and__, [F.col(quoted(field.name)).isNotNull() for field in self.keys]
         )
@@ -154,11 +147,8 @@ class EventShape:
     ) -> DataFrame:
         """The events of rows of the source that have a sequence and a key.
 
-        Args:
-            df: The rows.
-            key_type: Of the stored keys: the same columns, possibly in another case.
-            value_type: Of the stored values: at least the columns of the flow.
-            now_ms: The present time.
+        Stored keys may be spelled in another case; stored values are at least the columns of the
+        flow.
         """
         first = df.select(
             self.op().alias("op"),
@@ -287,19 +277,7 @@ def _struct(wanted: StructType, have: Sequence[StructField]) -> Column:
 def resolve(
     df: DataFrame, spec: CdcSpec, shape: TargetShape, *, flow: str, origin: SourceLocation
 ) -> EventShape:
-    """Check a flow's declaration against the columns of its source.
-
-    Args:
-        df: The source.
-        spec: The declaration.
-        shape: Of the target.
-        flow: Name of the flow, for messages.
-        origin: Where the flow is declared.
-
-    Raises:
-        DefinitionError: `CDC_COLUMN_NOT_FOUND`, `CDC_KEY_NOT_SELECTED`, `CDC_TYPE_NOT_SUPPORTED`,
-            `CDC_EXPRESSION_INVALID` or `COLUMN_NAME_RESERVED`.
-    """
+    """Check a flow's declaration against the columns of its source."""
     check = _Check(df.schema, flow, origin)
     for parameter, names in _lists(spec).items():
         check.columns(parameter, names)

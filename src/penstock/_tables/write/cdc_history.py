@@ -118,7 +118,6 @@ def stored_values(schema: StructType) -> StructType:
 
 
 def state_rows(events: DataFrame, schema: StructType) -> DataFrame:
-    """Events as rows of the state, one row per event."""
     if "kind" not in schema.fieldNames():
         return events.where(F.col("kind") == 0).select(*schema.fieldNames())
     columns: dict[str, Column] = {
@@ -166,7 +165,6 @@ def _field_type(schema: StructType, name: str) -> StructType:
 
 
 def merged(rows: DataFrame, schema: StructType) -> DataFrame:
-    """The rows of a state merged to one row per key."""
     if "kind" not in schema.fieldNames():
         return rows.dropDuplicates(["k", "seq", "op", "hash"])
     newest = [
@@ -189,10 +187,7 @@ def last_by(value: Column, order: Column) -> Column:
 def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
     """Merged rows of a state without the row of all keys; `alive` = the key has a row.
 
-    Args:
-        rows: Merged, with the row of all keys.
-        schema: Of the state.
-        truncates: Whether there may be a row of all keys.
+    `truncates`: there may be a row of all keys.
     """
     keyed = rows.where(F.col("kind") == 0)
     if truncates:
@@ -292,7 +287,6 @@ def rows_per_sequence(events: DataFrame, partial: dict[str, str]) -> DataFrame:
 
 
 def last_set(value: Column) -> Column:
-    """The last value that was set, for a column that events may leave unchanged."""
     return F.last(value, ignorenulls=True)
 
 

@@ -35,8 +35,6 @@ _SMALL_ROWS = 50_000
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotShape:
-    """Declaration and columns of the snapshots of one flow; `version` is the versions' type."""
-
     spec: SnapshotSpec
     columns: StructType
     version: DataType
@@ -66,12 +64,9 @@ class SnapshotShape:
 
 
 class SnapshotWriter:
-    """Applies the snapshots of one flow, each in one commit.
+    """Applies the snapshots of one flow, each in one commit; batch ids are the snapshots' numbers.
 
-    Args:
-        app_id: From `writer.app_id`; its batches are the numbers of snapshots.
-        allow_missing: Columns of the table that a snapshot lacks become NULL.
-        rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
+    `rewrite` forces (or forbids) the rewrite of the target; by default its size decides.
     """
 
     def __init__(
@@ -96,17 +91,9 @@ class SnapshotWriter:
     def apply(
         self, df: DataFrame, version: Any, number: int, *, always: bool
     ) -> CommitResult | None:
-        """Apply a snapshot to the table; applying it again has no effect.
+        """Apply snapshot `number` (from 0, without gaps); applying it again has no effect.
 
-        Args:
-            df: The snapshot.
-            version: Its version.
-            number: Counts the snapshots from 0, without gaps.
-            always: Commit even if nothing differs; otherwise `None` is returned.
-
-        Raises:
-            FlowError: `SNAPSHOT_KEYS_NOT_UNIQUE`.
-            PlanError: `SCHEMA_INCOMPATIBLE`.
+        Without `always`, nothing is committed and `None` is returned if nothing differs.
         """
         started = time.monotonic()
         kill_point("before_write", self._flow, number)
@@ -158,9 +145,9 @@ class SnapshotWriter:
         return rows
 
     def _compare(self, txn: TableTransaction, snapshot: DataFrame, *, small: bool) -> DataFrame:
-        """Keys that differ: `k`, values `old` and `new`, `start` of the open version, `tracked`.
+        """Keys that differ: `k`, values `old` and `new`, and `start` of the open version.
 
-        `tracked` says whether a column differs that opens a version.
+        `tracked`: a column differs that opens a version.
         """
         shape = self._shape
         have = self._current(txn, snapshot)
@@ -225,7 +212,6 @@ class SnapshotWriter:
         return closed
 
     def _rows(self, differences: DataFrame, side: str, *interval: Column) -> DataFrame:
-        """Rows of the target from one side of the comparison."""
         return differences.select(
             *[F.col("k").getField(f.name).alias(f.name) for f in self._shape.keys],
             *[F.col(side).getField(f.name).alias(f.name) for f in self._shape.values],

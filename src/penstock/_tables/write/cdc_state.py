@@ -38,11 +38,7 @@ _SMALL_FILE = 32 * 1024 * 1024
 
 
 class CdcState:
-    """The state of one target for one flow.
-
-    Args:
-        tombstone_seconds: SCD type 1: how long deleted keys are remembered; `None` = forever.
-    """
+    """The state of one target for one flow."""
 
     def __init__(
         self,
@@ -51,7 +47,7 @@ class CdcState:
         app_id: str,
         events: EventShape,
         *,
-        tombstone_seconds: float | None = None,
+        tombstone_seconds: float | None = None,  # how long deletes are remembered; None = forever
     ) -> None:
         self._delta = delta
         self._table = FencedTable(delta, ref, app_id)
@@ -70,7 +66,6 @@ class CdcState:
 
     @property
     def schema(self) -> StructType:
-        """Columns of the state table; after `prepare`."""
         assert self._schema is not None
         return self._schema
 
@@ -85,15 +80,7 @@ class CdcState:
         return stored_values(self.schema)
 
     def prepare(self, *, target_has_rows: bool, flow: str) -> None:
-        """Create the table, or align it with the flow.
-
-        Args:
-            target_has_rows: Whether a missing state is an error.
-            flow: Name of the flow, for messages.
-
-        Raises:
-            CheckpointError: `CDC_STATE_MISSING` or `CDC_STATE_INCOMPATIBLE`.
-        """
+        """Create the table, or align it with the flow; `target_has_rows`: it must exist."""
         ref, shape = self._table.ref, self._events.shape
         state = table_state(self._delta.spark, ref.path)
         if state is None and target_has_rows:
@@ -128,7 +115,6 @@ class CdcState:
         self._schema = prepare_table(self._delta.spark, ref, spec).schema
 
     def _wanted(self, stored: StructType | None) -> StructType:
-        """The table's columns with those that the flow adds."""
         keys, values = self._events.key_type(), self._events.value_type()
         if stored is not None:
             have = stored["k"].dataType
@@ -183,12 +169,6 @@ class CdcState:
         return self._delta.read_files(self._table.ref.path, snapshot, files, session)
 
     def compact_if_due(self, version: int | None, like: DataFrame) -> None:
-        """Compact the files after a number of commits.
-
-        Args:
-            version: Of the last append.
-            like: Any DataFrame of the session to work in.
-        """
         if version is not None and version % _COMPACT_EVERY == 0:
             self.compact(like)
 
@@ -219,7 +199,6 @@ class CdcState:
         self._table.commit(txn, [*removed, *added], None, record, complete=whole)
 
     def _without_dead(self, rows: DataFrame) -> DataFrame:
-        """The rows without deleted keys that are not needed any more."""
         known = settled(rows, self.schema, truncates=True)
         expired = ~F.col("alive") & ~F.coalesce(
             outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)

@@ -87,29 +87,19 @@ def split_events(
 
 @dataclass(frozen=True)
 class _Events:
-    """The valid events of one batch.
-
-    Attributes:
-        txn: Transaction on the state.
-        files: `AddFile` contents below the state.
-        rows: Their keys in `k`, for a `kind` of 0.
-    """
+    """The valid events of one batch."""
 
     txn: TableTransaction
-    files: Sequence[Mapping[str, Any]]
-    rows: DataFrame
+    files: Sequence[Mapping[str, Any]]  # `AddFile` contents below the state
+    rows: DataFrame  # their keys in `k`, for a `kind` of 0
 
 
 class CdcWriter(FlowWriter):
-    """Writes the batches of one auto CDC flow.
+    """Writes the batches of one auto CDC flow; `split` is from `split_events`.
 
-    Args:
-        state: The state table of the target; created if it does not exist.
-        events: How rows of the flow become events.
-        tombstone_seconds: How long deleted keys are remembered; `None` = forever.
-        rewrite: Forces (or forbids) the rewrite of the target; by default its size decides.
-        options: As for `FlowWriter`; `split` is from `split_events`, and the quarantine is created
-            when it is needed.
+    The state and, when it is needed, the quarantine are created. `rewrite` forces (or forbids) the
+    rewrite of the target; by default its size decides. Deleted keys are remembered for
+    `tombstone_seconds`; `None` = forever.
     """
 
     kind = "auto CDC"
@@ -189,7 +179,6 @@ class CdcWriter(FlowWriter):
         return replace(result, rows_written=upserts, rows_deleted=deletes)
 
     def _refuse_invalid(self, counts: StagedFiles) -> None:
-        """Fail on events that cannot be applied, if there is no quarantine for them."""
         if self._quarantine is not None:
             return
         for name, problem in ((HAS_SEQUENCE, "no sequence"), (HAS_KEY, "NULL in a key column")):

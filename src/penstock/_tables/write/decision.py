@@ -4,9 +4,7 @@ The rows of one batch can go to several tables, and a Delta commit covers one ta
 dies between two commits, Spark runs the batch again. By then its rules may give other results (a
 joined table, a function or the rules themselves have changed): rows that are evaluated again would
 end in neither table, or in both. So the files for each table are recorded first, and a repeated
-batch commits the recorded files.
-
-A batch with one commit needs no record.
+batch commits the recorded files. A batch with one commit needs no record.
 """
 
 import json
@@ -26,41 +24,25 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineFiles:
-    """Files for the quarantine table.
-
-    Attributes:
-        staged: `AddFile` contents below the target, until they are moved.
-        written: `AddFile` contents below the quarantine table.
-    """
+    """Files for the quarantine table, as `AddFile` contents."""
 
     schema: StructType
-    staged: Sequence[Mapping[str, Any]] = ()
-    written: Sequence[Mapping[str, Any]] = ()
+    staged: Sequence[Mapping[str, Any]] = ()  # below the target, until they are moved
+    written: Sequence[Mapping[str, Any]] = ()  # below the quarantine table
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchDecision:
-    """The files of one batch, by table.
+    """The files of one batch, by table."""
 
-    Attributes:
-        kind: Kind of the writer; see `FlowWriter.kind`.
-        result: Record of the batch for its commit.
-        schema: Columns of the rows for the target.
-        target_version: Version of the target that was read.
-        files: `AddFile` contents with the valid rows.
-        has_rows: Whether the valid rows are in `DecisionFile.rows`, for writers that merge.
-        quarantine: `None` if no row is quarantined.
-        counts: Further counts of the writer, by name.
-    """
-
-    kind: str
+    kind: str  # of the writer; see `FlowWriter.kind`
     result: CommitResult
     schema: StructType
-    target_version: int
-    files: Sequence[Mapping[str, Any]] = ()
-    has_rows: bool = False
+    target_version: int  # that was read
+    files: Sequence[Mapping[str, Any]] = ()  # `AddFile` contents with the valid rows
+    has_rows: bool = False  # valid rows are in `DecisionFile.rows` (merging writers)
     quarantine: QuarantineFiles | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # further counts of the writer
 
     def to_json(self) -> str:
         content: dict[str, Any] = {
@@ -134,7 +116,6 @@ class DecisionFile:
         return decision if is_same else None
 
     def save(self, decision: BatchDecision) -> None:
-        """Replace the decision; it survives the death of the process."""
         # No fsync, like the files of Spark and Delta themselves.
         self._files.write(self._path, decision.to_json(), sync=False)
 

@@ -31,17 +31,11 @@ _UNKNOWN = -2
 
 @dataclass(frozen=True)
 class TableTransaction:
-    """An open transaction.
+    """An open transaction."""
 
-    Attributes:
-        jvm: Delta's `OptimisticTransaction`.
-        is_committed: Whether the table has the batch already.
-        metadata: Of the version that the transaction read.
-    """
-
-    jvm: Any
-    is_committed: bool
-    metadata: TableMetadata
+    jvm: Any  # Delta's OptimisticTransaction
+    is_committed: bool  # the table has the batch already
+    metadata: TableMetadata  # of the version that was read
 
     @property
     def version(self) -> int:
@@ -65,16 +59,11 @@ class FencedTable:
         """The newest one with a batch that was made through this object."""
 
     def begin(self, batch_id: int | None) -> TableTransaction:
-        """Start a transaction on the newest version.
+        """Start a transaction on the newest version; `None` = a write without a fence.
 
         The last batch is looked up in the newest commits, else in the state of the whole table; not
-        at all while every version of the table was committed by this process.
-
-        Args:
-            batch_id: `None` for a write without a fence.
-
-        Raises:
-            SetupError: `TABLE_LOG_DAMAGED`, by the first call.
+        at all while every version of the table was committed by this process. The first call checks
+        the log.
         """
         transaction = self._delta.begin(self.ref.path)
         version = int(transaction.snapshot().version())
@@ -101,13 +90,10 @@ class FencedTable:
     def evolve(
         self, txn: TableTransaction, query: StructType, *, allow_missing: bool, replaces: bool
     ) -> StructType:
-        """Check the query's schema, and add its new columns to the transaction.
+        """Check the query's schema, and add its new columns to the transaction; the new schema.
 
         With `allow_missing`, columns that the query lacks become NULL; with `replaces`, all rows
-        are replaced, so any schema fits. Returns the schema after the commit.
-
-        Raises:
-            PlanError: `SCHEMA_INCOMPATIBLE`.
+        are replaced, so any schema fits.
         """
         have = txn.metadata.schema
         if self._difference is None or self._query != query:
@@ -143,10 +129,7 @@ class FencedTable:
         return [file.remove() for file in self._delta.items(txn.jvm.filterFiles())]
 
     def removals_where(self, txn: TableTransaction, condition: str) -> tuple[list[Any], int]:
-        """Actions that remove the rows that match a condition, and the number of these rows.
-
-        Files with other rows are rewritten without the removed ones, or get a deletion vector.
-        """
+        """Actions that remove the rows that match a condition, and the number of these rows."""
         return self._delta.deletions(txn.jvm, condition)
 
     def commit(
@@ -159,15 +142,10 @@ class FencedTable:
         complete: bool,
         where: str | None = None,
     ) -> int:
-        """Commit with the fence and the record of the batch; returns the new version.
+        """Commit with the fence (if there is a batch id) and the record; returns the new version.
 
-        Args:
-            txn: From `begin`.
-            actions: Files to add and to remove.
-            batch_id: `None` for a write without a fence.
-            result: The record.
-            complete: For the history: existing rows are replaced.
-            where: For the history: only the rows that match this are replaced.
+        `complete` and `where` are for the history: all existing rows, or those of a window, are
+        replaced.
         """
         record = result.to_metadata()
         if batch_id is None:

@@ -33,20 +33,14 @@ _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """A table whose rows belong to keys.
-
-    Attributes:
-        app_id: Application id of its batches.
-        rewrite: Forces (or forbids) the rewrite of the table; by default its size decides.
-    """
+    """A table whose rows belong to keys; `app_id` is that of its batches."""
 
     delta: DeltaJvm
     table: FencedTable
     app_id: str
-    rewrite: bool | None = None
+    rewrite: bool | None = None  # forces (or forbids) the rewrite of the table; None = by size
 
     def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
-        """The rows of the version that a transaction read, in the session of `like`."""
         live = self._live_files(txn)
         if live is None:
             files = txn.jvm.filterFiles()
@@ -67,12 +61,8 @@ class KeyedTable:
     ) -> int | None:
         """Replace all rows of some keys; returns the new version.
 
-        Args:
-            txn: From `FencedTable.begin`, with the schema evolved.
-            touched: The keys, as structs in a column `k`; each once.
-            rows: The new rows of these keys.
-            result: Record of the batch.
-            deletes: Whether a touched key may have no new row.
+        `touched` has each key once, as structs in a column `k`. Without `deletes`, each of them has
+        a new row. The schema of the transaction is evolved.
         """
         if self._rewrites(txn):
             return self._rewrite(txn, touched, rows, result)

@@ -7,7 +7,6 @@ chooses protocol and table features in both cases.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from pyspark.errors import ParseException
@@ -38,7 +37,6 @@ from penstock._tables.write.staging import QUARANTINE_FIELDS
 from penstock._tables.write.widening import ENABLED, TypeChange, alter_types, widen
 from penstock.errors import DefinitionError, PlanError
 
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 _GENERATED = "delta.generationExpression"
 _FEATURE = "delta.feature."
 
@@ -47,29 +45,21 @@ _FEATURE = "delta.feature."
 class TableSpec:
     """The declaration of a table.
 
-    Attributes:
-        schema: Columns; of the query, or declared.
-        declared: Whether the user declared the schema: then nullability, generated columns and
-            comments apply; a query's columns are all nullable.
-        comment: Table comment; `None` leaves the existing one.
-        properties: `delta.*` and other keys. Keys that are no longer declared stay.
-        replace_schema: The next write replaces the contents, and with them an incompatible schema.
-        widen: Whether columns that are too narrow for the schema are widened in place. The property
-            `delta.enableTypeWidening`, declared or of the table, takes precedence; `None` forbids
-            widening in any case.
-        cast: Whether rows will be cast to the types of the table if no value changes, so that
-            narrower columns fit.
+    With a `declared` schema, its nullability, generated columns and comments apply; a query's
+    columns are all nullable. With `widen`, columns that are too narrow are widened in place; the
+    property `delta.enableTypeWidening`, declared or of the table, takes precedence, and `None`
+    forbids widening in any case.
     """
 
     schema: StructType
     declared: bool = False
     partition_cols: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
-    comment: str | None = None
-    properties: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    replace_schema: bool = False
+    comment: str | None = None  # None leaves the existing one
+    properties: Mapping[str, str] = field(default_factory=dict)  # existing ones stay
+    replace_schema: bool = False  # the next write replaces all rows, and an incompatible schema
     widen: bool | None = False
-    cast: bool = False
+    cast: bool = False  # rows are cast if no value changes, so narrower columns fit
     origin: SourceLocation | None = None
 
     def table_schema(self) -> StructType:
@@ -92,11 +82,7 @@ class TableState:
 def parse_schema(
     spark: SparkSession, schema: str | StructType, *, origin: SourceLocation | None = None
 ) -> StructType:
-    """A declared schema; DDL may have NOT NULL, COMMENT and GENERATED ... AS.
-
-    Raises:
-        DefinitionError: `SCHEMA_INVALID`.
-    """
+    """A declared schema; DDL may have NOT NULL, COMMENT and GENERATED ... AS."""
     if isinstance(schema, StructType):
         return schema
     parser: Any = spark._jsparkSession.sessionState().sqlParser()
@@ -129,13 +115,7 @@ def read_version(spark: SparkSession, path: str) -> int | None:
 
 
 def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> TableState:
-    """Create a table, or alter the existing one; no commit if nothing changed.
-
-    Raises:
-        PlanError: `SCHEMA_INCOMPATIBLE`, `PARTITIONING_CHANGED`, `COLUMN_NAME_INVALID`,
-            `PARTITION_COLUMN_UNKNOWN` or `TABLE_PROPERTY_INVALID`.
-        SetupError: `TABLE_LOG_DAMAGED`.
-    """
+    """Create a table, or alter the existing one; no commit if nothing changed."""
     delta = DeltaJvm(spark)
     _check_spec(table, spec)
     check_log(delta, table)
@@ -152,10 +132,7 @@ def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> Tabl
 def prepare_quarantine(
     spark: SparkSession, quarantine: TableRef, target: TableState, *, replace_schema: bool = False
 ) -> TableState:
-    """Create or alter the quarantine table of a target: its columns, and the broken rules.
-
-    Its columns are widened with those of the target; `replace_schema` as in the target's spec.
-    """
+    """Create or alter the quarantine table of a target; it is widened with the target."""
     plain = plain_schema(target.schema, nullable=True, keep_comments=False)
     return prepare_table(
         spark,
@@ -171,15 +148,9 @@ def prepare_quarantine(
 
 
 def reset_table(spark: SparkSession, table: TableRef) -> int | None:
-    """Remove all rows in one commit, for a full refresh.
+    """Remove all rows in one commit; the newest version, `None` without a table.
 
     `prepare_table` can then change schema and partitioning in any way.
-
-    Returns:
-        The newest version; `None` without a table.
-
-    Raises:
-        SetupError: `TABLE_LOG_DAMAGED`.
     """
     delta = DeltaJvm(spark)
     check_log(delta, table)
@@ -200,11 +171,7 @@ def check_properties(
     name: str,
     origin: SourceLocation | None,
 ) -> dict[str, str]:
-    """Table properties with `delta.*` keys in Delta's own spelling.
-
-    Raises:
-        PlanError: `TABLE_PROPERTY_INVALID`.
-    """
+    """Table properties with `delta.*` keys in Delta's own spelling."""
     declared = {str(key): str(value) for key, value in properties.items()}
     if not any(key.lower().startswith("delta.") for key in declared):
         return declared
@@ -380,7 +347,6 @@ def _alter(
 
 
 def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
-    """The spec with the types that its rows will have in the table."""
     if not spec.cast:
         return spec
     kinds = conformed(spec.schema, table)
@@ -392,7 +358,6 @@ def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
 
 
 def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[TypeChange, ...]]:
-    """The table's schema with widened columns, and the changes."""
     declared = {key.lower(): str(value).lower() for key, value in spec.properties.items()}
     have = {key.lower(): value.lower() for key, value in state.properties.items()}
     enabled = declared.get(ENABLED.lower(), have.get(ENABLED.lower()))

@@ -55,15 +55,10 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True)
 class Refused:
-    """Rows of one batch that a stateful operator refused.
+    """Rows of one batch that a stateful operator refused."""
 
-    Attributes:
-        late: Number of rows behind the watermark; -1 = counted when `frame` is written.
-        frame: The rows with the columns of the quarantine, if they are to be kept.
-    """
-
-    late: int = 0
-    frame: DataFrame | None = None
+    late: int = 0  # behind the watermark; -1 = counted when `frame` is written
+    frame: DataFrame | None = None  # with the columns of the quarantine, if they are kept
 
 
 class FindLateRows(Protocol):
@@ -79,50 +74,33 @@ class FindLateRows(Protocol):
 
 @dataclass(frozen=True)
 class LateCounts:
-    """Number of late rows, and of refused rows written to quarantine."""
-
     rows: int = 0
     kept: int = 0
 
 
 @dataclass(frozen=True)
 class Written:
-    """The files of one batch, not committed yet.
+    """The files of one batch, not committed yet."""
 
-    Attributes:
-        counts: Rows and rules, and the files that still have to be moved to the quarantine table.
-        actions: For the target's commit.
-        bad: `AddFile` contents that are in the folder of the quarantine table already.
-        duplicates: Rows that were left out because the table has their key.
-        rows: The valid rows, for writers that merge them.
-    """
-
-    counts: StagedFiles
-    actions: Sequence[Any] = ()
-    bad: Sequence[Mapping[str, Any]] = ()
-    duplicates: int = 0
-    rows: DataFrame | None = None
+    counts: StagedFiles  # with the files that still have to be moved
+    actions: Sequence[Any] = ()  # for the target's commit
+    bad: Sequence[Mapping[str, Any]] = ()  # `AddFile` contents below the quarantine table
+    duplicates: int = 0  # rows whose key the table has
+    rows: DataFrame | None = None  # the valid rows, for writers that merge them
 
 
 class RowFiles:
-    """Writes the rows of one flow's batches into the folders of its tables.
-
-    Args:
-        quarantine: Table for the rows that break a drop rule, if they are kept.
-        split: From `quality.split_rows`; `None` without expectations.
-        strategy: `None` = chosen by the table.
-        replaces: Whether each batch replaces the contents of the tables.
-    """
+    """Writes the rows of one flow's batches into the folders of its tables."""
 
     def __init__(
         self,
         delta: DeltaJvm,
         target: FencedTable,
         quarantine: FencedTable | None,
-        split: RowSplit | None,
-        strategy: Strategy | None,
+        split: RowSplit | None,  # None without expectations
+        strategy: Strategy | None,  # None = chosen by the table
         *,
-        replaces: bool,
+        replaces: bool,  # each batch replaces the contents of the tables
     ) -> None:
         self._delta = delta
         self._target = target
@@ -191,7 +169,6 @@ class RowFiles:
     def write_bad(
         self, kept: DataFrame, counts: StagedFiles, split: RowSplit
     ) -> list[dict[str, Any]]:
-        """Write rows that broke a drop rule into the folder of the quarantine table."""
         if not counts.bad_rows or self._quarantine is None or not split.quarantine:
             return []
         helpers = [F.col(column) for column in QUARANTINE_COLUMNS]

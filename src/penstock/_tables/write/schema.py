@@ -48,19 +48,12 @@ DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10,
 
 @dataclass(frozen=True)
 class SchemaDifference:
-    """How a query differs from a table.
+    """How a query differs from a table."""
 
-    Attributes:
-        merged: The table's schema with the query's new columns at the end.
-        added: New columns, nested ones with dots.
-        missing: Columns of the table that the query does not have and that Delta does not compute.
-        conflicts: Column, type in the table, type in the query.
-    """
-
-    merged: StructType
-    added: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    conflicts: tuple[tuple[str, str, str], ...] = ()
+    merged: StructType  # the table's schema, with the query's new columns at the end
+    added: tuple[str, ...] = ()  # nested ones with dots
+    missing: tuple[str, ...] = ()  # not in the query, and not computed by Delta
+    conflicts: tuple[tuple[str, str, str], ...] = ()  # column, type in the table, type in the query
 
 
 def compare(table: StructType, query: StructType) -> SchemaDifference:
@@ -113,15 +106,8 @@ def reconcile(
 ) -> SchemaDifference:
     """Compare, and raise if rows of the query cannot be written.
 
-    Args:
-        table: Schema of the table.
-        query: Schema of the query, without helper columns.
-        name: Of the table, for messages.
-        allow_missing: Columns that the query lacks become NULL instead of an error.
-        declared: Whether `query` is the declared schema of the table.
-
-    Raises:
-        PlanError: `SCHEMA_INCOMPATIBLE`.
+    With `allow_missing`, columns that the query lacks become NULL; `declared`: `query` is the
+    declared schema.
     """
     check_columns(query, name)
     difference = compare(table, query)
@@ -147,11 +133,7 @@ def reconcile(
 
 
 def check_columns(query: StructType, name: str) -> None:
-    """Refuse columns with the same name, and columns of type VOID.
-
-    Raises:
-        PlanError: `SCHEMA_INCOMPATIBLE`.
-    """
+    """Refuse columns with the same name, and columns of type VOID."""
     seen: set[str] = set()
     for column in query:
         if column.name.lower() in seen:
@@ -225,10 +207,8 @@ def conformed(
 ) -> list[DataType]:
     """The types of a query's columns as `conform` casts them.
 
-    Args:
-        query: Schema of the query.
-        table: Schema of the table.
-        fits: Whether an atomic type is cast to that of the table; by default if no value changes.
+    `fits` decides whether an atomic type is cast to that of the table; by default if no value
+    changes.
     """
     fits = fits or _lossless
 
@@ -272,7 +252,6 @@ def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
 
 
 def without_void(kind: DataType) -> DataType:
-    """A type with STRING instead of every VOID, which no table can have."""
     return map_leaves(
         kind, kind, lambda have, *_: StringType() if isinstance(have, NullType) else have
     )

@@ -117,21 +117,13 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
 
 @dataclass
 class StagedFiles:
-    """What one staging job wrote, by destination.
+    """What one staging job wrote, by destination."""
 
-    Attributes:
-        clean: `AddFile` contents for the target.
-        bad: `AddFile` contents for the quarantine table; paths are still below the target.
-        clean_rows: Rows in `clean`.
-        bad_rows: Rows in `bad`.
-        rules: Counts per rule over both.
-    """
-
-    clean: list[dict[str, Any]]
-    bad: list[dict[str, Any]]
+    clean: list[dict[str, Any]]  # `AddFile` contents for the target
+    bad: list[dict[str, Any]]  # for the quarantine table; paths are still below the target
     clean_rows: int
     bad_rows: int
-    rules: dict[str, RuleCounts]
+    rules: dict[str, RuleCounts]  # counts over both
 
 
 def sort_files(
@@ -212,7 +204,6 @@ def data_columns(split: RowSplit) -> list[Column]:
 
 
 def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
-    """The rows for the target, without helper columns."""
     if split is None:
         return batch
     return batch.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))

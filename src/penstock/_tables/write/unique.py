@@ -1,9 +1,8 @@
 """Append mode that takes each key once: a row whose key is in the table is left out.
 
-Like an insert-only MERGE, as a transaction of our own: the new rows are written as files and
-committed with the fence and the counts, like any other batch. The transaction has read the table,
-so a concurrent commit of another flow makes it fail, and the batch is compared with the table
-again.
+Like an insert-only MERGE, as a transaction of our own with the fence and the counts of any other
+batch. It has read the table, so a concurrent commit of another flow makes it fail, and the batch is
+compared with the table again.
 """
 
 from collections.abc import Sequence
@@ -36,10 +35,6 @@ class UniqueWriter(FlowWriter):
 
     Of the rows with one key, the one with the smallest hash of its values is added, so the order of
     the rows does not matter. A row with a NULL in its key is always added: NULL equals no value.
-
-    Args:
-        keys: Columns that identify a row.
-        options: As for `FlowWriter`.
     """
 
     def __init__(
@@ -97,7 +92,6 @@ class UniqueWriter(FlowWriter):
         return replace(batch, written=written, result=result)
 
     def _unique(self, rows: DataFrame) -> DataFrame:
-        """One row per key, and all rows with a NULL in their key."""
         keys = [F.col(quoted(key)) for key in self._keys]
         digest = F.xxhash64(row_json(rows, rows.columns))
         rank = F.row_number().over(Window.partitionBy(*keys).orderBy(digest))

@@ -20,15 +20,10 @@ from penstock.quality.rules import quoted
 
 
 class UpsertWriter(FlowWriter):
-    """Writes the batches of one update-mode flow.
+    """Writes the batches of one update-mode flow; in keys, NULL equals NULL.
 
     Columns of the table that the query lacks stay as they are. A row that breaks a drop rule leaves
-    the row with its key in the table unchanged.
-
-    Args:
-        keys: Columns that identify a row; NULL equals NULL.
-        rewrite: Forces (or forbids) the rewrite of the table; by default its size decides.
-        options: As for `FlowWriter`.
+    the row with its key in the table unchanged. `rewrite` as in `KeyedTable`.
     """
 
     kind = "upsert"

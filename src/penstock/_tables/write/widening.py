@@ -59,8 +59,7 @@ class TypeChange:
 def widened(have: DataType, want: DataType) -> DataType | None:
     """The type that a column of type `have` is widened to for values of type `want`.
 
-    Returns:
-        `None` if Delta does not widen `have` to such a type, or if no change is needed.
+    `None` if Delta does not widen `have` to such a type, or if no change is needed.
     """
     if isinstance(have, INTEGERS) and isinstance(want, INTEGERS):
         return want if INTEGERS.index(type(have)) < INTEGERS.index(type(want)) else None
@@ -92,7 +91,6 @@ def _digits(kind: DataType, of_integers: dict[type[DataType], int]) -> tuple[int
 
 
 def widen(table: StructType, query: StructType) -> tuple[StructType, tuple[TypeChange, ...]]:
-    """The schema of a table with columns widened for a query, if possible; and the changes."""
     changes: list[TypeChange] = []
 
     def leaf(have: DataType, want: DataType, path: tuple[str, ...]) -> DataType:
@@ -117,10 +115,7 @@ def alter_types(
     """Widen columns of a table in one commit, without rewriting files.
 
     The table gets `delta.enableTypeWidening`, and readers need Delta 4.0 or newer from then on.
-
-    Raises:
-        PlanError: `SCHEMA_INCOMPATIBLE`: Delta refuses, for example because a CHECK constraint or a
-            generated column depends on the column.
+    Delta refuses for example if a CHECK constraint or a generated column depends on the column.
     """
     properties = {ENABLED: "true"}
     if any(isinstance(change.after, TimestampNTZType) for change in changes):

@@ -48,20 +48,13 @@ def app_id(pipeline: str, flow: str, epoch: str) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch whose files are written, before its commits.
-
-    Attributes:
-        result: The record, without the versions of the commits.
-        schema: Columns of the rows for the target.
-        quarantine: The quarantine table, if the batch commits to it.
-        quarantine_schema: Columns of the rows for the quarantine.
-    """
+    """A batch whose files are written, before its commits."""
 
     txn: TableTransaction
     written: Written
-    result: CommitResult
-    schema: StructType
-    quarantine: FencedTable | None = None
+    result: CommitResult  # without the versions of the commits
+    schema: StructType  # columns of the rows for the target
+    quarantine: FencedTable | None = None  # if the batch commits to it
     quarantine_schema: StructType | None = None
 
 
@@ -84,24 +77,10 @@ class WriterOptions(TypedDict, total=False):
 class FlowWriter:
     """Writes the batches of one flow. Not thread-safe: a flow has one batch at a time.
 
-    Args:
-        app_id: From `app_id`; the same as long as the checkpoint is the same.
-        target: The table; must exist (`prepare.prepare_table`).
-        split: From `quality.split_rows` for the query; `None` without expectations.
-        quarantine: Table for rows that break a drop rule; must exist if the split keeps them.
-        mode: Append, or replace the contents, or those of a window, with every batch.
-        where: Condition of the rows in the window, a SQL expression. The batch has no other rows.
-        allow_missing: Columns of the table that the query lacks become NULL.
-        strategy: Forces one; by default the table decides.
-        row_rules: Expectations about the number of rows, in complete mode.
-        late: Finds rows of a batch that a stateful operator refused; called when the batch is
-            computed, before anything is committed.
-        stateful: Whether the query keeps state: then a repeated batch is evaluated without being
-            written, and small batches are not written from one task, which would compute the state
-            of all partitions.
-        apply_rules: Adds the helper columns of the split to a batch that lacks them; see `write`.
-        decisions: Records the files of batches with two commits; `None` for `write_batch` only.
-        note: Records the commits of a batch.
+    The tables must exist (`prepare.prepare_table`). `where` is the condition of a window: the batch
+    has no other rows. A repeated batch of a `stateful` query is evaluated without being written,
+    and small batches are not written from one task, which would compute the state of all
+    partitions.
     """
 
     kind = "append"
@@ -112,19 +91,19 @@ class FlowWriter:
         spark: SparkSession,
         *,
         flow: str,
-        app_id: str,
+        app_id: str,  # from `app_id`; constant for a checkpoint
         target: TableRef,
-        split: RowSplit | None = None,
-        quarantine: TableRef | None = None,
+        split: RowSplit | None = None,  # from `quality.split_rows`; None without expectations
+        quarantine: TableRef | None = None,  # for rows that break a drop rule
         mode: WriteMode = WriteMode.APPEND,
         where: str | None = None,
-        allow_missing: bool = False,
-        strategy: Strategy | None = None,
-        row_rules: Sequence[Expectation] = (),
-        late: FindLateRows | None = None,
+        allow_missing: bool = False,  # columns that the query lacks become NULL
+        strategy: Strategy | None = None,  # None = the table decides
+        row_rules: Sequence[Expectation] = (),  # about the number of rows, in complete mode
+        late: FindLateRows | None = None,  # called when the batch is computed, before any commit
         stateful: bool = False,
-        apply_rules: Callable[[DataFrame], DataFrame] | None = None,
-        decisions: DecisionFile | None = None,
+        apply_rules: Callable[[DataFrame], DataFrame] | None = None,  # adds the split's columns
+        decisions: DecisionFile | None = None,  # None for `write_batch` only
         note: CommitNote | None = None,
     ) -> None:
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
@@ -168,9 +147,7 @@ class FlowWriter:
     def write(self, df: DataFrame, batch_id: int) -> CommitResult:
         """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
 
-        Args:
-            df: The batch, with the split's helper columns if there is a split and no `apply_rules`.
-            batch_id: Spark's.
+        The batch has the split's helper columns if there is a split and no `apply_rules`.
 
         Raises:
             PlanError: `SCHEMA_INCOMPATIBLE`.
@@ -181,15 +158,8 @@ class FlowWriter:
     def write_batch(self, df: DataFrame, *, fingerprint: str | None = None) -> CommitResult:
         """Write the result of a batch query in one commit, without a fence.
 
-        In complete mode the table's contents are replaced: readers see the old or the new rows.
-        Its schema follows the query. With a window, the rows of the window are replaced.
-
-        Args:
-            df: With the split's helper columns if there is a split.
-            fingerprint: Recorded in the commit.
-
-        Raises:
-            PlanError: `SCHEMA_INCOMPATIBLE`, in append mode.
+        In complete mode the table's contents are replaced: readers see the old or the new rows. Its
+        schema follows the query. With a window, the rows of the window are replaced.
         """
         return self._run(df, None, fingerprint)
 
@@ -298,7 +268,6 @@ class FlowWriter:
         return result
 
     def _quarantine_fields(self, schema: StructType) -> list[StructField]:
-        """Columns of the quarantine beside its own, given the schema of the target."""
         return list(plain_schema(schema, nullable=True, keep_comments=False).fields)
 
     # -- decisions -----------------------------------------------------------------------------
@@ -337,15 +306,10 @@ class FlowWriter:
 
     @property
     def _files_path(self) -> str:
-        """Path of the table above the files of a decision."""
         return self._target.ref.path
 
     def _recorded_decision(self, batch_id: int | None) -> BatchDecision | None:
-        """The recorded decision about a batch; `None` if there is none to complete.
-
-        Raises:
-            CheckpointError: `BATCH_UNFINISHED`.
-        """
+        """The recorded decision about a batch; `None` if there is none to complete."""
         if batch_id is None or self._decisions is None or is_switched_off("decision"):
             return None
         decision = self._decisions.load(self._app_id, batch_id)
@@ -408,7 +372,6 @@ class FlowWriter:
         return self._with_recorded_rows(batch, decision)
 
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
-        """A resumed batch with the recorded valid rows."""
         if not has_identity(batch.txn.metadata.schema):
             actions = self._delta.add_files(decision.files)
             return replace(batch, written=replace(batch.written, actions=actions))
