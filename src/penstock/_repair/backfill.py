@@ -37,62 +37,38 @@ PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillOptions:
-    """Options of the command.
+    """Options of the command."""
 
-    Attributes:
-        begin: Start of the range; the earliest rows by default.
-        end: End of the range; the position of the flow by default.
-        files: Only files whose name matches this pattern.
-        by: Columns that identify rows of the table.
-        where: Replace the rows that match this condition instead.
-        accept_fewer: Proceed even if the range has fewer of them than the table.
-        resume: Resume an interrupted backfill.
-        abandon: Discard an interrupted backfill.
-        execute: Carry the plan out; otherwise it is only reported.
-    """
-
-    begin: StartPosition | None = None
-    end: StartPosition | None = None
-    files: str | None = None
-    by: Sequence[str] = ()
-    where: str | None = None
-    accept_fewer: bool = False
+    begin: StartPosition | None = None  # None = the earliest rows
+    end: StartPosition | None = None  # None = the position of the flow
+    files: str | None = None  # only files whose name matches this pattern
+    by: Sequence[str] = ()  # columns that identify rows of the table
+    where: str | None = None  # replace the rows that match this condition instead
+    accept_fewer: bool = False  # even if fewer rows of the range match
     resume: bool = False
     abandon: bool = False
-    execute: bool = False
+    execute: bool = False  # otherwise the plan is only reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillReport:
-    """A planned or completed backfill.
-
-    Attributes:
-        backfill_id: `None` for a plan.
-        way: `keys`, `events` or `window`.
-        range: For messages.
-        sources: The range of each source; empty if the backfill was resumed.
-        state: `planned`, `done` or `abandoned`.
-        resumed: Whether an interrupted backfill was resumed.
-        counts: Rows of this run.
-        steps: One sentence each.
-    """
+    """A planned or completed backfill."""
 
     flow: str
     target: str
-    backfill_id: str | None
-    way: str
-    range: str
-    sources: tuple[RangeReport, ...]
-    state: str
+    backfill_id: str | None  # None for a plan
+    way: str  # see `Way`
+    range: str  # for messages
+    sources: tuple[RangeReport, ...]  # empty if the backfill was resumed
+    state: str  # planned, done or abandoned
     resumed: bool
-    counts: Mapping[str, int] = field(default_factory=dict)
-    steps: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)  # rows of this run
+    steps: tuple[str, ...] = ()  # one sentence each
 
 
 def backfill_journal(
     files: StorageFiles, layout: StorageLayout, flow: str
 ) -> Journal[BackfillPlan]:
-    """The journal of a flow's backfills."""
     return Journal(files, layout.backfill_folder(flow), lambda body: BackfillPlan(**body))
 
 
@@ -107,10 +83,6 @@ def backfill_flow(
 
     Called on the main thread. Holds the leases of an update. `on_step` is called after each step
     that was stored.
-
-    Raises:
-        PenstockError: The pipeline runs or is invalid, the range or the table does not allow a
-            backfill, or the flow failed.
     """
     checkpoints(settings)  # fails for remote storage, before Spark is started
     update_id = str(uuid.uuid4())
@@ -159,11 +131,7 @@ def backfill_flow(
 
 
 def check_flow(pipeline: OpenPipeline, node: FlowNode) -> DatasetNode:
-    """The table of a flow that can be backfilled.
-
-    Raises:
-        PlanError: `BACKFILL_NOT_POSSIBLE`.
-    """
+    """The table of a flow that can be backfilled."""
     dataset = pipeline.graph.datasets.get(node.target)
     reason = hint = ""
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
@@ -233,11 +201,7 @@ def _plan(
 def choose_way(
     node: FlowNode, dataset: DatasetNode, options: BackfillOptions, columns: Sequence[str]
 ) -> tuple[str, Sequence[str]]:
-    """How duplicates of existing rows are avoided (see `Way`), and by which columns.
-
-    Raises:
-        PlanError: `BACKFILL_WOULD_DOUBLE`: in no way; `BACKFILL_NOT_POSSIBLE`.
-    """
+    """How duplicates of existing rows are avoided (see `Way`), and by which columns."""
     reason = ""
     declared = dataset.declared.deduplicate_by
     if options.by and options.where is not None:
@@ -308,8 +272,6 @@ def _check_table(
 
 
 class _Backfill:
-    """The backfill of one call of the command."""
-
     def __init__(
         self, pipeline: OpenPipeline, node: FlowNode, on_step: Callable[[str], None]
     ) -> None:

@@ -46,36 +46,21 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillPlan:
-    """The plan of a backfill, as stored in its journal.
+    """The plan of a backfill, as stored in its journal."""
 
-    Attributes:
-        backfill_id: Its epoch.
-        way: See `Way`.
-        position: Start and end of its streams.
-        by: Columns of `keys`.
-        where: Condition of `window`.
-        accept_fewer: A window may get fewer rows than it had.
-        table_id: Delta's id of the table.
-        version: Of the table at the start.
-        quarantine_version: Likewise; -1 if there is none.
-        range: For messages.
-        is_staged: Of a window: all rows are staged.
-        epoch: Of the flow's checkpoint at the start; empty if unknown.
-    """
-
-    backfill_id: str
+    backfill_id: str  # its epoch
     flow: str
-    way: str
-    position: Mapping[str, Any]
-    by: Sequence[str] = ()
-    where: str | None = None
-    accept_fewer: bool = False
-    table_id: str | None = None
-    version: int = -1
-    quarantine_version: int = -1
-    range: str = ""
-    is_staged: bool = False
-    epoch: str = ""
+    way: str  # see `Way`
+    position: Mapping[str, Any]  # start and end of its streams
+    by: Sequence[str] = ()  # columns of `keys`
+    where: str | None = None  # condition of `window`
+    accept_fewer: bool = False  # a window may get fewer rows than it had
+    table_id: str | None = None  # Delta's id
+    version: int = -1  # of the table at the start
+    quarantine_version: int = -1  # at the start; -1 = none
+    range: str = ""  # for messages
+    is_staged: bool = False  # all rows of a window are staged
+    epoch: str = ""  # of the flow's checkpoint at the start; empty if unknown
 
 
 @dataclass
@@ -92,49 +77,34 @@ class Counts:
     outside: int = 0
 
     def as_json(self) -> dict[str, int]:
-        """For events and the command line."""
         return dict(self.__dict__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillRun:
-    """Executes one plan.
-
-    Attributes:
-        staging: Folder for rows of a window.
-        sources: Of the query, opened for the range.
-        own: The flow's own checkpoint: a batch with rows that it has not read is refused.
-        on_batch: Called after each batch.
-        on_commit: Called with each commit.
-        on_staged: Called when all rows of a window are staged.
-    """
+    """Executes one plan."""
 
     spark: SparkSession
     tables: PipelineTables
     node: FlowNode
     dataset: DatasetNode
     plan: BackfillPlan
-    staging: str
-    sources: Sequence[OpenedSource]
-    own: Checkpoint
+    staging: str  # folder for rows of a window
+    sources: Sequence[OpenedSource]  # of the query, opened for the range
+    own: Checkpoint  # of the flow: a batch with rows that it has not read is refused
     on_batch: Callable[[Counts], None]
     on_commit: Callable[[Commit], None]
-    on_staged: Callable[[], None]
+    on_staged: Callable[[], None]  # all rows of a window are staged
     counts: Counts = field(default_factory=Counts)
 
     @property
     def checkpoint(self) -> str:
-        """Checkpoint of the backfill."""
         return self.tables.layout.checkpoint_path(self.plan.flow, self.plan.backfill_id)
 
     def run(self, df: DataFrame) -> Counts:
-        """Read the range to its end.
+        """Read the range to its end, given the flow's query from the position of the plan.
 
-        Args:
-            df: The flow's query over its streams, started at the position of the plan.
-
-        Raises:
-            PenstockError: As a flow would; or `BACKFILL_WOULD_LOSE_ROWS`.
+        Fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`.
         """
         if self.plan.way == Way.WINDOW:
             if not self.plan.is_staged:

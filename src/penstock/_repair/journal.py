@@ -16,21 +16,14 @@ Entry = TypeVar("Entry")
 
 
 class Journal(Generic[Entry]):
-    """The journal of the repairs of one flow or table; of one at a time.
-
-    Args:
-        files: Of the storage.
-        folder: Of the repair.
-        parse: An entry from its JSON form.
-        name: Of the file in the folder.
-    """
+    """The journal of the repairs of one flow or table; of one at a time."""
 
     def __init__(
         self,
         files: StorageFiles,
         folder: str,
-        parse: Callable[[dict[str, Any]], Entry],
-        name: str = "decided.json",
+        parse: Callable[[dict[str, Any]], Entry],  # an entry from its JSON form
+        name: str = "decided.json",  # of the file in the folder
     ) -> None:
         self.folder = folder
         self._files = files
@@ -38,11 +31,7 @@ class Journal(Generic[Entry]):
         self._path = f"{folder}/{name}"
 
     def load(self) -> Entry | None:
-        """The entry; `None` if no repair is unfinished.
-
-        Raises:
-            SetupError: `JOURNAL_DAMAGED`.
-        """
+        """The entry; `None` if no repair is unfinished."""
         text = self._files.read(self._path)
         try:
             return self._parse(json.loads(text)) if text else None

@@ -58,23 +58,14 @@ LEFT = "left"
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationOptions:
-    """Options of the command.
+    """Options of the command."""
 
-    Attributes:
-        begin: Start position of the sources; the earliest by default.
-        accept_less: Proceed even if the sources have lost rows that the table was computed from.
-        resume: Resume an interrupted migration.
-        abandon: Discard an interrupted migration.
-        undo: Restore the table and the checkpoint before the last migration.
-        execute: Carry the plan out; otherwise it is only reported.
-    """
-
-    begin: StartPosition | None = None
-    accept_less: bool = False
+    begin: StartPosition | None = None  # None = the earliest
+    accept_less: bool = False  # even if the sources have lost rows of the table
     resume: bool = False
     abandon: bool = False
     undo: bool = False
-    execute: bool = False
+    execute: bool = False  # otherwise the plan is only reported
 
 
 def migrate_flow(
@@ -88,10 +79,6 @@ def migrate_flow(
 
     Called on the main thread. Holds the leases of an update. `on_step` is called after each step
     that was stored.
-
-    Raises:
-        PenstockError: The pipeline runs or is invalid, the flow or its sources do not allow a
-            migration, or the flow failed.
     """
     checkpoints(settings)  # fails for remote storage, before Spark is started
     update_id = str(uuid.uuid4())
@@ -137,8 +124,6 @@ def migrate_flow(
 
 
 class _Run:
-    """One call of the command."""
-
     def __init__(
         self,
         pipeline: OpenPipeline,
@@ -161,7 +146,6 @@ class _Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether a migration is unfinished."""
         return self.known is not None and self.known.stage != DONE
 
     @property
@@ -245,7 +229,6 @@ class _Run:
         )
 
     def plan_back(self) -> MigrationReport:
-        """Plan the undo of the last migration."""
         node, known = self._node, self.known
         if known is None:
             raise _not_begun(node, "no migration to undo")
@@ -302,7 +285,6 @@ class _Run:
     # -- execution -----------------------------------------------------------------------------
 
     def execute(self, record: Record, report: MigrationReport) -> MigrationReport:
-        """Build the new table, and replace the old one with it."""
         migration, shadow = self._planned, self._shadow(self._planned)
 
         def emit(step: str, message: str, **figures: Any) -> None:
@@ -386,7 +368,6 @@ class _Run:
         self._files.delete_tree(shadow.folder)
 
     def undo(self, record: Record, report: MigrationReport) -> MigrationReport:
-        """Restore the table, its quarantine and the flow's state."""
         known, name = self.known, self._node.flow.name
         assert known is not None
         state = self._pipeline.state

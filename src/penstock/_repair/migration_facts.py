@@ -17,8 +17,6 @@ from penstock.sources.delta.source import DeltaStream
 
 
 class MigrationFacts:
-    """Reads the table of a flow and the flows that read it."""
-
     def __init__(self, pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode) -> None:
         self._pipeline = pipeline
         self._node = node
@@ -51,7 +49,6 @@ class MigrationFacts:
         return -1 if version is None else version
 
     def query(self, df: Any) -> dict[str, Any]:
-        """Stateful operators, output mode and columns of the new query."""
         mode = self._node.analysis.output_mode
         return {
             "operators": list(stateful_operators(df)),
@@ -60,7 +57,6 @@ class MigrationFacts:
         }
 
     def columns(self, before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-        """The changes of the columns of the table."""
         if self._dataset.declared.schema is not None:
             return ()
         return changed_columns(before, now)
@@ -90,7 +86,6 @@ class MigrationFacts:
 
 
 def changed_columns(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Columns that are removed, added, or change their type, given types by name."""
     old = {name.lower(): kind for name, kind in before.items()}
     new = {name.lower() for name in now}
     gone = [f"{name} is removed" for name in before if name.lower() not in new]

@@ -14,20 +14,14 @@ from penstock.sources.base import SourceHistory
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A flow of the pipeline that reads the table.
-
-    Attributes:
-        target: Its table or sink.
-        effect: Of the replacement: `stops`, `skips`, `changes`; `recomputes` if it is not a stream.
-    """
+    """A flow of the pipeline that reads the table."""
 
     flow: str
-    target: str
-    effect: str
+    target: str  # its table or sink
+    effect: str  # of the replacement: stops, skips or changes; recomputes without a stream
 
     @property
     def text(self) -> str:
-        """The effect, and the commands to run."""
         match self.effect:
             case "stops":
                 return (
@@ -53,53 +47,30 @@ class Reader:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationReport:
-    """A planned or completed migration.
-
-    Attributes:
-        state: `planned`, `done`, `undone` or `abandoned`.
-        migration_id: `None` for a plan.
-        resumed: Whether an unfinished migration was resumed.
-        start: Start position of its sources.
-        old_epoch: Of the old checkpoint.
-        new_epoch: Of the new checkpoint; `None` for a plan.
-        old_version: Of the table before.
-        new_version: Of the table after; `None` for a plan.
-        rows: In the table: old rows for a plan, else new rows.
-        size: Of the old table in bytes.
-        columns: Changes of the columns.
-        operators: Changes of the stateful operators.
-        sources: The rows of each source.
-        readers: Flows that read the table.
-        refused: Why it needs `--accept-less`; `None` if it does not.
-        steps: One sentence each.
-    """
+    """A planned or completed migration."""
 
     flow: str
     target: str
-    state: str
-    migration_id: str | None
+    state: str  # planned, done, undone or abandoned
+    migration_id: str | None  # None for a plan
     resumed: bool
-    start: str
+    start: str  # start position of its sources
     old_epoch: str
-    old_version: int
-    new_epoch: str | None = None
-    new_version: int | None = None
-    rows: int | None = None
-    size: int | None = None
-    columns: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
+    old_version: int  # of the table
+    new_epoch: str | None = None  # None for a plan
+    new_version: int | None = None  # None for a plan
+    rows: int | None = None  # old rows for a plan, else new rows
+    size: int | None = None  # of the old table in bytes
+    columns: tuple[str, ...] = ()  # changes
+    operators: tuple[str, ...] = ()  # changes
     sources: tuple[SourceHistory, ...] = ()
     readers: tuple[Reader, ...] = ()
-    refused: str | None = None
-    steps: tuple[str, ...] = ()
+    refused: str | None = None  # why it needs `--accept-less`
+    steps: tuple[str, ...] = ()  # one sentence each
 
 
 def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode) -> DatasetNode:
-    """The table of a flow that can be migrated.
-
-    Raises:
-        PlanError: `MIGRATION_NOT_POSSIBLE`.
-    """
+    """The table of a flow that can be migrated."""
     name = node.flow.name
     dataset = graph.datasets.get(node.target)
     reason = hint = ""
@@ -139,11 +110,7 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
 def check_columns(
     dataset: DatasetNode, properties: Mapping[str, str], changes: Sequence[str]
 ) -> None:
-    """Refuse changes of columns if Delta cannot replace them together with the rows.
-
-    Raises:
-        PlanError: `MIGRATION_NOT_POSSIBLE`.
-    """
+    """Refuse changes of columns if Delta cannot replace them together with the rows."""
     has_feed = properties.get("delta.enableChangeDataFeed", "false").lower() == "true"
     is_mapped = properties.get("delta.columnMapping.mode", "none").lower() != "none"
     if has_feed and is_mapped and changes:
@@ -178,7 +145,6 @@ def steps_forth(
     start: str,
     old_epoch: str,
 ) -> Iterator[str]:
-    """The steps of a migration, one sentence each."""
     for source in sources:
         again = "an unknown number of" if source.again is None else f"{source.again:,}"
         size = "" if source.size is None else f" ({source.size:,} bytes)"
@@ -204,7 +170,6 @@ def steps_forth(
 def steps_back(
     display: str, readers: Sequence[Reader], *, version: int, epoch: str, is_old_query: bool
 ) -> Iterator[str]:
-    """The steps of an undo, one sentence each."""
     yield f"{display} and its quarantine are restored: {display} to version {version}"
     yield f"the flow continues with the checkpoint of epoch {epoch}, and reads later rows again"
     yield "rows that a replay of quarantine, a backfill or other writers added since are lost"

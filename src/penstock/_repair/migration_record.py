@@ -14,32 +14,19 @@ migration is discarded during its cut-over."""
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """A migration as it is stored.
+    """A migration as it is stored."""
 
-    Attributes:
-        migration_id: Epoch of the new checkpoint.
-        stage: One of the stages above.
-        start: Start position, for messages.
-        position: The resolved start position.
-        table_id: Delta's id of the table.
-        query: Stateful operators, output mode and columns of the new query.
-        old: State of the flow before the cut-over.
-        old_version: Version of the table before the cut-over.
-        old_quarantine: Version of the quarantine then; -1 if there was none.
-        new_quarantine: Version of the quarantine before an undo.
-    """
-
-    migration_id: str
+    migration_id: str  # epoch of the new checkpoint
     flow: str
     stage: str
-    start: str
-    position: Mapping[str, Any]
-    table_id: str
-    query: Mapping[str, Any]
-    old: Mapping[str, Any]
-    old_version: int
-    old_quarantine: int
-    new_quarantine: int = -1
+    start: str  # for messages
+    position: Mapping[str, Any]  # the resolved start position
+    table_id: str  # Delta's id
+    query: Mapping[str, Any]  # stateful operators, output mode and columns of the new query
+    old: Mapping[str, Any]  # state of the flow before the cut-over
+    old_version: int  # of the table before the cut-over
+    old_quarantine: int  # version before the cut-over; -1 = none
+    new_quarantine: int = -1  # version before an undo
 
 
 def migration_of(body: dict[str, Any]) -> Migration:

@@ -26,9 +26,6 @@ def replay_quarantine(
     Called on the main thread. Holds the leases of an update, so neither runs during the other. Each
     row is in exactly one table, even if the command is killed; called again, it completes the
     interrupted replay before it evaluates the selection.
-
-    Raises:
-        PenstockError: The pipeline runs, is invalid, or rows of this table cannot be replayed.
     """
     with _open_replay(settings, table, on_step) as replay:
         return replay.run(selection)

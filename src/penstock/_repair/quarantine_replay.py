@@ -54,44 +54,27 @@ STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The result of a replay.
-
-    Attributes:
-        version: Version of the quarantine; `None` without a quarantine.
-        chosen: Rows that the rules were applied to.
-        moved: Those that are in the table now.
-        kept: Those that still break a rule.
-        resumed: Whether an interrupted replay was completed.
-        finished: Result of that one, if it had another selection.
-    """
+    """The result of a replay."""
 
     table: str
-    version: int | None
-    chosen: int
-    moved: int
-    kept: int
-    resumed: bool = False
-    finished: "Replayed | None" = None
+    version: int | None  # of the quarantine; None without one
+    chosen: int  # rows that the rules were applied to
+    moved: int  # to the table
+    kept: int  # still break a rule
+    resumed: bool = False  # an interrupted replay was completed
+    finished: "Replayed | None" = None  # of that one, if it had another selection
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPreview:
-    """What a replay would do.
-
-    Attributes:
-        version: Version of the quarantine; `None` without a quarantine.
-        moves: Selected rows that pass.
-        keeps: Selected rows that break a rule.
-        by_rule: How many of these break each rule.
-        unfinished: Whether an interrupted replay would be completed first.
-    """
+    """What a replay would do."""
 
     table: str
-    version: int | None
-    moves: int
-    keeps: int
-    by_rule: Mapping[str, int]
-    unfinished: bool
+    version: int | None  # of the quarantine; None without one
+    moves: int  # selected rows that pass
+    keeps: int  # selected rows that break a rule
+    by_rule: Mapping[str, int]  # rows in `keeps`
+    unfinished: bool  # an interrupted replay would be completed first
 
     @property
     def chosen(self) -> int:
@@ -123,27 +106,18 @@ class _Staged:
 
 
 class QuarantineReplay:
-    """Replays the quarantine of one table. The caller holds the leases of pipeline and table.
-
-    Args:
-        spark: Classic session.
-        target: An existing table that is only appended to.
-        quarantine: Its quarantine; need not exist.
-        staging: The staging folder.
-        expectations: The present ones of the table.
-        on_step: Called after each step.
-    """
+    """Replays the quarantine of one table. The caller holds the leases of pipeline and table."""
 
     def __init__(
         self,
         spark: SparkSession,
         *,
         pipeline: str,
-        target: TableRef,
-        quarantine: TableRef,
+        target: TableRef,  # exists and is only appended to
+        quarantine: TableRef,  # need not exist
         staging: str,
-        expectations: Sequence[Expectation],
-        on_step: Callable[[str], None] = lambda _: None,
+        expectations: Sequence[Expectation],  # the present ones
+        on_step: Callable[[str], None] = lambda _: None,  # called after each step
     ) -> None:
         self._spark = spark
         self._delta = DeltaJvm(spark)
@@ -164,14 +138,7 @@ class QuarantineReplay:
         self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
 
     def run(self, selection: RowSelection) -> Replayed:
-        """Complete an interrupted replay; then replay the selected rows.
-
-        An interrupted replay with the same selection is only completed.
-
-        Raises:
-            PlanError: `QUARANTINE_CHANGED`, `QUARANTINE_ROWS_GONE`, `SCHEMA_INCOMPATIBLE`.
-            SpecError: `QUARANTINE_SELECTION_INVALID`.
-        """
+        """Complete an interrupted replay; then replay the selected rows, unless it had these."""
         pending = self._journal.load()
         if pending is None:
             return self._begin(selection)
@@ -188,12 +155,6 @@ class QuarantineReplay:
         return replace(done, resumed=True, finished=finished)
 
     def preview(self, selection: RowSelection) -> ReplayPreview:
-        """Apply the rules to the selected rows without changing anything.
-
-        Raises:
-            PlanError: `QUARANTINE_ROWS_GONE`.
-            SpecError: `QUARANTINE_SELECTION_INVALID`.
-        """
         version: int | None = None
         rows: DataFrame | None = None
         if self._exists and selection.is_all:

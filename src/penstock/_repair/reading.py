@@ -24,23 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadableStorage:
-    """A local storage, or a local copy of a remote one.
-
-    Attributes:
-        settings: With that storage.
-        shown: Replaces its paths in a string by those of the pipeline's storage.
-    """
+    """A local storage, or a local copy of a remote one."""
 
     settings: PipelineSettings
-    shown: Callable[[str], str] = str
+    shown: Callable[[str], str] = str  # restores the paths of the pipeline's storage in a string
 
 
 def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
-    """Some rows of a table, starting with its newest file.
-
-    Raises:
-        SpecError: `TABLE_NOT_FOUND`, `TABLE_NOT_READABLE`, `STORAGE_NOT_READABLE`.
-    """
     if _is_local(settings):
         return preview.read_table(settings, name, limit)
     with _session(settings) as spark:
@@ -52,11 +42,6 @@ def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePrevi
 def read_quarantine(
     settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
 ) -> "TablePreview":
-    """The newest rows of a table's quarantine.
-
-    Raises:
-        SpecError: As `read_table`; `QUARANTINE_NOT_FOUND`.
-    """
     if _is_local(settings):
         return preview.read_quarantine(settings, name, limit, ids=ids)
     with _session(settings) as spark:
@@ -66,11 +51,6 @@ def read_quarantine(
 
 
 def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
-    """Every table that has a quarantine, with rows per rule; ordered by name.
-
-    Raises:
-        SpecError: As `read_table`.
-    """
     if _is_local(settings):
         return preview.list_quarantines(settings)
     with _session(settings) as spark:
@@ -81,11 +61,7 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 
 @contextmanager
 def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
-    """The storage of a pipeline if it is local, else a temporary copy of its small files.
-
-    Raises:
-        SpecError: `STORAGE_NOT_READABLE`.
-    """
+    """The storage of a pipeline if it is local, else a temporary copy of its small files."""
     if _is_local(settings):
         yield ReadableStorage(settings)
         return

@@ -28,32 +28,19 @@ MARKED, EMPTIED = "marked", "emptied"
 
 @dataclass(frozen=True, kw_only=True)
 class ResetPlan:
-    """A planned or completed reset of a flow.
-
-    Attributes:
-        target: Table or sink.
-        start: Start position, for messages.
-        old_epoch: Of the old checkpoint.
-        new_epoch: Of the new checkpoint; `None` for a plan.
-        old_checkpoint: Folder of the old checkpoint.
-        sources: Rows that each source repeats or skips.
-        effect: Of repeated rows on the target: `keyed`, `recomputed`, `added` or `refused`.
-        truncates: Whether the table is emptied.
-        refused: Why it needs an option of the user; `None` if it does not.
-        steps: One sentence each.
-    """
+    """A planned or completed reset of a flow."""
 
     flow: str
-    target: str
-    start: str
+    target: str  # table or sink
+    start: str  # for messages
     old_epoch: str
-    new_epoch: str | None
-    old_checkpoint: str
-    sources: tuple[StartReport, ...]
-    effect: str
-    truncates: bool
-    refused: str | None
-    steps: tuple[str, ...]
+    new_epoch: str | None  # None for a plan
+    old_checkpoint: str  # folder
+    sources: tuple[StartReport, ...]  # rows that each source repeats or skips
+    effect: str  # of repeated rows on the target: keyed, recomputed, added or refused
+    truncates: bool  # the table is emptied
+    refused: str | None  # why it needs an option of the user
+    steps: tuple[str, ...]  # one sentence each
 
 
 def reset_flow(
@@ -63,25 +50,13 @@ def reset_flow(
     *,
     truncate: bool = False,
     accept_duplicates: bool = False,
-    execute: bool = False,
+    execute: bool = False,  # otherwise the plan is only reported
     on_step: Callable[[str], None] = lambda _: None,
 ) -> ResetPlan:
     """Plan a new checkpoint for a flow, and create it.
 
-    Args:
-        settings: The pipeline.
-        flow: Its name.
-        start: Start position of its sources.
-        truncate: Empty its table first.
-        accept_duplicates: Allow duplicate rows, and results of a part of the source.
-        execute: Carry the plan out; otherwise it is only reported.
-        on_step: Called after each step of a reset that empties the table.
-
-    Raises:
-        SpecError: `UNKNOWN_FLOW`, `CHECKPOINT_NOT_FOUND`, `STORAGE_NOT_LOCAL`.
-        PlanError: `RESET_NOT_POSSIBLE`, `START_NOT_AVAILABLE`; `RESET_WOULD_DOUBLE` if
-            the plan is refused.
-        SetupError: The pipeline runs.
+    `accept_duplicates` also allows results of a part of the source. `on_step` is called after each
+    step of a reset that empties the table.
     """
     checkpoints(settings)  # fails for remote storage, before Spark is started
     with open_for_command(settings, "checkpoint reset") as pipeline:

@@ -50,16 +50,11 @@ _ROW_ERRORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedRows:
-    """The result of a selection at one version of a quarantine.
-
-    Attributes:
-        files: Files with a selected row, by `file_identity`.
-        rows: All rows of these files, with the column `SELECTED`; `None` without files.
-    """
+    """The result of a selection at one version of a quarantine."""
 
     version: int
-    files: frozenset[tuple[str, str]]
-    rows: DataFrame | None
+    files: frozenset[tuple[str, str]]  # files with a selected row, by `file_identity`
+    rows: DataFrame | None  # all rows of these files, with the column `SELECTED`
 
 
 def select_rows(
@@ -68,11 +63,6 @@ def select_rows(
     """Evaluate a selection, not of all rows, on the newest version.
 
     `declared` are the present rules of the table, which may be selected even if no row broke them.
-
-    Raises:
-        SpecError: `QUARANTINE_SELECTION_INVALID`: a rule that no row broke and the table does not
-            have, or an invalid condition.
-        PlanError: `QUARANTINE_ROWS_GONE`.
     """
     return _Search(delta, quarantine, selection).find(declared)
 

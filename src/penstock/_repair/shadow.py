@@ -43,26 +43,18 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Shadow:
-    """The new table of a flow, until it replaces the old one.
-
-    Attributes:
-        evaluator: Over `source`, the present tables.
-        source: See `evaluator`.
-        state: Epochs of the flows.
-        epoch: Of the new checkpoint.
-        folder: Folder of the new table and the new state of the flow.
-    """
+    """The new table of a flow, until it replaces the old one."""
 
     spark: SparkSession
     graph: DataflowGraph
     settings: PipelineSettings
-    evaluator: Evaluator
-    source: DeltaSource
+    evaluator: Evaluator  # over `source`
+    source: DeltaSource  # the present tables
     state: StateStore
     node: FlowNode
     dataset: DatasetNode
-    epoch: str
-    folder: str
+    epoch: str  # of the new checkpoint
+    folder: str  # of the new table and the new state of the flow
 
     @property
     def table(self) -> TableRef:
@@ -70,7 +62,6 @@ class Shadow:
 
     @property
     def quarantine(self) -> TableRef:
-        """The new quarantine; need not exist."""
         return TableRef(f"{self.folder}/table_quarantine", f"{self.table.name}, quarantine")
 
     @property
@@ -93,9 +84,6 @@ class Shadow:
         """Read the sources to their end; called again after a kill, it resumes.
 
         `emit` is called with warnings, `on_batch` with the number of batches and rows of this call.
-
-        Raises:
-            PenstockError: The flow failed.
         """
         name = self.node.flow.name
         layout = StorageLayout(self.settings.storage)

@@ -21,18 +21,10 @@ _MAPPING = "delta.columnMapping."
 def swap_rows(
     spark: SparkSession, *, target: TableRef, source: TableRef, flow: str, app_id: str, last: int
 ) -> CommitResult:
-    """Replace the rows, columns and partitions of a table by those of another table.
+    """Replace the rows, columns and partitions of a table; id, properties and history stay.
 
-    Readers see the old rows or the new ones. The commit records batch `last` of `app_id`, so a
-    writer with that app id continues after it. Called again, it does nothing.
-
-    Args:
-        spark: The session.
-        target: The table; it keeps its id, properties and history.
-        source: The table with the new rows.
-        flow: Name of the flow, for the record.
-        app_id: Application id of the batches in `source`.
-        last: Its last batch there; -1 if there was none.
+    Readers see the old rows or the new ones. The commit records batch `last` of `app_id` (-1 =
+    none), so a writer with that app id continues after it. Called again, it does nothing.
     """
     delta = DeltaJvm(spark)
     table = FencedTable(delta, target, app_id)
@@ -71,11 +63,7 @@ def _unmapped(part: Any) -> Any:
 
 
 def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
-    """Restore an earlier version of a table in a commit; -1 = no rows.
-
-    Raises:
-        PlanError: `MIGRATION_NOT_POSSIBLE`: the version, or files of it, were deleted.
-    """
+    """Restore an earlier version of a table in a commit; -1 = no rows."""
     if version < 0:
         reset_table(spark, table)
         return
