@@ -23,12 +23,10 @@ class DeltaSink(SparkSink):
     )
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """See `Sink.check_options`."""
         require_location("delta", options, "path", _TABLE)
         return dict(options)
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`."""
         options = dict(write.options)
         if table := option(options, _TABLE):
             own = (_TABLE.lower(), "path")

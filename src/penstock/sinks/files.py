@@ -15,10 +15,10 @@ _LOG = "_spark_metadata"
 
 
 class FileSink(SparkSink):
-    """Adds files; the log in `_spark_metadata` says which of them count.
+    """Adds files; the log in `_spark_metadata` lists the valid ones.
 
-    Spark tells batches apart by their id alone, whoever wrote them: it passes over those of another
-    flow, or of a new checkpoint, whose id the log has.
+    Spark identifies batches by their id alone: it skips those of another flow, or of a new
+    checkpoint, whose id is in the log.
     """
 
     formats: ClassVar[Sequence[str]] = FORMATS
@@ -32,21 +32,14 @@ class FileSink(SparkSink):
     )
 
     def facts(self, options: Mapping[str, str]) -> SinkFacts:
-        """See `Sink.facts`."""
         location = super().facts(options).location
         return SinkFacts(location=location, refuses_new_checkpoint=True, is_exclusive=True)
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """See `Sink.check_options`."""
         require_location("file", options, "path")
         return dict(options)
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`.
-
-        Raises:
-            CheckpointError: `SINK_CHECKPOINT_LOST`.
-        """
         folder, flow = option(write.options, "path"), write.flow
         files = StorageFiles(write.spark)
         is_new = not _batches(files.names(f"{write.checkpoint}/offsets"))

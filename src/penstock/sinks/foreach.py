@@ -9,16 +9,7 @@ from penstock.errors import DefinitionError
 
 
 def write_rows(df: DataFrame, writer: Any, batch_id: int) -> None:
-    """Hand each row of a micro-batch to an object, or a function, on Spark's tasks.
-
-    Args:
-        df: The rows.
-        writer: See `penstock.batches.foreach_row`.
-        batch_id: Given to `open`.
-
-    Raises:
-        DefinitionError: `FOREACH_WRITER_INVALID`.
-    """
+    """Hand each row of a micro-batch to an object or a function; see `batches.foreach_row`."""
     process = writer if callable(writer) and not hasattr(writer, "process") else None
     if process is None and not callable(getattr(writer, "process", None)):
         raise DefinitionError(

@@ -20,28 +20,25 @@ from penstock.sinks.kafka import KafkaSink
 
 
 class FunctionSink(Sink):
-    """A function with `@dp.foreach_batch_sink`, which is called again with the same batch."""
+    """A function with `@dp.foreach_batch_sink`, which is called again with a repeated batch."""
 
     formats = ("foreach_batch",)
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`."""
         if write.function is None:
             raise _without_function(write.format)
         return FunctionSinkWriter(write, write.function)
 
 
 class ForeachSink(Sink):
-    """What `writeStream` has methods for, and not formats."""
+    """`foreach` and `foreachBatch`, which are methods of `writeStream`, not formats."""
 
     formats = ("foreach", "foreachbatch")
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """See `Sink.check_options`: there are none."""
         raise _without_function(self.formats[0])
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`: there is none."""
         raise _without_function(write.format)
 
 
@@ -55,23 +52,13 @@ def _without_function(sink_format: str) -> ConnectorError:
 
 
 class FunctionSinkWriter(BatchSink):
-    """Calls a function for the batches of one flow.
-
-    Args:
-        write: Of the flow.
-        function: Takes rows and batch id; paths and tables are found in it as in source files.
-    """
+    """Calls a function for the batches of one flow, with the paths and tables of source files."""
 
     def __init__(self, write: Write, function: Callable[..., object]) -> None:
         self._opened = write
         self._function = function
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """See `BatchSink.write`: calls the function.
-
-        Raises:
-            PenstockError: The function raised.
-        """
         opened, flow = self._opened, self._opened.flow
         kill_point("before_write", flow.name, batch_id)
         batch = MicroBatch(

@@ -50,7 +50,6 @@ class KafkaSink(Sink):
     instead = 'output_mode="update" sends the groups that changed'
 
     def facts(self, options: Mapping[str, str]) -> SinkFacts:
-        """See `Sink.facts`."""
         topic, servers = option(options, "topic"), option(options, SERVERS)
         row_ids = option(options, _ROW_IDS).strip().lower()
         location = None
@@ -72,22 +71,18 @@ class KafkaSink(Sink):
     def map_options(
         self, options: Mapping[str, str], map_path: Callable[[str], str]
     ) -> dict[str, str]:
-        """See `Sink.map_options`: the brokers."""
         return at_mapped_servers(options, map_path)
 
     def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
-        """See `Sink.endpoints`."""
         servers = option(options, SERVERS)
         return [servers] if servers else []
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """See `Sink.check_options`."""
         return prepare_sink_options(options)
 
     def check_query(
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
-        """See `Sink.check_query`."""
         problems = [
             f"column `{name}` is {kind}, not {' or '.join(_COLUMNS[name])}"
             for name, kind in columns.items()
@@ -107,7 +102,6 @@ class KafkaSink(Sink):
             )
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`."""
         has_ids = option(write.options, _ROW_IDS).strip().lower() != "false"
         options = {k: v for k, v in write.options.items() if k.lower() != _ROW_IDS.lower()}
         if write.has_batches and has_ids:
@@ -115,7 +109,6 @@ class KafkaSink(Sink):
         return StreamSink(write.format, options)
 
     def explain(self, text: str, flow: Flow, batch_id: int | None) -> FlowError | None:
-        """See `Sink.explain`: the brokers do not know the topic, or do not answer."""
         topic = _NO_TOPIC.search(text)
         if topic is None:
             return None
@@ -136,14 +129,9 @@ class KafkaSink(Sink):
 class KafkaSinkWriter(BatchSink):
     """Sends the batches of one flow.
 
-    Spark's producer confirms each message, but nothing ties a batch to a commit: a batch that runs
-    again is sent again. Each message has a header `penstock-id` that is the same then:
-    the column `row_id` if the query has one, else `<epoch>/<batch>/<digest>`.
-
-    Args:
-        options: Checked, for Spark's writer.
-        flow: Its name.
-        epoch: Of its checkpoint.
+    Spark's producer confirms each message, but there is no commit per batch: a repeated batch is
+    sent again. The header `penstock-id` of each message is the same then: the column `row_id` if
+    the query has one, else `<epoch>/<batch>/<digest>`.
     """
 
     observes_rows = True
@@ -154,7 +142,6 @@ class KafkaSinkWriter(BatchSink):
         self._epoch = epoch
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """See `BatchSink.write`; sends the batch, again if it was sent before."""
         kill_point("before_write", self._flow, batch_id)
         header = F.struct(
             F.lit(ROW_ID_HEADER).alias("key"), row_id(df, self._epoch, batch_id).alias("value")

@@ -1,4 +1,4 @@
-"""The sinks that there are: built-in ones, and those of other packages."""
+"""Built-in sinks, and those of other packages."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -32,11 +32,7 @@ _BUILT_IN: tuple[Sink, ...] = (
 
 
 def sink_of(sink_format: str) -> Sink:
-    """The sink for a format, in any case; `SparkSink` for one that no sink has.
-
-    Raises:
-        SetupError: `SINK_CLASS_INVALID`: the entry point of another package.
-    """
+    """The sink for a format, in any case; `SparkSink` for an unknown one."""
     return _sinks().get(sink_format.lower()) or _SPARK
 
 

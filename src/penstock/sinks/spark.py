@@ -1,4 +1,4 @@
-"""Sinks that only Spark knows: its own for looking at rows, and data sources in Python."""
+"""Sinks that Spark provides: for debugging, and Python data sources."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -9,28 +9,26 @@ from penstock.sinks.base import OpenedSink, Sink, StreamSink, Write
 
 
 class SparkSink(Sink):
-    """Written by Spark's stream writer as its options say; the delivery is that of the format."""
+    """Written by Spark's stream writer; the delivery guarantee is that of the format."""
 
     triggers: ClassVar[frozenset[TriggerKind]] = frozenset()
 
     def facts(self, options: Mapping[str, str]) -> SinkFacts:
-        """See `Sink.facts`."""
         return SinkFacts(location=super().facts(options).location, triggers=self.triggers)
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`."""
         return StreamSink(write.format, write.options)
 
 
 class ConsoleSink(SparkSink):
-    """Shows rows; a batch that is written again is shown again."""
+    """Prints rows; a repeated batch is printed again."""
 
     formats = ("console",)
     triggers = frozenset({TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME})
 
 
 class NoopSink(SparkSink):
-    """Evaluates rows and keeps none."""
+    """Computes rows and discards them."""
 
     formats = ("noop",)
     triggers = frozenset({TriggerKind.CONTINUOUS})

@@ -21,17 +21,7 @@ from functools import reduce
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    MapType,
-    NullType,
-    StringType,
-    StructField,
-    StructType,
-    VariantType,
-)
+from pyspark.sql import types as T
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.exception_text import first_line
@@ -96,27 +86,27 @@ class EventShape:
 
     spec: CdcSpec
     shape: TargetShape
-    columns: tuple[StructField, ...]  # the selected columns of the source, in its order
-    sequence: DataType  # type of the sequence
+    columns: tuple[T.StructField, ...]  # the selected columns of the source, in its order
+    sequence: T.DataType  # type of the sequence
 
     @property
-    def keys(self) -> tuple[StructField, ...]:
+    def keys(self) -> tuple[T.StructField, ...]:
         by_name = {field.name.lower(): field for field in self.columns}
         return tuple(by_name[key.lower()] for key in self.shape.keys)
 
     @property
-    def values(self) -> tuple[StructField, ...]:
+    def values(self) -> tuple[T.StructField, ...]:
         return tuple(field for field in self.columns if not self.shape.is_key(field.name))
 
-    def target_schema(self) -> StructType:
-        fields = list(plain_schema(StructType(list(self.columns)), nullable=True))
-        return StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
+    def target_schema(self) -> T.StructType:
+        fields = list(plain_schema(T.StructType(list(self.columns)), nullable=True))
+        return T.StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
 
-    def key_type(self) -> StructType:
+    def key_type(self) -> T.StructType:
         return _nullable(self.keys)
 
-    def value_type(self) -> StructType:
-        return _nullable(self.values or (StructField(PLACEHOLDER, BooleanType()),))
+    def value_type(self) -> T.StructType:
+        return _nullable(self.values or (T.StructField(PLACEHOLDER, T.BooleanType()),))
 
     def op(self) -> Column:
         """The operation of a row of the source; a delete overrides an upsert, a truncate both."""
@@ -143,7 +133,7 @@ class EventShape:
         )
 
     def events(
-        self, df: DataFrame, key_type: StructType, value_type: StructType, now_ms: int
+        self, df: DataFrame, key_type: T.StructType, value_type: T.StructType, now_ms: int
     ) -> DataFrame:
         """The events of rows of the source that have a sequence and a key.
 
@@ -171,7 +161,7 @@ class EventShape:
             F.lit(now_ms).cast("bigint").alias("at"),
         )
 
-    def _skip(self, value_type: StructType) -> Column:
+    def _skip(self, value_type: T.StructType) -> Column:
         """Names, in lower case, of the columns that an upsert leaves unchanged."""
         partial = [f.name for f in self.values if is_partial(self.spec, f.name)]
         if self.spec.columns_to_update is not None:
@@ -195,10 +185,10 @@ def is_partial(spec: CdcSpec, column: str) -> bool:
     return folded not in {name.lower() for name in spec.ignore_null_except_columns or ()}
 
 
-def interval_fields(scd_type: ScdType, sequence: DataType) -> list[StructField]:
+def interval_fields(scd_type: ScdType, sequence: T.DataType) -> list[T.StructField]:
     if scd_type is ScdType.ONE:
         return []
-    return [StructField(name, as_nullable(sequence)) for name in (START_AT, END_AT)]
+    return [T.StructField(name, as_nullable(sequence)) for name in (START_AT, END_AT)]
 
 
 def as_column(expression: "str | Column") -> Column:
@@ -208,15 +198,15 @@ def as_column(expression: "str | Column") -> Column:
 # -- equality and digests of every type ---------------------------------------------------------
 
 
-def comparable(value: Column, kind: DataType) -> Column:
+def comparable(value: Column, kind: T.DataType) -> Column:
     """A value as a type that can be compared and hashed, unlike maps and variants."""
     if not _is_opaque(kind):
         return value
-    if isinstance(kind, VariantType):
+    if isinstance(kind, T.VariantType):
         return F.to_json(value)
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return F.transform(value, lambda element: comparable(element, kind.elementType))
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         pairs = F.transform(
             F.map_entries(value),
             lambda pair: F.struct(
@@ -225,12 +215,12 @@ def comparable(value: Column, kind: DataType) -> Column:
             ),
         )
         return F.array_sort(pairs)
-    assert isinstance(kind, StructType)
+    assert isinstance(kind, T.StructType)
     fields = [comparable(value.getField(f.name), f.dataType).alias(f.name) for f in kind]
     return F.when(value.isNotNull(), F.struct(*fields))
 
 
-def digest(values: Column, kind: StructType, *more: Column) -> Column:
+def digest(values: Column, kind: T.StructType, *more: Column) -> Column:
     """A hash of the values of an event, independent of the order of stored columns.
 
     Spark's hash skips NULL, so `(1, NULL)` and `(NULL, 1)` would have the same one: the names of
@@ -242,7 +232,7 @@ def digest(values: Column, kind: StructType, *more: Column) -> Column:
     texts = [
         F.to_json(F.struct(comparable(parts[f.name], f.dataType)), {"ignoreNullFields": "false"})
         for f in fields
-        if isinstance(f.dataType, ArrayType | MapType | StructType)
+        if isinstance(f.dataType, T.ArrayType | T.MapType | T.StructType)
     ]
     return F.xxhash64(
         F.array_compact(F.array(*names)),
@@ -252,15 +242,15 @@ def digest(values: Column, kind: StructType, *more: Column) -> Column:
     )
 
 
-def _is_opaque(kind: DataType) -> bool:
-    return any(isinstance(nested, MapType | VariantType) for nested in nested_types(kind))
+def _is_opaque(kind: T.DataType) -> bool:
+    return any(isinstance(nested, T.MapType | T.VariantType) for nested in nested_types(kind))
 
 
-def _nullable(fields: Sequence[StructField]) -> StructType:
-    return StructType([StructField(f.name, as_nullable(f.dataType)) for f in fields])
+def _nullable(fields: Sequence[T.StructField]) -> T.StructType:
+    return T.StructType([T.StructField(f.name, as_nullable(f.dataType)) for f in fields])
 
 
-def _struct(wanted: StructType, have: Sequence[StructField]) -> Column:
+def _struct(wanted: T.StructType, have: Sequence[T.StructField]) -> Column:
     """The columns `have` as a struct of a wider type; missing ones are NULL."""
     by_name = {field.name.lower(): field for field in have}
     parts = []
@@ -286,7 +276,7 @@ def resolve(
     for key in spec.keys:
         check.key(key, columns)
     sequence = check.expression(df, "sequence_by", spec.sequence_by)
-    if _is_opaque(sequence) or isinstance(sequence, NullType):
+    if _is_opaque(sequence) or isinstance(sequence, T.NullType):
         raise check.type_error("sequence_by", sequence, "cannot be ordered")
     for parameter, condition in (
         ("apply_as_deletes", spec.apply_as_deletes),
@@ -294,11 +284,11 @@ def resolve(
     ):
         if condition is not None:
             kind = check.expression(df, parameter, condition)
-            if not isinstance(kind, BooleanType):
+            if not isinstance(kind, T.BooleanType):
                 raise check.type_error(parameter, kind, "is not BOOLEAN")
     if spec.columns_to_update is not None:
         listed = check.field(spec.columns_to_update).dataType
-        if not isinstance(listed, ArrayType) or not isinstance(listed.elementType, StringType):
+        if not isinstance(listed, T.ArrayType) or not isinstance(listed.elementType, T.StringType):
             raise check.type_error("columns_to_update", listed, "is not ARRAY<STRING>")
     return EventShape(spec=spec, shape=shape, columns=columns, sequence=sequence)
 
@@ -318,15 +308,15 @@ def _lists(spec: CdcSpec) -> Mapping[str, Sequence[str]]:
 
 
 class _Check:
-    def __init__(self, schema: StructType, flow: str, origin: SourceLocation) -> None:
+    def __init__(self, schema: T.StructType, flow: str, origin: SourceLocation) -> None:
         self._fields = {field.name.lower(): field for field in schema}
         self._flow = flow
         self._origin = origin
 
-    def field(self, name: str) -> StructField:
+    def field(self, name: str) -> T.StructField:
         return self._fields[name.lower()]
 
-    def reserved(self, columns: Sequence[StructField]) -> None:
+    def reserved(self, columns: Sequence[T.StructField]) -> None:
         for field in columns:
             if field.name.lower() in (START_AT.lower(), END_AT.lower()):
                 raise self._error(
@@ -347,7 +337,7 @@ class _Check:
                     hint or f"columns of the source: {known}",
                 )
 
-    def selected(self, spec: CdcSpec) -> tuple[StructField, ...]:
+    def selected(self, spec: CdcSpec) -> tuple[T.StructField, ...]:
         only = None if spec.columns is None else {name.lower() for name in spec.columns}
         but = {name.lower() for name in spec.except_columns or ()}
         return tuple(
@@ -356,7 +346,7 @@ class _Check:
             if (only is None or name in only) and name not in but
         )
 
-    def key(self, key: str, columns: Sequence[StructField]) -> None:
+    def key(self, key: str, columns: Sequence[T.StructField]) -> None:
         if key.lower() not in {field.name.lower() for field in columns}:
             raise self._error(
                 "CDC_KEY_NOT_SELECTED",
@@ -364,10 +354,10 @@ class _Check:
                 "add it to column_list, or remove it from except_column_list",
             )
         kind = self.field(key).dataType
-        if _is_opaque(kind) or isinstance(kind, NullType):
+        if _is_opaque(kind) or isinstance(kind, T.NullType):
             raise self.type_error("keys", kind, "cannot be compared", name=key)
 
-    def expression(self, df: DataFrame, parameter: str, value: "str | Column") -> DataType:
+    def expression(self, df: DataFrame, parameter: str, value: "str | Column") -> T.DataType:
         try:
             return df.select(as_column(value).alias("value")).schema[0].dataType
         except AnalysisException as error:
@@ -378,7 +368,7 @@ class _Check:
             ) from error
 
     def type_error(
-        self, parameter: str, kind: DataType, problem: str, *, name: str | None = None
+        self, parameter: str, kind: T.DataType, problem: str, *, name: str | None = None
     ) -> DefinitionError:
         subject = f"`{parameter}`" + (f" ({name})" if name else "")
         return self._error(

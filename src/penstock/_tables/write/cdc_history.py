@@ -18,15 +18,7 @@ The state of SCD type 2 is the events themselves.
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql import types as T
 
 from penstock._model.cdc import ScdType
 from penstock._tables.write.cdc_events import (
@@ -70,54 +62,55 @@ def sets(column: str) -> Column:
 
 
 def state_schema(
-    shape: TargetShape, keys: StructType, values: StructType, sequence: DataType
-) -> StructType:
+    shape: TargetShape, keys: T.StructType, values: T.StructType, sequence: T.DataType
+) -> T.StructType:
     seq = as_nullable(sequence)
     if shape.scd_type is ScdType.TWO:
-        skip = [StructField("skip", ArrayType(StringType()))] if shape.has_partial else []
-        return StructType(
+        skip = [T.StructField("skip", T.ArrayType(T.StringType()))] if shape.has_partial else []
+        return T.StructType(
             [
-                StructField("k", keys),
-                StructField("seq", seq),
-                StructField("op", IntegerType()),
-                StructField("hash", LongType()),
-                StructField("v", values),
+                T.StructField("k", keys),
+                T.StructField("seq", seq),
+                T.StructField("op", T.IntegerType()),
+                T.StructField("hash", T.LongType()),
+                T.StructField("v", values),
                 *skip,
-                StructField("at", LongType()),
+                T.StructField("at", T.LongType()),
             ]
         )
-    whole = StructType([f for f in values if not shape.is_partial(f.name)])
+    whole = T.StructType([f for f in values if not shape.is_partial(f.name)])
     partial = [f for f in values if shape.is_partial(f.name)]
-    register = StructType([StructField("seq", seq), StructField("hash", LongType())])
-    row = StructType([*register, StructField("v", whole)]) if len(whole) else register
+    register = T.StructType([T.StructField("seq", seq), T.StructField("hash", T.LongType())])
+    row = T.StructType([*register, T.StructField("v", whole)]) if len(whole) else register
     cols = [
-        StructField(f.name, StructType([*register, StructField("v", f.dataType)])) for f in partial
+        T.StructField(f.name, T.StructType([*register, T.StructField("v", f.dataType)]))
+        for f in partial
     ]
-    return StructType(
+    return T.StructType(
         [
-            StructField("kind", IntegerType()),
-            StructField("k", keys),
-            StructField("at", LongType()),
-            StructField("del", seq),
-            StructField("row", row),
-            *([StructField("cols", StructType(cols))] if cols else []),
+            T.StructField("kind", T.IntegerType()),
+            T.StructField("k", keys),
+            T.StructField("at", T.LongType()),
+            T.StructField("del", seq),
+            T.StructField("row", row),
+            *([T.StructField("cols", T.StructType(cols))] if cols else []),
         ]
     )
 
 
-def stored_values(schema: StructType) -> StructType:
+def stored_values(schema: T.StructType) -> T.StructType:
     if "kind" not in schema.fieldNames():
         return _field_type(schema, "v")
     row = _field_type(schema, "row")
     fields = list(_field_type(row, "v")) if "v" in row.fieldNames() else []
     if "cols" in schema.fieldNames():
         for register in _field_type(schema, "cols"):
-            assert isinstance(register.dataType, StructType)
-            fields.append(StructField(register.name, register.dataType["v"].dataType))
-    return StructType(fields)
+            assert isinstance(register.dataType, T.StructType)
+            fields.append(T.StructField(register.name, register.dataType["v"].dataType))
+    return T.StructType(fields)
 
 
-def state_rows(events: DataFrame, schema: StructType) -> DataFrame:
+def state_rows(events: DataFrame, schema: T.StructType) -> DataFrame:
     if "kind" not in schema.fieldNames():
         return events.where(F.col("kind") == 0).select(*schema.fieldNames())
     columns: dict[str, Column] = {
@@ -144,9 +137,9 @@ def removes() -> Column:
     return F.col("op").isin(DELETE, TRUNCATE)
 
 
-def _register(kind: DataType, column: str | None) -> Column:
+def _register(kind: T.DataType, column: str | None) -> Column:
     """An upsert as a register: all its values, or one of them."""
-    assert isinstance(kind, StructType)
+    assert isinstance(kind, T.StructType)
     parts = [F.col("seq").alias("seq"), F.col("hash").alias("hash")]
     if "v" in kind.fieldNames():
         v = F.col("v")
@@ -158,13 +151,13 @@ def _register(kind: DataType, column: str | None) -> Column:
     return F.struct(*parts)
 
 
-def _field_type(schema: StructType, name: str) -> StructType:
+def _field_type(schema: T.StructType, name: str) -> T.StructType:
     kind = schema[name].dataType
-    assert isinstance(kind, StructType)
+    assert isinstance(kind, T.StructType)
     return kind
 
 
-def merged(rows: DataFrame, schema: StructType) -> DataFrame:
+def merged(rows: DataFrame, schema: T.StructType) -> DataFrame:
     if "kind" not in schema.fieldNames():
         return rows.dropDuplicates(["k", "seq", "op", "hash"])
     newest = [
@@ -184,7 +177,7 @@ def last_by(value: Column, order: Column) -> Column:
     return F.max_by(value, order)
 
 
-def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
+def settled(rows: DataFrame, schema: T.StructType, *, truncates: bool) -> DataFrame:
     """Merged rows of a state without the row of all keys; `alive` = the key has a row.
 
     `truncates`: there may be a row of all keys.
@@ -200,7 +193,7 @@ def settled(rows: DataFrame, schema: StructType, *, truncates: bool) -> DataFram
     return keyed.withColumn("alive", F.coalesce(alive, F.lit(False)))
 
 
-def current_rows(state: DataFrame, schema: StructType, *, truncates: bool) -> DataFrame:
+def current_rows(state: DataFrame, schema: T.StructType, *, truncates: bool) -> DataFrame:
     """SCD type 1: the rows of the target, from merged rows of the state; see `settled`."""
     known = settled(state, schema, truncates=truncates).where("alive")
     key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
@@ -218,7 +211,7 @@ def current_rows(state: DataFrame, schema: StructType, *, truncates: bool) -> Da
     return known.select(*key, *values)
 
 
-def history_rows(events: DataFrame, schema: StructType, shape: TargetShape) -> DataFrame:
+def history_rows(events: DataFrame, schema: T.StructType, shape: TargetShape) -> DataFrame:
     """SCD type 2: the versions of keys, from all their events."""
     values = _field_type(schema, "v")
     partial = {f.name: f"p{i}" for i, f in enumerate(values) if shape.is_partial(f.name)}

@@ -12,24 +12,7 @@ from typing import TypeAlias
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-)
+from pyspark.sql import types as T
 
 from penstock.errors import PlanError
 
@@ -42,43 +25,48 @@ LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
 FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that column names can have only with column mapping."""
 _KEPT_METADATA = ("comment", LENGTHS)
-INTEGERS = (ByteType, ShortType, IntegerType, LongType)
-DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+DIGITS: dict[type[T.DataType], int] = {
+    T.ByteType: 3,
+    T.ShortType: 5,
+    T.IntegerType: 10,
+    T.LongType: 19,
+}
 
 
 @dataclass(frozen=True)
 class SchemaDifference:
     """How a query differs from a table."""
 
-    merged: StructType  # the table's schema, with the query's new columns at the end
+    merged: T.StructType  # the table's schema, with the query's new columns at the end
     added: tuple[str, ...] = ()  # nested ones with dots
     missing: tuple[str, ...] = ()  # not in the query, and not computed by Delta
     conflicts: tuple[tuple[str, str, str], ...] = ()  # column, type in the table, type in the query
 
 
-def compare(table: StructType, query: StructType) -> SchemaDifference:
+def compare(table: T.StructType, query: T.StructType) -> SchemaDifference:
     """Compare by name, in any case and order, without nullability and metadata."""
     added: list[str] = []
     missing: list[str] = []
     conflicts: list[tuple[str, str, str]] = []
 
-    def merge(table: DataType, query: DataType, path: str) -> DataType:
-        if isinstance(table, StructType) and isinstance(query, StructType):
+    def merge(table: T.DataType, query: T.DataType, path: str) -> T.DataType:
+        if isinstance(table, T.StructType) and isinstance(query, T.StructType):
             return merge_struct(table, query, f"{path}.")
-        if isinstance(table, ArrayType) and isinstance(query, ArrayType):
+        if isinstance(table, T.ArrayType) and isinstance(query, T.ArrayType):
             element = merge(table.elementType, query.elementType, f"{path}.element")
-            return ArrayType(element, table.containsNull)
-        if isinstance(table, MapType) and isinstance(query, MapType):
+            return T.ArrayType(element, table.containsNull)
+        if isinstance(table, T.MapType) and isinstance(query, T.MapType):
             key = merge(table.keyType, query.keyType, f"{path}.key")
             value = merge(table.valueType, query.valueType, f"{path}.value")
-            return MapType(key, value, table.valueContainsNull)
+            return T.MapType(key, value, table.valueContainsNull)
         if table.simpleString() != query.simpleString():
             conflicts.append((path, table.simpleString(), query.simpleString()))
         return table
 
-    def merge_struct(table: StructType, query: StructType, prefix: str) -> StructType:
+    def merge_struct(table: T.StructType, query: T.StructType, prefix: str) -> T.StructType:
         others = {column.name.lower(): column for column in query}
-        columns: list[StructField] = []
+        columns: list[T.StructField] = []
         for column in table:
             name, kind = prefix + column.name, column.dataType
             other = others.pop(column.name.lower(), None)
@@ -86,19 +74,19 @@ def compare(table: StructType, query: StructType) -> SchemaDifference:
                 kind = merge(kind, other.dataType, name)
             elif not is_computed(column):
                 missing.append(name)
-            columns.append(StructField(column.name, kind, column.nullable, column.metadata))
+            columns.append(T.StructField(column.name, kind, column.nullable, column.metadata))
         for column in others.values():
             added.append(prefix + column.name)
-            columns.append(plain_schema(StructType([column]), nullable=True)[0])
-        return StructType(columns)
+            columns.append(plain_schema(T.StructType([column]), nullable=True)[0])
+        return T.StructType(columns)
 
     merged = merge_struct(table, query, "")
     return SchemaDifference(merged, tuple(added), tuple(missing), tuple(conflicts))
 
 
 def reconcile(
-    table: StructType,
-    query: StructType,
+    table: T.StructType,
+    query: T.StructType,
     *,
     name: str,
     allow_missing: bool = False,
@@ -132,7 +120,7 @@ def reconcile(
     return difference
 
 
-def check_columns(query: StructType, name: str) -> None:
+def check_columns(query: T.StructType, name: str) -> None:
     """Refuse columns with the same name, and columns of type VOID."""
     seen: set[str] = set()
     for column in query:
@@ -151,48 +139,50 @@ def check_columns(query: StructType, name: str) -> None:
             )
 
 
-def nested_types(kind: DataType) -> Iterator[DataType]:
+def nested_types(kind: T.DataType) -> Iterator[T.DataType]:
     yield kind
-    children: list[DataType] = []
-    if isinstance(kind, StructType):
+    children: list[T.DataType] = []
+    if isinstance(kind, T.StructType):
         children = [field.dataType for field in kind]
-    elif isinstance(kind, ArrayType):
+    elif isinstance(kind, T.ArrayType):
         children = [kind.elementType]
-    elif isinstance(kind, MapType):
+    elif isinstance(kind, T.MapType):
         children = [kind.keyType, kind.valueType]
     for child in children:
         yield from nested_types(child)
 
 
-Leaf: TypeAlias = Callable[[DataType, DataType, tuple[str, ...]], DataType]
+Leaf: TypeAlias = Callable[[T.DataType, T.DataType, tuple[str, ...]], T.DataType]
 """Gets two atomic types, or types of different kinds, and the path of their column."""
 
 
-def map_leaves(kind: DataType, other: DataType, leaf: Leaf, path: tuple[str, ...] = ()) -> DataType:
+def map_leaves(
+    kind: T.DataType, other: T.DataType, leaf: Leaf, path: tuple[str, ...] = ()
+) -> T.DataType:
     """A type with each leaf replaced by what `leaf` returns for it and the same leaf of `other`.
 
     Struct fields are matched by name, in any case; those that `other` lacks stay.
     """
-    if isinstance(kind, StructType) and isinstance(other, StructType):
+    if isinstance(kind, T.StructType) and isinstance(other, T.StructType):
         types = {field.name.lower(): field.dataType for field in other}
         fields = []
         for field in kind:
             inner = field.dataType
             if field.name.lower() in types:
                 inner = map_leaves(inner, types[field.name.lower()], leaf, (*path, field.name))
-            fields.append(StructField(field.name, inner, field.nullable, field.metadata))
-        return StructType(fields)
-    if isinstance(kind, ArrayType) and isinstance(other, ArrayType):
+            fields.append(T.StructField(field.name, inner, field.nullable, field.metadata))
+        return T.StructType(fields)
+    if isinstance(kind, T.ArrayType) and isinstance(other, T.ArrayType):
         element = map_leaves(kind.elementType, other.elementType, leaf, (*path, "element"))
-        return ArrayType(element, kind.containsNull)
-    if isinstance(kind, MapType) and isinstance(other, MapType):
+        return T.ArrayType(element, kind.containsNull)
+    if isinstance(kind, T.MapType) and isinstance(other, T.MapType):
         key = map_leaves(kind.keyType, other.keyType, leaf, (*path, "key"))
         value = map_leaves(kind.valueType, other.valueType, leaf, (*path, "value"))
-        return MapType(key, value, kind.valueContainsNull)
+        return T.MapType(key, value, kind.valueContainsNull)
     return leaf(kind, other, path)
 
 
-def conform(df: DataFrame, table: StructType) -> DataFrame:
+def conform(df: DataFrame, table: T.StructType) -> DataFrame:
     """Cast columns to the table's types if no value changes; others are left to `reconcile`."""
     casts = {
         column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(kind)
@@ -203,8 +193,10 @@ def conform(df: DataFrame, table: StructType) -> DataFrame:
 
 
 def conformed(
-    query: StructType, table: StructType, fits: Callable[[DataType, DataType], bool] | None = None
-) -> list[DataType]:
+    query: T.StructType,
+    table: T.StructType,
+    fits: Callable[[T.DataType, T.DataType], bool] | None = None,
+) -> list[T.DataType]:
     """The types of a query's columns as `conform` casts them.
 
     `fits` decides whether an atomic type is cast to that of the table; by default if no value
@@ -212,37 +204,37 @@ def conformed(
     """
     fits = fits or _lossless
 
-    def leaf(have: DataType, want: DataType, _: object) -> DataType:
+    def leaf(have: T.DataType, want: T.DataType, _: object) -> T.DataType:
         return want if have == want or fits(have, want) else have
 
     kinds = map_leaves(query, table, leaf)
-    assert isinstance(kinds, StructType)
+    assert isinstance(kinds, T.StructType)
     return [field.dataType for field in kinds]
 
 
-def merged(schemas: Iterable[StructType]) -> StructType:
+def merged(schemas: Iterable[T.StructType]) -> T.StructType:
     """The columns of several queries for one table.
 
     A column has the wider of two types if one holds all values of the other, else the first.
     """
-    columns: dict[str, StructField] = {}
+    columns: dict[str, T.StructField] = {}
     for schema in schemas:
         for column in schema:
             first = columns.setdefault(column.name.lower(), column)
             if _lossless(first.dataType, column.dataType):
-                columns[column.name.lower()] = StructField(
+                columns[column.name.lower()] = T.StructField(
                     first.name, column.dataType, first.nullable, first.metadata
                 )
-    return StructType(list(columns.values()))
+    return T.StructType(list(columns.values()))
 
 
-def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
+def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame:
     """The query with the declared type, or STRING, instead of VOID (the type of NULL)."""
 
-    def is_void(kind: DataType, _: DataType) -> bool:
-        return isinstance(kind, NullType)
+    def is_void(kind: T.DataType, _: T.DataType) -> bool:
+        return isinstance(kind, T.NullType)
 
-    kinds = conformed(df.schema, declared or StructType(), is_void)
+    kinds = conformed(df.schema, declared or T.StructType(), is_void)
     untyped = {
         column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(without_void(kind))
         for column, kind in zip(df.schema, kinds, strict=True)
@@ -251,15 +243,15 @@ def with_types(df: DataFrame, declared: StructType | None = None) -> DataFrame:
     return df.withColumns(untyped) if untyped else df
 
 
-def without_void(kind: DataType) -> DataType:
+def without_void(kind: T.DataType) -> T.DataType:
     return map_leaves(
-        kind, kind, lambda have, *_: StringType() if isinstance(have, NullType) else have
+        kind, kind, lambda have, *_: T.StringType() if isinstance(have, T.NullType) else have
     )
 
 
 def plain_schema(
-    schema: StructType, *, nullable: bool = False, keep_comments: bool = True
-) -> StructType:
+    schema: T.StructType, *, nullable: bool = False, keep_comments: bool = True
+) -> T.StructType:
     """A schema for a table: without watermark and other query metadata."""
     columns = []
     for column in schema:
@@ -269,66 +261,68 @@ def plain_schema(
             if keep_comments and key in _KEPT_METADATA
         }
         data_type = as_nullable(column.dataType) if nullable else column.dataType
-        columns.append(StructField(column.name, data_type, nullable or column.nullable, metadata))
-    return StructType(columns)
+        columns.append(T.StructField(column.name, data_type, nullable or column.nullable, metadata))
+    return T.StructType(columns)
 
 
-def as_nullable(data_type: DataType) -> DataType:
+def as_nullable(data_type: T.DataType) -> T.DataType:
     """The type with nullable fields, elements and values at every level."""
-    if isinstance(data_type, StructType):
-        return StructType(
-            [StructField(f.name, as_nullable(f.dataType), True, f.metadata) for f in data_type]
+    if isinstance(data_type, T.StructType):
+        return T.StructType(
+            [T.StructField(f.name, as_nullable(f.dataType), True, f.metadata) for f in data_type]
         )
-    if isinstance(data_type, ArrayType):
-        return ArrayType(as_nullable(data_type.elementType), True)
-    if isinstance(data_type, MapType):
-        return MapType(as_nullable(data_type.keyType), as_nullable(data_type.valueType), True)
+    if isinstance(data_type, T.ArrayType):
+        return T.ArrayType(as_nullable(data_type.elementType), True)
+    if isinstance(data_type, T.MapType):
+        return T.MapType(as_nullable(data_type.keyType), as_nullable(data_type.valueType), True)
     return data_type
 
 
-def leaf_count(columns: Collection[StructField]) -> int:
+def leaf_count(columns: Collection[T.StructField]) -> int:
     """Number of leaf columns, as Delta counts them for statistics."""
     return sum(
-        leaf_count(column.dataType.fields) if isinstance(column.dataType, StructType) else 1
+        leaf_count(column.dataType.fields) if isinstance(column.dataType, T.StructType) else 1
         for column in columns
     )
 
 
-def is_computed(column: StructField) -> bool:
+def is_computed(column: T.StructField) -> bool:
     """Whether Delta computes the column if the query does not have it."""
     metadata = column.metadata or {}
     return _GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
 
 
-def is_identity(column: StructField) -> bool:
+def is_identity(column: T.StructField) -> bool:
     return IDENTITY_START in (column.metadata or {})
 
 
-def has_identity(schema: StructType) -> bool:
+def has_identity(schema: T.StructType) -> bool:
     return any(is_identity(column) for column in schema)
 
 
-def schema_json(schema: StructType) -> str:
+def schema_json(schema: T.StructType) -> str:
     return json.dumps(schema.jsonValue(), separators=(",", ":"))
 
 
-def _has_void(kind: DataType) -> bool:
-    return any(isinstance(nested, NullType) for nested in nested_types(kind))
+def _has_void(kind: T.DataType) -> bool:
+    return any(isinstance(nested, T.NullType) for nested in nested_types(kind))
 
 
-def _lossless(source: DataType, target: DataType) -> bool:
-    if isinstance(source, NullType):
+def _lossless(source: T.DataType, target: T.DataType) -> bool:
+    if isinstance(source, T.NullType):
         return True
     if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):
         return INTEGERS.index(type(source)) < INTEGERS.index(type(target))
-    if isinstance(source, FloatType) and isinstance(target, DoubleType):
+    if isinstance(source, T.FloatType) and isinstance(target, T.DoubleType):
         return True
-    if isinstance(source, (ByteType, ShortType, IntegerType)) and isinstance(target, DoubleType):
+    if isinstance(source, (T.ByteType, T.ShortType, T.IntegerType)) and isinstance(
+        target, T.DoubleType
+    ):
         return True
-    if isinstance(target, DecimalType):
+    if isinstance(target, T.DecimalType):
         room = target.precision - target.scale
-        if isinstance(source, DecimalType):
+        if isinstance(source, T.DecimalType):
             return source.scale <= target.scale and source.precision - source.scale <= room
         digits = DIGITS.get(type(source))
         return digits is not None and digits <= room
-    return isinstance(source, DateType) and isinstance(target, TimestampNTZType)
+    return isinstance(source, T.DateType) and isinstance(target, T.TimestampNTZType)

@@ -8,19 +8,7 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql.types import (
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StructType,
-    TimestampNTZType,
-)
+from pyspark.sql import types as T
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
@@ -32,13 +20,13 @@ from penstock.errors import PlanError
 ENABLED = "delta.enableTypeWidening"
 """The table property without which Delta refuses to widen."""
 
-_EXACT_IN_DOUBLE = (ByteType, ShortType, IntegerType, FloatType)
+_EXACT_IN_DOUBLE = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
 # Digits of the smallest decimals that Delta widens these types to.
-_LEAST_DIGITS: dict[type[DataType], int] = {
-    ByteType: 10,
-    ShortType: 10,
-    IntegerType: 10,
-    LongType: 20,
+_LEAST_DIGITS: dict[type[T.DataType], int] = {
+    T.ByteType: 10,
+    T.ShortType: 10,
+    T.IntegerType: 10,
+    T.LongType: 20,
 }
 _MOST_DIGITS = 38
 
@@ -48,52 +36,52 @@ class TypeChange:
     """The change of a column's type; `path` as in `ALTER COLUMN`: `a.element.b`."""
 
     path: tuple[str, ...]
-    before: DataType
-    after: DataType
+    before: T.DataType
+    after: T.DataType
 
     def __str__(self) -> str:
         after = self.after.simpleString().upper()
         return f"{'.'.join(self.path)!r} {self.before.simpleString().upper()} -> {after}"
 
 
-def widened(have: DataType, want: DataType) -> DataType | None:
+def widened(have: T.DataType, want: T.DataType) -> T.DataType | None:
     """The type that a column of type `have` is widened to for values of type `want`.
 
     `None` if Delta does not widen `have` to such a type, or if no change is needed.
     """
     if isinstance(have, INTEGERS) and isinstance(want, INTEGERS):
         return want if INTEGERS.index(type(have)) < INTEGERS.index(type(want)) else None
-    if isinstance(have, _EXACT_IN_DOUBLE) and isinstance(want, (*_EXACT_IN_DOUBLE, DoubleType)):
+    if isinstance(have, _EXACT_IN_DOUBLE) and isinstance(want, (*_EXACT_IN_DOUBLE, T.DoubleType)):
         # A double holds both; neither holds the other.
-        return DoubleType() if type(have) is not type(want) else None
-    if isinstance(have, DateType) and isinstance(want, TimestampNTZType):
+        return T.DoubleType() if type(have) is not type(want) else None
+    if isinstance(have, T.DateType) and isinstance(want, T.TimestampNTZType):
         return want
     return _decimal(have, want)
 
 
-def _decimal(have: DataType, want: DataType) -> DataType | None:
-    if not isinstance(have, DecimalType) and not isinstance(want, DecimalType):
+def _decimal(have: T.DataType, want: T.DataType) -> T.DataType | None:
+    if not isinstance(have, T.DecimalType) and not isinstance(want, T.DecimalType):
         return None
     whole, scale = _digits(have, _LEAST_DIGITS)
     more, finer = _digits(want, DIGITS)
     if not whole or not more:
         return None
     whole, scale = max(whole, more), max(scale, finer)
-    wider = DecimalType(min(whole + scale, _MOST_DIGITS), scale)
+    wider = T.DecimalType(min(whole + scale, _MOST_DIGITS), scale)
     return wider if whole + scale <= _MOST_DIGITS and wider != have else None
 
 
-def _digits(kind: DataType, of_integers: dict[type[DataType], int]) -> tuple[int, int]:
+def _digits(kind: T.DataType, of_integers: dict[type[T.DataType], int]) -> tuple[int, int]:
     """Digits before and after the point; 0 before it for a type that no decimal holds."""
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, T.DecimalType):
         return max(kind.precision - kind.scale, 1), kind.scale
     return of_integers.get(type(kind), 0), 0
 
 
-def widen(table: StructType, query: StructType) -> tuple[StructType, tuple[TypeChange, ...]]:
+def widen(table: T.StructType, query: T.StructType) -> tuple[T.StructType, tuple[TypeChange, ...]]:
     changes: list[TypeChange] = []
 
-    def leaf(have: DataType, want: DataType, path: tuple[str, ...]) -> DataType:
+    def leaf(have: T.DataType, want: T.DataType, path: tuple[str, ...]) -> T.DataType:
         wider = widened(have, want)
         if wider is None:
             return have
@@ -101,7 +89,7 @@ def widen(table: StructType, query: StructType) -> tuple[StructType, tuple[TypeC
         return wider
 
     schema = map_leaves(table, query, leaf)
-    assert isinstance(schema, StructType)
+    assert isinstance(schema, T.StructType)
     return schema, tuple(changes)
 
 
@@ -118,7 +106,7 @@ def alter_types(
     Delta refuses for example if a CHECK constraint or a generated column depends on the column.
     """
     properties = {ENABLED: "true"}
-    if any(isinstance(change.after, TimestampNTZType) for change in changes):
+    if any(isinstance(change.after, T.TimestampNTZType) for change in changes):
         properties["delta.feature.timestampNtz"] = "supported"
     pairs = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
     columns = ", ".join(

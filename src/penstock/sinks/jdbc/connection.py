@@ -1,4 +1,4 @@
-"""PostgreSQL from the driver: a connection through the JDBC driver, and what its catalog says.
+"""Connections to PostgreSQL through the JDBC driver, and queries of its catalog.
 
 Connections are short: a driver process that hangs must hold neither locks nor sessions.
 """
@@ -34,16 +34,14 @@ class PostgreSql(Database):
     """One open connection to PostgreSQL; not shared between threads."""
 
     def exists(self, table: TableName) -> bool:
-        """Whether there is a relation of that name."""
         return self.query("SELECT to_regclass(?)", str(table))[0][0] is not None
 
     def relation_kind(self, table: TableName) -> str | None:
-        """`r` for a table, `p` for a partitioned one, other letters for the rest."""
+        """`r` for a table, `p` for a partitioned one, another letter otherwise; or `None`."""
         rows = self.query("SELECT relkind FROM pg_class WHERE oid = to_regclass(?)", str(table))
         return rows[0][0] if rows else None
 
     def columns(self, table: TableName) -> list[TableColumn]:
-        """The columns of a table, in their order."""
         rows = self.query(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, "
             "a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a', "
@@ -82,12 +80,7 @@ class PostgreSql(Database):
 
 @contextlib.contextmanager
 def connected(spark: SparkSession, options: JdbcSinkOptions) -> Iterator[PostgreSql]:
-    """A connection, closed at the end.
-
-    Raises:
-        DatabaseError: There is none.
-        SetupError: `JARS_MISSING`.
-    """
+    """A connection, closed at the end; raises `DatabaseError`, or `JARS_MISSING`."""
     jvm: Any = spark._jvm
     try:
         driver = jvm.org.postgresql.Driver()

@@ -1,8 +1,7 @@
 """Option rules of the JDBC sink: names, defaults, refusals. Pure functions over option maps.
 
-An unknown option is an error: Spark would hand it to the driver, and some parameters of
-the driver make it load foreign classes. Values are never shown in an error, because they may be
-secrets.
+An unknown option is an error: Spark would pass it to the driver, and some parameters of the driver
+make it load foreign classes. Errors never contain values, because they may be secrets.
 """
 
 import difflib
@@ -62,7 +61,7 @@ _LONGEST_NAME = 63
 
 
 class WriteRows(StrEnum):
-    """What a batch does to the rows that are in the table."""
+    """Whether a batch adds rows, or replaces those with the same keys."""
 
     APPEND = "append"
     UPSERT = "upsert"
@@ -83,55 +82,34 @@ class TableName:
 
 @dataclass(frozen=True, kw_only=True)
 class JdbcSinkOptions:
-    """What was asked of a JDBC sink.
-
-    Attributes:
-        url: `jdbc:postgresql://host:port/database`, without parameters.
-        table: The target.
-        mode: Append, or insert and update by key.
-        keys: Columns that identify a row, for upserts.
-        sequence_by: Column that tells the newest of several rows of a key.
-        create_table: Whether a missing target is created.
-        fence: Table that keeps the last batch of each flow.
-        staging_schema: Where the tables of single batches are made; the target's by default.
-        partitions: The most tasks, and so connections, that write at once.
-        batch_size: Rows per insert statement.
-        replace_nul: Whether U+0000 in strings becomes U+FFFD; otherwise it is an error.
-        accept_gap: Continue although the database lacks batches that the checkpoint has done.
-        connection: Parameters of the driver, with user and password. Never shown.
-    """
+    """The parsed options of a JDBC sink."""
 
     url: str = field(repr=False)
     table: TableName
     mode: WriteRows
     keys: tuple[str, ...]
-    sequence_by: str | None
-    create_table: bool
-    fence: TableName
-    staging_schema: str | None
-    partitions: int
-    batch_size: int
-    replace_nul: bool
-    accept_gap: bool
+    sequence_by: str | None  # orders rows of one key
+    create_table: bool  # create a missing target
+    fence: TableName  # stores the last batch of each flow
+    staging_schema: str | None  # of the tables of single batches
+    partitions: int  # maximum of concurrent tasks, and so connections
+    batch_size: int  # rows per INSERT
+    replace_nul: bool  # U+0000 in strings becomes U+FFFD; otherwise it is an error
+    accept_gap: bool  # continue if the database lacks finished batches
     connection: Mapping[str, str] = field(repr=False)
 
     @property
     def place(self) -> str:
-        """The database in words: host, port, name."""
+        """The database for messages: host, port, name."""
         return self.url.removeprefix(_POSTGRESQL).lstrip("/")
 
 
 def quote(name: str) -> str:
-    """An identifier for PostgreSQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def table_name(text: str) -> TableName:
-    """Read `table` or `schema.table`; unquoted parts are folded to lower case, as in SQL.
-
-    Raises:
-        ConnectorError: `JDBC_OPTION_INVALID`.
-    """
+    """Parse `table` or `schema.table`; unquoted parts are folded to lower case, as in SQL."""
     match = _NAME.fullmatch(text)
     parts = [] if match is None else [_unquoted(part) for part in match.groups() if part]
     if not parts or any(len(p.encode()) > _LONGEST_NAME or "\0" in p for p in parts):
@@ -148,15 +126,7 @@ def _unquoted(part: str) -> str:
 
 
 def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
-    """Check the options of a JDBC sink and fill in defaults.
-
-    Args:
-        options: As the user gave them, in any case, secrets already resolved.
-
-    Raises:
-        ConnectorError: `JDBC_OPTION_UNKNOWN`, `JDBC_OPTION_INVALID`, `JDBC_OPTION_UNSAFE` or
-            `JDBC_DATABASE_NOT_SUPPORTED`.
-    """
+    """Check the options of a JDBC sink, with secrets resolved, and fill in defaults."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(options)
     for name in ("url", "dbtable"):
@@ -227,7 +197,6 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
 
 
 def _split_url(url: str) -> tuple[str, dict[str, str]]:
-    """The URL without its parameters, and these."""
     if not url.startswith(_POSTGRESQL):
         raise ConnectorError(
             "JDBC_DATABASE_NOT_SUPPORTED",

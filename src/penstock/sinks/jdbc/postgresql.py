@@ -1,9 +1,9 @@
-"""Columns of Spark and PostgreSQL side by side: how they are staged, converted and compared.
+"""Types of Spark and PostgreSQL: how columns are staged, converted and compared.
 
 Rows reach the target in two steps. Spark writes them into a staging table with the few types that
-survive the driver exactly: instants are microseconds, dates and local timestamps ISO text, nested
-values JSON. One statement then converts them. Conversions that could shorten a value without a word
-are not used: text goes to `varchar(n)` by assignment, which refuses what is too long.
+the driver transfers exactly: timestamps are microseconds, dates and local timestamps ISO strings,
+nested values JSON. One statement then converts them. Conversions that could shorten a value
+silently are not used: strings go to `varchar(n)` by assignment, which refuses too long ones.
 """
 
 import difflib
@@ -30,36 +30,19 @@ _SECONDS = re.compile(r"\((\d)\)")
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """A column of the target.
-
-    Attributes:
-        name: As the database spells it.
-        type: As the database shows it: `numeric(10,2)`, `timestamp with time zone`, `integer[]`.
-        not_null: Whether NULL is refused.
-        has_default: Whether it gets a value where none is given.
-        generated: Whether no value may be given.
-        is_enum: Whether its type is an enumeration.
-    """
+    """A column of the target."""
 
     name: str
-    type: str
+    type: str  # as PostgreSQL shows it: `numeric(10,2)`, `integer[]`
     not_null: bool = False
     has_default: bool = False
-    generated: bool = False
+    generated: bool = False  # no value may be given
     is_enum: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkColumn:
-    """A column of the query and what becomes of it.
-
-    Attributes:
-        source: Its name in the query.
-        spark_type: Its type there.
-        staged: Its name in the staging table.
-        target: Its name in the target.
-        target_type: Its type there.
-    """
+    """A column of the query, of the staging table and of the target."""
 
     source: str
     spark_type: T.DataType
@@ -69,12 +52,11 @@ class SinkColumn:
 
     @property
     def staged_type(self) -> str:
-        """Its type in the staging table."""
         return _staged_type(self.spark_type)
 
     @property
     def value(self) -> str:
-        """The expression that makes the target's value of the staged one."""
+        """The SQL expression that converts the staged value to the type of the target."""
         staged, wanted = f"s.{quote(self.staged)}", self.target_type
         if isinstance(self.spark_type, T.TimestampType):
             # Days apart: an interval of microseconds alone is computed in floating point.
@@ -117,7 +99,7 @@ def _bare(pg_type: str) -> str:
 
 
 def column_type(spark_type: T.DataType) -> str | None:
-    """The type of a new column; `None` if there is none for it."""
+    """The type of a new column; `None` for an unsupported type."""
     simple: dict[type[T.DataType], str] = {
         T.StringType: "text",
         T.ByteType: "smallint",
@@ -156,11 +138,7 @@ def _array_type(spark_type: T.ArrayType) -> str | None:
 
 
 def create_table(schema: T.StructType, options: JdbcSinkOptions) -> str:
-    """The statement that makes the target of a query.
-
-    Raises:
-        ConnectorError: `SINK_SCHEMA_INCOMPATIBLE`.
-    """
+    """The CREATE TABLE statement of the target of a query."""
     keys = {key.lower() for key in options.keys}
     lines = []
     for field in schema.fields:
@@ -182,16 +160,7 @@ def create_table(schema: T.StructType, options: JdbcSinkOptions) -> str:
 def fit_columns(
     schema: T.StructType, table: Sequence[TableColumn], options: JdbcSinkOptions
 ) -> tuple[SinkColumn, ...]:
-    """Find the column of the target for each column of a query.
-
-    Args:
-        schema: Of the query.
-        table: Columns of the target.
-        options: For the words of the error.
-
-    Raises:
-        ConnectorError: `SINK_SCHEMA_INCOMPATIBLE`, with everything that does not fit.
-    """
+    """Match the columns of a query with those of the target; the error lists all problems."""
     exact = {column.name: column for column in table}
     folded: dict[str, list[TableColumn]] = {}
     for column in table:
@@ -235,7 +204,7 @@ def fit_columns(
 
 
 def misfit(spark_type: T.DataType, column: TableColumn) -> str | None:
-    """Why values of a type cannot go into a column; `None` if all of them can."""
+    """Why values of a type cannot be stored in a column; `None` if all of them can."""
     if column.generated:
         return "the table computes it by itself"
     if column_type(spark_type) is None:
@@ -335,11 +304,7 @@ def move_rows(
 ) -> str:
     """The statement that adds the staged rows to the target.
 
-    Args:
-        staging: The staging table, quoted.
-        columns: From `fit_columns`.
-        options: Of the sink.
-        attempts: Partition and attempt of the rows that count, where some do not; else empty.
+    `attempts` are partition and attempt of the rows that count, if some do not.
     """
     by_name = {column.source.lower(): column for column in columns}
     names = ", ".join(quote(column.target) for column in columns)

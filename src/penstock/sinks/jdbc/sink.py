@@ -21,19 +21,17 @@ class JdbcSink(Sink):
     formats = ("jdbc",)
 
     def facts(self, options: Mapping[str, str]) -> SinkFacts:
-        """See `Sink.facts`."""
         is_keyed = bool(option(options, "keys"))
         return SinkFacts(is_keyed=is_keyed, refuses_new_checkpoint=not is_keyed)
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """See `Sink.check_options`."""
         jdbc_sink_options(options)
         return dict(options)
 
     def check_query(
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
-        """See `Sink.check_query`; columns are compared with the table when the flow starts."""
+        """Columns are compared with the table when the flow starts."""
         if jdbc_sink_options(options).mode is WriteRows.APPEND and mode in _REFUSED:
             raise ConnectorError(
                 "SINK_MODE_NOT_SUPPORTED",
@@ -42,7 +40,6 @@ class JdbcSink(Sink):
             )
 
     def open(self, write: Write) -> OpenedSink:
-        """See `Sink.open`; makes missing tables, and shuts out earlier writers of the flow."""
         writer = JdbcSinkWriter(
             write.spark,
             jdbc_sink_options(write.options),

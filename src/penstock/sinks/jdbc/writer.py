@@ -1,17 +1,17 @@
 """Exactly-once writes to PostgreSQL: staging, then one transaction for rows and fence.
 
-A batch goes through three steps. A staging table of its own is made and gets a first row. Spark's
-tasks write their rows there, one transaction per partition. Then the driver moves the rows to the
-target, notes the batch in the fence table and drops the staging table, all in one transaction.
+A batch has three steps. A staging table is created, with a first row. Spark's tasks write their
+rows there, one transaction per partition. Then the driver moves the rows to the target, records the
+batch in the fence table and drops the staging table, all in one transaction.
 
-* A batch that the fence knows is not written again, only evaluated: a stateful query must compute
-  every batch that Spark hands out.
-* Where the answer to a commit is lost, the fence says whether it happened.
-* A task that runs twice leaves its rows twice: they carry the id of their transaction, and of each
+* A batch that the fence has is not written again, only evaluated: a stateful query must compute
+  every batch.
+* If the answer to a commit is lost, the fence shows whether it happened.
+* A task that runs twice leaves duplicated rows: they carry the id of their transaction, and of each
   partition one transaction counts.
 * Staging tables are not logged. A crash of the server empties them, and with them the first row,
   without which nothing is moved.
-* The fence carries a token of the writer that started last; an earlier one can commit no more.
+* The fence carries a token of the writer that started last; an earlier one can no longer commit.
 """
 
 import hashlib
@@ -60,15 +60,7 @@ class _Fence:
 
 
 class JdbcSinkWriter(BatchSink):
-    """Writes the batches of one flow.
-
-    Args:
-        spark: Any session of the application.
-        options: Checked.
-        pipeline: Its name; with flow and target the key of the fence.
-        flow: Whose batches these are.
-        epoch: Of the flow's checkpoint.
-    """
+    """Writes the batches of one flow; pipeline, flow and target are the key of its fence."""
 
     def __init__(
         self,
@@ -92,16 +84,7 @@ class JdbcSinkWriter(BatchSink):
     # -- before the query ----------------------------------------------------------------------
 
     def start(self, schema: T.StructType) -> None:
-        """Make what is missing, check the target, and shut out earlier writers of this flow.
-
-        Args:
-            schema: Of the query.
-
-        Raises:
-            ConnectorError: The query does not fit the table, or the other way round.
-            CheckpointError: The table has rows that another checkpoint of this flow wrote.
-            FlowError: `SINK_UNAVAILABLE`.
-        """
+        """Create missing tables, check the target, and fence out earlier writers of this flow."""
         try:
             with connected(self._spark, self._options) as database:
                 with database.transaction():
@@ -190,7 +173,7 @@ class JdbcSinkWriter(BatchSink):
         )
 
     def _drop_leftovers(self, database: PostgreSql) -> None:
-        """Drop the staging tables that killed attempts of this flow left behind."""
+        """Drop the staging tables of killed attempts of this flow."""
         rows = database.query(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'u' "
@@ -203,11 +186,7 @@ class JdbcSinkWriter(BatchSink):
     # -- one batch -----------------------------------------------------------------------------
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """See `BatchSink.write`; writing a batch again has no effect.
-
-        Raises:
-            FlowError: It failed; says whether another try can help.
-        """
+        """See `BatchSink.write`; writing a batch again has no effect."""
         kill_point("before_write", self._flow.name, batch_id)
         try:
             with connected(self._spark, self._options) as database:
@@ -225,11 +204,7 @@ class JdbcSinkWriter(BatchSink):
         return SinkCommit(rows=rows, is_upsert=self._options.mode is WriteRows.UPSERT)
 
     def _known(self, fence: _Fence | None, batch_id: int) -> bool:
-        """Whether a batch is in.
-
-        Raises:
-            FlowError: `SINK_FENCED` or `SINK_BEHIND`.
-        """
+        """Whether a batch is committed; raises `SINK_FENCED` or `SINK_BEHIND`."""
         if fence is None or fence.writer != self._writer:
             raise FlowError(
                 "SINK_FENCED",
