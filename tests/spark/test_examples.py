@@ -15,7 +15,7 @@ from made_events import details
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._project.spec import load_settings
-from penstock._repair.quarantine import replay_quarantine
+from penstock._repair.quarantine_replay import replay_quarantine
 from penstock._repair.state import read_flow_state
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout

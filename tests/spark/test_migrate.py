@@ -26,7 +26,7 @@ from penstock._repair.migrate import (
     MigrationOptions,
     migrate_flow,
 )
-from penstock._repair.swap_rows import restore_rows, swap_rows
+from penstock._repair.shadow import restore_rows, swap_rows
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.read.checkpoint_files import flow_records

@@ -11,8 +11,13 @@ from update_project import Project
 from penstock import monitoring
 from penstock._cli.main import main
 from penstock._project.spec import load_settings
-from penstock._repair.quarantine import replay_quarantine
-from penstock._repair.quarantine_replay import IN_TABLE, OUT_OF_QUARANTINE, STAGED, Replayed
+from penstock._repair.quarantine_replay import (
+    IN_TABLE,
+    OUT_OF_QUARANTINE,
+    STAGED,
+    Replayed,
+    replay_quarantine,
+)
 from penstock._repair.reset import reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path

@@ -146,7 +146,7 @@ def replay(
     interrupted one: no row is lost or duplicated. Not possible while the pipeline runs.
     """
     from penstock._cli import replay_report
-    from penstock._repair.quarantine import preview_replay, replay_quarantine
+    from penstock._repair.quarantine_replay import preview_replay, replay_quarantine
     from penstock._tables.read.row_selection import RowSelection
 
     rows = options.names(row)

@@ -20,27 +20,25 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import Event, MigrationProgress
 from penstock._repair.backfill import backfill_journal
 from penstock._repair.journal import Journal
-from penstock._repair.migration_facts import MigrationFacts, changed_operators
 from penstock._repair.migration_plan import (
-    MigrationReport,
-    check_columns,
-    check_flow,
-    steps_back,
-    steps_forth,
-    why_refused,
-)
-from penstock._repair.migration_record import (
     BUILDING,
     CUTTING,
     DONE,
     LEAVING,
     UNDOING,
     Migration,
+    MigrationFacts,
+    MigrationReport,
+    changed_operators,
+    check_columns,
+    check_flow,
     migration_of,
+    steps_back,
+    steps_forth,
+    why_refused,
 )
 from penstock._repair.recording import Record, recording
-from penstock._repair.shadow import Shadow
-from penstock._repair.swap_rows import restore_rows
+from penstock._repair.shadow import Shadow, restore_rows
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef

@@ -4,9 +4,10 @@ import pytest
 
 from penstock._execution.flow_state import FlowState
 from penstock._model.pipeline import PipelineSettings
-from penstock._repair.migration_facts import changed_columns, changed_operators
 from penstock._repair.migration_plan import (
     Reader,
+    changed_columns,
+    changed_operators,
     check_columns,
     check_flow,
     steps_back,

@@ -7,7 +7,7 @@ import pytest
 from penstock._execution.flow_state import FlowState, check_state, state_of
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
-from penstock._repair.migration_record import migration_of
+from penstock._repair.migration_plan import migration_of
 from penstock._spark.generated_names import (
     stable_operators,
     stable_plan,

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from penstock._model.name import DatasetName
 from penstock._observe.masking import masked_values, shown
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
-from penstock._tables.read.browsing_versions import description, newest_versions, read_commit
 from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError
@@ -450,3 +449,77 @@ def _cell(value: Any) -> str | None:
 
 def _type_text(kind: Any) -> str:
     return kind if isinstance(kind, str) else str(kind.get("type", ""))
+
+
+_SHOWN_VERSIONS = 20
+_MOST_BYTES = 8 << 20
+
+
+def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
+    """The last commits up to a version, newest first, without deleted ones."""
+    versions = []
+    left = _MOST_BYTES
+    for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
+        path = log / f"{number:020}.json"
+        try:
+            size = path.stat().st_size
+            # Commits with very many files are not read.
+            if size > left:
+                break
+            left -= size
+        except OSError:
+            break
+        actions = read_commit(log, number)
+        if actions is None:
+            break
+        versions.append(description(number, actions))
+    return versions
+
+
+def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
+    """The actions of a commit; `None` if it was deleted."""
+    try:
+        text = (log / f"{number:020}.json").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines() if line]
+    except (OSError, ValueError):
+        return None
+
+
+def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Operation, flow and counts of a commit, with secrets masked.
+
+    `at` is in milliseconds, `rows` is the number of added rows, null if unknown.
+    """
+    info: dict[str, Any] = next(
+        (action["commitInfo"] for action in actions if "commitInfo" in action), {}
+    )
+    record = _record(info)
+    added = [action["add"] for action in actions if "add" in action]
+    counts = [_rows_of(file) for file in added]
+    flow, batch = record.get("flow"), record.get("batch")
+    return {
+        "version": number,
+        "at": int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
+        "operation": shown(str(info.get("operation") or "")),
+        "flow": shown(str(flow or "")),
+        "batch_id": batch if isinstance(batch, int) else None,
+        "files_added": len(added),
+        "files_removed": sum("remove" in action for action in actions),
+        "rows": None if None in counts else sum(count or 0 for count in counts),
+    }
+
+
+def _record(info: dict[str, Any]) -> dict[str, Any]:
+    try:
+        record = json.loads(info.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _rows_of(file: dict[str, Any]) -> int | None:
+    try:
+        count = json.loads(file.get("stats") or "{}").get("numRecords")
+    except (ValueError, AttributeError):
+        return None
+    return count if isinstance(count, int) else None
