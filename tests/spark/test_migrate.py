@@ -319,8 +319,7 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
         return sorted((tuple(row) for row in found), key=str)
 
     swapped = [
-        swap_rows(spark, target=old, source=new, flow="f", app_id="p/f/writer/e", last=4)
-        for _ in range(2)
+        swap_rows(spark, old, new, flow="f", app_id="p/f/writer/e", last=4) for _ in range(2)
     ]
     assert [one.replayed for one in swapped] == [False, True]
     assert swapped[0].version == swapped[1].version

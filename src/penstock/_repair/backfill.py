@@ -145,13 +145,12 @@ def check_flow(pipeline: OpenPipeline, node: FlowNode) -> DatasetNode:
         reason = "its rows depend on rows outside of a range (windows, joins, deduplication)"
         hint = f"--full-refresh {node.flow.target} recomputes it"
     if reason or dataset is None:
-        raise PlanError(
-            "BACKFILL_NOT_POSSIBLE",
-            f"flow {node.flow.name!r} cannot be backfilled: {reason}",
-            origin=node.flow.origin,
-            hint=hint,
-        )
+        raise _not_possible(node, f"flow {node.flow.name!r} cannot be backfilled: {reason}", hint)
     return dataset
+
+
+def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:
+    return PlanError("BACKFILL_NOT_POSSIBLE", message, origin=node.flow.origin, hint=hint)
 
 
 # -- the plan -----------------------------------------------------------------------------------
@@ -224,12 +223,8 @@ def choose_way(
             return "keys", by
         reason = f"its query has no column {', '.join(missing)}"
     if reason:
-        raise PlanError(
-            "BACKFILL_NOT_POSSIBLE",
-            f"flow {node.flow.name!r} cannot be backfilled like this: {reason}",
-            origin=node.flow.origin,
-            hint="columns: " + ", ".join(columns),
-        )
+        message = f"flow {node.flow.name!r} cannot be backfilled like this: {reason}"
+        raise _not_possible(node, message, "columns: " + ", ".join(columns))
     lower = {column.lower() for column in columns}
     known = [name for name in ("topic", "partition", "offset") if name in lower]
     example = ",".join(known) if {"partition", "offset"} <= lower else "COLUMN,..."
@@ -249,22 +244,20 @@ def _check_table(
 ) -> None:
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
     if table is None or table.id != plan.table_id:
-        raise PlanError(
-            "BACKFILL_NOT_POSSIBLE",
+        raise _not_possible(
+            node,
             f"{dataset.display} was dropped or recreated since the backfill of "
             f"{node.flow.name!r} was started",
-            origin=node.flow.origin,
-            hint="--abandon discards the backfill",
+            "--abandon discards the backfill",
         )
     state = pipeline.state.flow(plan.flow)
     if plan.epoch and (state is None or state.reset_pending or state.epoch != plan.epoch):
         # Rows that the flow has read with its new checkpoint are not in the planned version.
-        raise PlanError(
-            "BACKFILL_NOT_POSSIBLE",
+        raise _not_possible(
+            node,
             f"flow {plan.flow!r} got a new checkpoint since its backfill started: it reads rows "
             "of the range itself, and they would be duplicated",
-            origin=node.flow.origin,
-            hint="--abandon discards the backfill; start another one after the next update",
+            "--abandon discards the backfill; start another one after the next update",
         )
 
 
@@ -354,11 +347,7 @@ class _Backfill:
 
 @contextmanager
 def _recording(
-    settings: PipelineSettings,
-    update_id: str,
-    node: FlowNode,
-    plan: BackfillPlan,
-    resumed: bool,
+    settings: PipelineSettings, update_id: str, node: FlowNode, plan: BackfillPlan, resumed: bool
 ) -> Iterator[Callable[[str, str, Mapping[str, Any]], None]]:
     """Record events as an update does: the backfill appears in status, history and event log."""
     with recording(

@@ -197,15 +197,9 @@ class _Run:
         self._planned = migration
         readers = self._facts.readers()
         refused = None if options.accept_less else why_refused(sources)
-        return MigrationReport(
-            flow=node.flow.name,
-            target=self.dataset.display,
-            state="planned",
+        return replace(
+            self._report(migration, "planned", resumed=self.is_open),
             migration_id=migration.migration_id if self.is_open else None,
-            resumed=self.is_open,
-            start=migration.start,
-            old_epoch=str(migration.old["epoch"]),
-            old_version=migration.old_version,
             rows=table["rows"],
             size=table["size"],
             columns=columns,
@@ -244,27 +238,20 @@ class _Run:
         layout = self._pipeline.tables.layout
         path = layout.checkpoint_path(node.flow.name, str(known.old["epoch"]))
         if self._files.read(f"{path}/metadata") is None:
-            raise PlanError(
-                "MIGRATION_NOT_POSSIBLE",
+            raise _not_possible(
+                node,
                 f"the migration of flow {node.flow.name!r} cannot be undone: its old checkpoint "
                 f"{path} does not exist any more",
-                origin=node.flow.origin,
-                hint="restore it; or migrate to the old query, which recomputes the table",
+                "restore it; or migrate to the old query, which recomputes the table",
             )
         df, _ = self._pipeline.query(node)
         before = tuple(known.old["stateful_operators"] or ())
         is_old = tuple(self._facts.query(df)["operators"]) == before
         readers = self._facts.readers()
-        return MigrationReport(
-            flow=node.flow.name,
-            target=self.dataset.display,
-            state="planned",
-            migration_id=known.migration_id,
-            resumed=known.stage == UNDOING,
+        return replace(
+            self._report(known, "planned", resumed=known.stage == UNDOING),
             start=f"version {known.old_version}",
-            old_epoch=str(known.old["epoch"]),
             new_epoch=known.migration_id,
-            old_version=known.old_version,
             new_version=None if table is None else table["version"],
             rows=None if table is None else table["rows"],
             size=None if table is None else table["size"],
@@ -326,11 +313,10 @@ class _Run:
         state, name = self._pipeline.state, self._node.flow.name
         old, table = state.flow(name), self._facts.table()
         if old is None or table is None or table["id"] != migration.table_id:
-            raise PlanError(
-                "MIGRATION_NOT_POSSIBLE",
+            raise _not_possible(
+                self._node,
                 f"{self.dataset.display} was dropped or recreated since the migration was started",
-                origin=self._node.flow.origin,
-                hint="--abandon discards the migration",
+                "--abandon discards the migration",
             )
         migration = replace(
             migration,
@@ -353,9 +339,7 @@ class _Run:
             new = shadow.flow_state()
             assert new is not None
             state.save_flow(name, replace(old, migration=migration.migration_id))
-            result = shadow.replace_tables(
-                self._pipeline.tables, lambda: self._on_step(QUARANTINED)
-            )
+            result = shadow.replace_tables(lambda: self._on_step(QUARANTINED))
             if not result.replayed:
                 flow = replace(record.flow, batch_id=result.batch_id)
                 record.emit(Commit(result, self.dataset.key).event(flow, "the migrated table"))
@@ -425,17 +409,8 @@ class _Run:
         self._journal.delete()
         layout = self._pipeline.tables.layout
         self._files.delete_tree(layout.checkpoint_path(node.flow.name, known.migration_id))
-        return MigrationReport(
-            flow=node.flow.name,
-            target=self.dataset.display,
-            state="abandoned",
-            migration_id=known.migration_id,
-            resumed=True,
-            start=known.start,
-            old_epoch=str(known.old["epoch"]),
-            old_version=known.old_version,
-            steps=("the table and its checkpoint are unchanged; the new ones are deleted",),
-        )
+        steps = ("the table and its checkpoint are unchanged; the new ones are deleted",)
+        return replace(self._report(known, "abandoned", resumed=True), steps=steps)
 
     def _unmark(self, known: Migration) -> None:
         """Allow updates again if the table was not replaced, for example because Delta refused."""
@@ -458,29 +433,25 @@ class _Run:
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _not_now(self, reason: str, hint: str) -> PlanError:
-        name = self._node.flow.name
-        return PlanError(
-            "MIGRATION_NOT_POSSIBLE",
-            f"flow {name!r} cannot be migrated now: {reason}",
-            origin=self._node.flow.origin,
-            hint=hint,
+    def _report(self, migration: Migration, state: str, *, resumed: bool) -> MigrationReport:
+        return MigrationReport(
+            flow=self._node.flow.name,
+            target=self.dataset.display,
+            state=state,
+            migration_id=migration.migration_id,
+            resumed=resumed,
+            start=migration.start,
+            old_epoch=str(migration.old["epoch"]),
+            old_version=migration.old_version,
         )
 
+    def _not_now(self, reason: str, hint: str) -> PlanError:
+        name = self._node.flow.name
+        return _not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
+
     def _shadow(self, migration: Migration) -> Shadow:
-        pipeline = self._pipeline
-        return Shadow(
-            spark=pipeline.spark,
-            graph=pipeline.graph,
-            settings=pipeline.settings,
-            evaluator=pipeline.evaluator,
-            source=pipeline.source,
-            state=pipeline.state,
-            node=self._node,
-            dataset=self.dataset,
-            epoch=migration.migration_id,
-            folder=f"{self._journal.folder}/{migration.migration_id}",
-        )
+        folder = f"{self._journal.folder}/{migration.migration_id}"
+        return Shadow(self._pipeline, self._node, self.dataset, migration.migration_id, folder)
 
     def _save(self, migration: Migration) -> None:
         self._journal.save(asdict(migration))
@@ -497,12 +468,15 @@ class _Run:
     def _check_query(self, known: Migration, query: Mapping[str, Any]) -> None:
         if known.stage != BUILDING or dict(known.query) == dict(query):
             return
-        raise PlanError(
-            "MIGRATION_NOT_POSSIBLE",
+        raise _not_possible(
+            self._node,
             f"the query of flow {self._node.flow.name!r} changed since its migration was started",
-            origin=self._node.flow.origin,
-            hint="--abandon discards the migration; then start it again",
+            "--abandon discards the migration; then start it again",
         )
+
+
+def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:
+    return PlanError("MIGRATION_NOT_POSSIBLE", message, origin=node.flow.origin, hint=hint)
 
 
 def _unfinished(node: FlowNode, hint: str = "") -> PlanError:

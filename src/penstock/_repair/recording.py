@@ -54,21 +54,15 @@ def recording(
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
     try:
-        bus.emit(
-            Event(
-                origin,
-                CreateUpdate(
-                    {
-                        "storage": settings.storage,
-                        "root": settings.root,
-                        "continuous": False,
-                        **properties,
-                        "event_log": str(log.directory),
-                    }
-                ),
-                f"{command} of flow {node.flow.name!r}",
-            )
-        )
+        configuration = {
+            "storage": settings.storage,
+            "root": settings.root,
+            "continuous": False,
+            **properties,
+            "event_log": str(log.directory),
+        }
+        create = CreateUpdate(configuration)
+        bus.emit(Event(origin, create, f"{command} of flow {node.flow.name!r}"))
         bus.emit(Event(origin, UpdateProgress(UpdateState.RUNNING), f"{command}: {text}"))
         bus.emit(Event(flow, FlowProgress(FlowStatus.RUNNING), command))
         yield Record(bus.emit, flow)

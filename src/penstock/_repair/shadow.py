@@ -12,15 +12,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock._analysis.evaluation import Evaluator
-from penstock._analysis.table_sources import DeltaSource
-from penstock._execution.flow_state import FlowState, StateStore
+from penstock._execution.flow_state import FlowState
 from penstock._execution.queries import EngineContext, SparkEngine
 from penstock._execution.tables import PipelineTables
-from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline
 from penstock._model.exception_text import first_line
 from penstock._model.flow import OutputMode
-from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import (
     Event,
     EventOrigin,
@@ -33,7 +31,7 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
-from penstock._tables.layout import StorageLayout, TableRef
+from penstock._tables.layout import TableRef
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.prepare import TableSpec, prepare_table, read_version, reset_table
 from penstock._tables.write.writer import app_id
@@ -42,16 +40,11 @@ from penstock.errors import PenstockError, PlanError
 _POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shadow:
     """The new table of a flow, until it replaces the old one."""
 
-    spark: SparkSession
-    graph: DataflowGraph
-    settings: PipelineSettings
-    evaluator: Evaluator  # over `source`
-    source: DeltaSource  # the present tables
-    state: StateStore
+    pipeline: OpenPipeline
     node: FlowNode
     dataset: DatasetNode
     epoch: str  # of the new checkpoint
@@ -71,8 +64,8 @@ class Shadow:
 
     def flow_state(self) -> FlowState | None:
         """The new state of the flow; `None` before the first start."""
-        with self.state.apart(self.node.flow.name, self._state_file):
-            return self.state.flow(self.node.flow.name)
+        with self.pipeline.state.apart(self.node.flow.name, self._state_file):
+            return self.pipeline.state.flow(self.node.flow.name)
 
     def build(
         self,
@@ -86,8 +79,7 @@ class Shadow:
 
         `emit` is called with warnings, `on_batch` with the number of batches and rows of this call.
         """
-        name = self.node.flow.name
-        layout = StorageLayout(self.settings.storage)
+        name, pipeline = self.node.flow.name, self.pipeline
         counts = {"batches": 0, "rows": 0}
 
         def on_event(event: Event) -> None:
@@ -100,34 +92,34 @@ class Shadow:
                     counts["rows"] += metrics.num_output_rows or metrics.num_upserted_rows or 0
                     on_batch(counts["batches"], counts["rows"])
 
-        with self.state.apart(name, self._state_file):
-            if self.state.flow(name) is None:
-                self.state.save_flow(name, FlowState(epoch=self.epoch, position=position))
+        with pipeline.state.apart(name, self._state_file):
+            if pipeline.state.flow(name) is None:
+                pipeline.state.save_flow(name, FlowState(epoch=self.epoch, position=position))
             tables = PipelineTables(
-                self.spark,
-                self.graph,
-                layout,
-                self.settings,
+                pipeline.spark,
+                pipeline.graph,
+                pipeline.tables.layout,
+                pipeline.settings,
                 locations={self.dataset.key: self.table.path},
             )
             engine = SparkEngine(
-                self.spark,
-                self.graph,
-                self.evaluator,
-                self.source,
+                pipeline.spark,
+                pipeline.graph,
+                pipeline.evaluator,
+                pipeline.source,
                 tables,
-                self.state,
+                pipeline.state,
                 EngineContext(
-                    pipeline=self.settings.name,
+                    pipeline=pipeline.settings.name,
                     source_digest="",
                     emit=on_event,
                     origin=origin,
-                    last_batch=lambda _: (0, read_version(self.spark, self.table.path)),
+                    last_batch=lambda _: (0, read_version(pipeline.spark, self.table.path)),
                     resolve_secrets=str,  # for sinks only
                 ),
             )
             try:
-                with jvm_watch(self.spark, engine.jvm_died):
+                with jvm_watch(pipeline.spark, engine.jvm_died):
                     engine.prepare(PrepareTable(dataset=self.dataset.key))
                     self._run(engine)
             finally:
@@ -156,46 +148,30 @@ class Shadow:
         if ended[0] is not None:
             raise ended[0]
 
-    def replace_tables(
-        self, tables: PipelineTables, after_quarantine: Callable[[], None]
-    ) -> CommitResult:
+    def replace_tables(self, after_quarantine: Callable[[], None]) -> CommitResult:
         """Replace the old rows by the new ones: one commit per table, quarantine first."""
-        name = self.node.flow.name
-        identity = app_id(self.settings.name, name, self.epoch)
-        last = last_number(DeltaJvm(self.spark), self.table.path, identity)
+        spark, tables = self.pipeline.spark, self.pipeline.tables
+        identity = app_id(self.pipeline.settings.name, self.node.flow.name, self.epoch)
+        last = last_number(DeltaJvm(spark), self.table.path, identity)
         quarantine = TableRef(
             tables.quarantine_path(self.dataset), f"{self.dataset.display}_quarantine"
         )
-        self._replace_quarantine(quarantine, identity, last)
+        flow = self.node.flow.name
+        if read_version(spark, self.quarantine.path) is None:
+            # Rows that broke rules of the old definition are in the new table, or were dropped.
+            reset_table(spark, quarantine)
+        else:
+            if read_version(spark, quarantine.path) is None:
+                schema = spark.read.format("delta").load(self.quarantine.path).schema
+                prepare_table(spark, quarantine, TableSpec(schema=schema))
+            swap_rows(spark, quarantine, self.quarantine, flow=flow, app_id=identity, last=last)
         after_quarantine()
         target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
-        return swap_rows(
-            self.spark, target=target, source=self.table, flow=name, app_id=identity, last=last
-        )
-
-    def _replace_quarantine(self, target: TableRef, identity: str, last: int) -> None:
-        if read_version(self.spark, self.quarantine.path) is None:
-            # Rows that broke rules of the old definition are in the new table, or were dropped.
-            reset_table(self.spark, target)
-            return
-        if read_version(self.spark, target.path) is None:
-            schema = self.spark.read.format("delta").load(self.quarantine.path).schema
-            prepare_table(self.spark, target, TableSpec(schema=schema))
-        swap_rows(
-            self.spark,
-            target=target,
-            source=self.quarantine,
-            flow=self.node.flow.name,
-            app_id=identity,
-            last=last,
-        )
-
-
-_MAPPING = "delta.columnMapping."
+        return swap_rows(spark, target, self.table, flow=flow, app_id=identity, last=last)
 
 
 def swap_rows(
-    spark: SparkSession, *, target: TableRef, source: TableRef, flow: str, app_id: str, last: int
+    spark: SparkSession, target: TableRef, source: TableRef, *, flow: str, app_id: str, last: int
 ) -> CommitResult:
     """Replace the rows, columns and partitions of a table; id, properties and history stay.
 
