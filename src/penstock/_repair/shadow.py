@@ -209,7 +209,9 @@ def _shape(metadata: TableMetadata) -> dict[str, Any]:
 def _unmapped(part: Any) -> Any:
     if isinstance(part, Mapping):
         return {
-            key: _unmapped(value) for key, value in part.items() if not key.startswith(_MAPPING)
+            key: _unmapped(value)
+            for key, value in part.items()
+            if not key.startswith("delta.columnMapping.")
         }
     return [_unmapped(item) for item in part] if isinstance(part, list) else part
 
