@@ -17,41 +17,14 @@ __all__ = ["JdbcSinkOptions", "TableName", "WriteRows", "jdbc_sink_options", "ta
 
 _POSTGRESQL = "jdbc:postgresql:"
 _OWN = (
-    "url",
-    "dbtable",
-    "user",
-    "password",
-    "driver",
-    "mode",
-    "keys",
-    "sequenceBy",
-    "createTable",
-    "fenceTable",
-    "stagingSchema",
-    "numPartitions",
-    "batchsize",
-    "nulCharacters",
-    "onGap",
+    *("url", "dbtable", "user", "password", "driver", "mode", "keys", "sequenceBy", "createTable"),
+    *("fenceTable", "stagingSchema", "numPartitions", "batchsize", "nulCharacters", "onGap"),
 )
 # Parameters of the driver that neither run code nor read other files than keys and certificates.
 _CONNECTION = (
-    "ssl",
-    "sslmode",
-    "sslrootcert",
-    "sslcert",
-    "sslkey",
-    "sslpassword",
-    "ApplicationName",
-    "connectTimeout",
-    "loginTimeout",
-    "socketTimeout",
-    "tcpKeepAlive",
-    "currentSchema",
-    "targetServerType",
-    "prepareThreshold",
-    "preferQueryMode",
-    "gssEncMode",
-    "channelBinding",
+    *("ssl", "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "ApplicationName"),
+    *("connectTimeout", "loginTimeout", "socketTimeout", "tcpKeepAlive", "currentSchema"),
+    *("targetServerType", "prepareThreshold", "preferQueryMode", "gssEncMode", "channelBinding"),
 )
 _KNOWN = {name.lower(): name for name in (*_OWN, *_CONNECTION)}
 _DRIVER = "org.postgresql.Driver"
@@ -113,10 +86,9 @@ def table_name(text: str) -> TableName:
     match = _NAME.fullmatch(text)
     parts = [] if match is None else [_unquoted(part) for part in match.groups() if part]
     if not parts or any(len(p.encode()) > _LONGEST_NAME or "\0" in p for p in parts):
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID",
+        raise _invalid(
             "the name of a table is `table` or `schema.table`, each of up to 63 bytes",
-            hint='other characters than letters, digits and `_` go between double quotes: "a-b"',
+            'other characters than letters, digits and `_` go between double quotes: "a-b"',
         )
     return TableName(parts[0] if len(parts) == 2 else None, parts[-1])
 
@@ -131,33 +103,25 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     _refuse_unknown(options)
     for name in ("url", "dbtable"):
         if not by_lower_name.get(name, "").strip():
-            raise ConnectorError("JDBC_OPTION_INVALID", f"option `{name}` is missing or empty")
+            raise _invalid(f"option `{name}` is missing or empty")
     url, parameters = _split_url(by_lower_name["url"].strip())
     if by_lower_name.get("driver", _DRIVER) != _DRIVER:
-        raise ConnectorError(
-            "JDBC_DATABASE_NOT_SUPPORTED",
-            "option `driver` names another driver than PostgreSQL's",
-            hint="write to other databases from a foreach_batch_sink function",
-        )
+        raise _other_database("option `driver` names another driver than PostgreSQL's")
     mode = _choice(by_lower_name, "mode", [*WriteRows], WriteRows.APPEND)
     keys = tuple(key.strip() for key in by_lower_name.get("keys", "").split(",") if key.strip())
     sequence = by_lower_name.get("sequenceby", "").strip() or None
     if mode == WriteRows.UPSERT and not keys:
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID",
+        raise _invalid(
             "mode `upsert` needs option `keys`: the columns that identify a row",
-            hint='{"mode": "upsert", "keys": "customer_id, day"}',
+            '{"mode": "upsert", "keys": "customer_id, day"}',
         )
     if mode == WriteRows.APPEND and (keys or sequence):
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID",
-            "options `keys` and `sequenceBy` are for mode `upsert`",
-            hint='add {"mode": "upsert"}, or remove them',
-        )
+        hint = 'add {"mode": "upsert"}, or remove them'
+        raise _invalid("options `keys` and `sequenceBy` are for mode `upsert`", hint)
     table = table_name(by_lower_name["dbtable"].strip())
     fence = by_lower_name.get("fencetable", "").strip()
     connection = {
-        _KNOWN[name]: by_lower_name[name] for name in _folded(_CONNECTION) if name in by_lower_name
+        name: by_lower_name[name.lower()] for name in _CONNECTION if name.lower() in by_lower_name
     }
     connection |= {
         name: by_lower_name[name] for name in ("user", "password") if by_lower_name.get(name)
@@ -180,10 +144,6 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     )
 
 
-def _folded(names: tuple[str, ...]) -> list[str]:
-    return [name.lower() for name in names]
-
-
 def _refuse_unknown(options: Mapping[str, str]) -> None:
     for name in options:
         if name.lower() in _KNOWN:
@@ -198,19 +158,15 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
 
 def _split_url(url: str) -> tuple[str, dict[str, str]]:
     if not url.startswith(_POSTGRESQL):
-        raise ConnectorError(
-            "JDBC_DATABASE_NOT_SUPPORTED",
-            f"the JDBC sink writes to PostgreSQL: option `url` must start with `{_POSTGRESQL}`",
-            hint="write to other databases from a foreach_batch_sink function",
+        raise _other_database(
+            f"the JDBC sink writes to PostgreSQL: option `url` must start with `{_POSTGRESQL}`"
         )
     base, _, query = url.partition("?")
     try:
         authority = urlsplit(base.removeprefix("jdbc:"))
         has_user = "@" in authority.netloc
     except ValueError:
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID", "option `url` cannot be read as a URL"
-        ) from None
+        raise _invalid("option `url` cannot be read as a URL") from None
     parameters: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
@@ -237,18 +193,14 @@ def _split_url(url: str) -> tuple[str, dict[str, str]]:
 def _choice(options: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
     value = options.get(name.lower(), default).strip().lower()
     if value not in choices:
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID", f"option `{name}` must be one of {', '.join(choices)}"
-        )
+        raise _invalid(f"option `{name}` must be one of {', '.join(choices)}")
     return value
 
 
 def _count(options: Mapping[str, str], name: str, default: int) -> int:
     value = options.get(name.lower(), str(default)).strip()
     if not value.isdecimal() or int(value) == 0:
-        raise ConnectorError(
-            "JDBC_OPTION_INVALID", f"option `{name}` must be a whole number above zero"
-        )
+        raise _invalid(f"option `{name}` must be a whole number above zero")
     return int(value)
 
 
@@ -257,5 +209,14 @@ def _schema_name(text: str) -> str | None:
         return None
     name = table_name(text.strip())
     if name.schema is not None:
-        raise ConnectorError("JDBC_OPTION_INVALID", "option `stagingSchema` is one name")
+        raise _invalid("option `stagingSchema` is one name")
     return name.table
+
+
+def _invalid(message: str, hint: str | None = None) -> ConnectorError:
+    return ConnectorError("JDBC_OPTION_INVALID", message, hint=hint)
+
+
+def _other_database(message: str) -> ConnectorError:
+    hint = "write to other databases from a foreach_batch_sink function"
+    return ConnectorError("JDBC_DATABASE_NOT_SUPPORTED", message, hint=hint)

@@ -26,6 +26,25 @@ _TEXTS = frozenset({"text", "character varying", "character", "citext"})
 # Types that are given as text and converted by their own input function.
 _FROM_TEXT = frozenset({"uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8"})
 _SECONDS = re.compile(r"\((\d)\)")
+_SAME_TYPES: dict[type[T.DataType], str] = {
+    T.ByteType: "smallint",
+    T.ShortType: "smallint",
+    T.IntegerType: "integer",
+    T.LongType: "bigint",
+    T.FloatType: "real",
+    T.DoubleType: "double precision",
+    T.BooleanType: "boolean",
+    T.BinaryType: "bytea",
+}
+_STAGED_TYPES = {**_SAME_TYPES, T.DecimalType: "numeric", T.TimestampType: "bigint"}
+_COLUMN_TYPES = {
+    **_SAME_TYPES,
+    T.StringType: "text",
+    T.DateType: "date",
+    T.TimestampType: "timestamp with time zone",
+    T.TimestampNTZType: "timestamp without time zone",
+    **dict.fromkeys((T.StructType, T.MapType, T.VariantType), "jsonb"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +71,7 @@ class SinkColumn:
 
     @property
     def staged_type(self) -> str:
-        return _staged_type(self.spark_type)
+        return _STAGED_TYPES.get(type(self.spark_type), "text")
 
     @property
     def value(self) -> str:
@@ -74,22 +93,6 @@ class SinkColumn:
         return staged if _bare(wanted) in _TEXTS else f"{staged}::{wanted}"
 
 
-def _staged_type(spark_type: T.DataType) -> str:
-    simple: dict[type[T.DataType], str] = {
-        T.ByteType: "smallint",
-        T.ShortType: "smallint",
-        T.IntegerType: "integer",
-        T.LongType: "bigint",
-        T.FloatType: "real",
-        T.DoubleType: "double precision",
-        T.DecimalType: "numeric",
-        T.BooleanType: "boolean",
-        T.BinaryType: "bytea",
-        T.TimestampType: "bigint",
-    }
-    return simple.get(type(spark_type), "text")
-
-
 def _bare(pg_type: str) -> str:
     """A type without its length or precision."""
     return re.sub(r"\(.*?\)", "", pg_type).strip()
@@ -100,30 +103,13 @@ def _bare(pg_type: str) -> str:
 
 def column_type(spark_type: T.DataType) -> str | None:
     """The type of a new column; `None` for an unsupported type."""
-    simple: dict[type[T.DataType], str] = {
-        T.StringType: "text",
-        T.ByteType: "smallint",
-        T.ShortType: "smallint",
-        T.IntegerType: "integer",
-        T.LongType: "bigint",
-        T.FloatType: "real",
-        T.DoubleType: "double precision",
-        T.BooleanType: "boolean",
-        T.BinaryType: "bytea",
-        T.DateType: "date",
-        T.TimestampType: "timestamp with time zone",
-        T.TimestampNTZType: "timestamp without time zone",
-        T.StructType: "jsonb",
-        T.MapType: "jsonb",
-        T.VariantType: "jsonb",
-    }
     if isinstance(spark_type, T.DecimalType):
         return f"numeric({spark_type.precision},{spark_type.scale})"
     if isinstance(spark_type, T.CharType | T.VarcharType):
         return f"character varying({spark_type.length})"
     if isinstance(spark_type, T.ArrayType):
         return _array_type(spark_type)
-    return simple.get(type(spark_type))
+    return _COLUMN_TYPES.get(type(spark_type))
 
 
 def _array_type(spark_type: T.ArrayType) -> str | None:

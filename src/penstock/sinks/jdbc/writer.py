@@ -18,6 +18,7 @@ import hashlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -206,27 +207,23 @@ class JdbcSinkWriter(BatchSink):
     def _known(self, fence: _Fence | None, batch_id: int) -> bool:
         """Whether a batch is committed; raises `SINK_FENCED` or `SINK_BEHIND`."""
         if fence is None or fence.writer != self._writer:
-            raise FlowError(
+            raise self._error(
                 "SINK_FENCED",
+                batch_id,
                 f"flow {self._flow.name!r} may write to {self._options.table} no more: "
                 + ("its row in the fence table is gone" if fence is None else "another driver of ")
                 + ("" if fence is None else "the same pipeline has started since"),
-                flow=self._flow.name,
-                batch_id=batch_id,
-                origin=self._flow.origin,
                 hint="run the pipeline in one place only; nothing of the batch was written",
             )
         if is_switched_off("sink-fence"):
             return False
         if fence.last_batch < batch_id - 1 and not self._options.accept_gap:
-            raise FlowError(
+            raise self._error(
                 "SINK_BEHIND",
+                batch_id,
                 f"flow {self._flow.name!r} continues with batch {batch_id}, but the last one that "
                 f"{self._options.place} knows for {self._options.table} is {fence.last_batch}: "
                 "it is another database or table, or was restored from a backup",
-                flow=self._flow.name,
-                batch_id=batch_id,
-                origin=self._flow.origin,
                 hint="give the flow a new name to write everything again (into an empty table), or "
                 'set {"onGap": "continue"} on the sink to continue without the rows between',
             )
@@ -354,15 +351,21 @@ class JdbcSinkWriter(BatchSink):
 
     # -- errors --------------------------------------------------------------------------------
 
+    def _error(
+        self, condition: str, batch_id: int | None, message: str, **details: Any
+    ) -> FlowError:
+        flow = self._flow
+        return FlowError(
+            condition, message, flow=flow.name, batch_id=batch_id, origin=flow.origin, **details
+        )
+
     def _failed(self, error: DatabaseError, batch_id: int | None) -> FlowError:
         batch = "" if batch_id is None else f" in batch {batch_id}"
-        return FlowError(
+        return self._error(
             "SINK_UNAVAILABLE",
+            batch_id,
             f"flow {self._flow.name!r}: {self._options.place} failed{batch}: {error}",
-            flow=self._flow.name,
-            batch_id=batch_id,
             retryable=error.may_pass,
-            origin=self._flow.origin,
             hint="what the database committed is not written again",
         )
 
@@ -371,13 +374,11 @@ class JdbcSinkWriter(BatchSink):
             return self._double_key(staging, batch_id)
         if not error.is_about_rows:
             return error
-        return FlowError(
+        return self._error(
             "SINK_ROWS_REFUSED",
+            batch_id,
             f"flow {self._flow.name!r}: table {self._options.table} refuses a row of batch "
             f"{batch_id}: {error}",
-            flow=self._flow.name,
-            batch_id=batch_id,
-            origin=self._flow.origin,
             hint="nothing of the batch was written; keep such rows apart with an expectation of "
             "the table that the flow reads, or correct the table, and run again",
         )
@@ -395,13 +396,11 @@ class JdbcSinkWriter(BatchSink):
         if rows:
             named = zip(keys, rows[0], strict=False)
             example = ", such as " + ", ".join(f"{key.source} = {text}" for key, text in named)
-        return FlowError(
+        return self._error(
             "SINK_KEYS_NOT_UNIQUE",
+            batch_id,
             f"flow {self._flow.name!r}: batch {batch_id} has several rows with the same "
             f"{', '.join(self._options.keys)}{example}: which one is to stay?",
-            flow=self._flow.name,
-            batch_id=batch_id,
-            origin=self._flow.origin,
             hint='name the column that orders them in option "sequenceBy", or de-duplicate in the '
             "query; nothing of the batch was written",
         )
@@ -416,13 +415,11 @@ class JdbcSinkWriter(BatchSink):
             row = df.agg(*checks).first()
             columns = [c.source for c in strings if row is not None and row[c.staged]]
         where = f"column {', '.join(columns)}" if columns else "a nested value"
-        return FlowError(
+        return self._error(
             "SINK_ROWS_REFUSED",
+            batch_id,
             f"flow {self._flow.name!r}: batch {batch_id} has the character U+0000 in {where}, "
             "which PostgreSQL cannot store",
-            flow=self._flow.name,
-            batch_id=batch_id,
-            origin=self._flow.origin,
             hint='set {"nulCharacters": "replace"} on the sink to store U+FFFD instead, or keep '
             "such rows apart with an expectation of the table that the flow reads",
         )
