@@ -43,7 +43,7 @@ class Severity(StrEnum):
     """The next start fails, or loses rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A finding about the checkpoint of a flow; `kind` is a stable name."""
 
@@ -93,19 +93,6 @@ def unreadable_files(checkpoint: Checkpoint) -> list[str]:
     ]
 
 
-def _finding(
-    checkpoint: Checkpoint, kind: str, severity: Severity, message: str, hint: str = ""
-) -> Finding:
-    return Finding(
-        flow=checkpoint.flow,
-        epoch=checkpoint.epoch,
-        kind=kind,
-        severity=severity,
-        message=message,
-        hint=hint,
-    )
-
-
 def _rebuild(checkpoint: Checkpoint) -> str:
     return (
         f"restore {checkpoint.path} from a copy that is as old as the table; or rebuild the table "
@@ -114,7 +101,7 @@ def _rebuild(checkpoint: Checkpoint) -> str:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
-    finding = partial(_finding, checkpoint)
+    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     if not checkpoint.exists:
         yield finding(
             "checkpoint-missing",
@@ -146,7 +133,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
-    finding = partial(_finding, checkpoint)
+    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     planned = [batch.batch_id for batch in checkpoint.planned]
     finished = -1 if checkpoint.last_finished is None else checkpoint.last_finished
     unfinished = [number for number in planned if number > finished]
@@ -192,8 +179,9 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
-    return _finding(
-        checkpoint,
+    return Finding(
+        checkpoint.flow,
+        checkpoint.epoch,
         "query-id-shared",
         Severity.ERROR,
         f"{len(flows)} checkpoints have the query id {checkpoint.query_id}: one is a copy of the "
@@ -203,8 +191,9 @@ def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
 
 
 def _old(checkpoint: Checkpoint) -> Finding:
-    return _finding(
-        checkpoint,
+    return Finding(
+        checkpoint.flow,
+        checkpoint.epoch,
         "not-used",
         Severity.NOTE,
         f"{checkpoint.path} ({checkpoint.size:,} bytes) belongs to an earlier epoch and is not "
@@ -214,7 +203,7 @@ def _old(checkpoint: Checkpoint) -> Finding:
 
 
 def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
-    finding = partial(_finding, checkpoint)
+    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     if not checkpoint.state or checkpoint.last_finished is None:
         return
     pinned = checkpoint.planned[-1].conf.get(_PARTITIONS, "") if checkpoint.planned else ""
@@ -244,7 +233,7 @@ def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _table(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Iterator[Finding]:
-    finding = partial(_finding, checkpoint)
+    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     record = flow_records(settings).get(checkpoint.flow)
     if record is None or record.target_id is None:
         return
@@ -287,6 +276,7 @@ def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
         note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:
         return
+    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     names = target.parts[-3:]
     paths = {
         TARGET: target,
@@ -308,7 +298,7 @@ def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
         last = table.transaction_version(commit.app_id)
         last = -1 if last is None else last
         damage = behind(checkpoint, ".".join(names), role, commit, last, log.newest)
-        yield _finding(checkpoint, "table-behind", Severity.ERROR, damage.message, damage.hint)
+        yield finding("table-behind", Severity.ERROR, damage.message, damage.hint)
 
 
 def _lost_state(
@@ -322,9 +312,8 @@ def _lost_state(
             file = f"{state}/flows/{checkpoint.flow}.json"
             table = ".".join(path.parts[-3:])
             damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
-            return _finding(
-                checkpoint, "state-missing", Severity.ERROR, damage.message, damage.hint
-            )
+            finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
+            return finding("state-missing", Severity.ERROR, damage.message, damage.hint)
     return None
 
 
@@ -332,14 +321,9 @@ def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
     for path in _table_paths(settings):
         log = local_log(str(path))
         if log is not None and log.problem:
-            yield Finding(
-                flow="",
-                epoch="",
-                kind="table-log-damaged",
-                severity=Severity.ERROR,
-                message=log_message(".".join(path.parts[-3:]), log),
-                hint=log_hint(str(path), log),
-            )
+            message = log_message(".".join(path.parts[-3:]), log)
+            hint = log_hint(str(path), log)
+            yield Finding("", "", "table-log-damaged", Severity.ERROR, message, hint)
 
 
 def _opened(path: Path) -> "DeltaTable":

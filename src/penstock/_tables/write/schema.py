@@ -104,20 +104,22 @@ def reconcile(
         more = len(difference.conflicts) - 1
         other = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
         way_out = "declare the type of the table" if declared else "cast the column in the query"
-        raise PlanError(
-            "SCHEMA_INCOMPATIBLE",
+        raise _incompatible(
             f"column {column!r} of {name} is {have.upper()} in the table and {other}"
             + (f" ({more} more columns differ)" if more else ""),
-            hint=f"{way_out}, or rebuild the table: --full-refresh {name}",
+            f"{way_out}, or rebuild the table: --full-refresh {name}",
         )
     if difference.missing and not allow_missing:
         columns = ", ".join(repr(column) for column in difference.missing)
-        raise PlanError(
-            "SCHEMA_INCOMPATIBLE",
+        raise _incompatible(
             f"the query for {name} has no column {columns}, which the table has",
-            hint=f"select NULL under that name, or rebuild the table: --full-refresh {name}",
+            f"select NULL under that name, or rebuild the table: --full-refresh {name}",
         )
     return difference
+
+
+def _incompatible(message: str, hint: str) -> PlanError:
+    return PlanError("SCHEMA_INCOMPATIBLE", message, hint=hint)
 
 
 def check_columns(query: T.StructType, name: str) -> None:
@@ -125,17 +127,15 @@ def check_columns(query: T.StructType, name: str) -> None:
     seen: set[str] = set()
     for column in query:
         if column.name.lower() in seen:
-            raise PlanError(
-                "SCHEMA_INCOMPATIBLE",
+            raise _incompatible(
                 f"the query for {name} has two columns named {column.name!r}",
-                hint="give one of them another name with alias()",
+                "give one of them another name with alias()",
             )
         seen.add(column.name.lower())
         if _has_void(column.dataType):
-            raise PlanError(
-                "SCHEMA_INCOMPATIBLE",
+            raise _incompatible(
                 f"column {column.name!r} of {name} has no type: it is always NULL",
-                hint="cast it, for example CAST(NULL AS STRING)",
+                "cast it, for example CAST(NULL AS STRING)",
             )
 
 
@@ -313,11 +313,8 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
         return True
     if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):
         return INTEGERS.index(type(source)) < INTEGERS.index(type(target))
-    if isinstance(source, T.FloatType) and isinstance(target, T.DoubleType):
-        return True
-    if isinstance(source, (T.ByteType, T.ShortType, T.IntegerType)) and isinstance(
-        target, T.DoubleType
-    ):
+    exact_in_double = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
+    if isinstance(source, exact_in_double) and isinstance(target, T.DoubleType):
         return True
     if isinstance(target, T.DecimalType):
         room = target.precision - target.scale
