@@ -270,7 +270,9 @@ class _Run:
     # -- execution -----------------------------------------------------------------------------
 
     def execute(self, record: Record, report: MigrationReport) -> MigrationReport:
-        migration, shadow = self._planned, self._shadow(self._planned)
+        migration = self._planned
+        folder = f"{self._journal.folder}/{migration.migration_id}"
+        shadow = Shadow(self._pipeline, self._node, self.dataset, migration.migration_id, folder)
 
         def emit(step: str, message: str, **figures: Any) -> None:
             body = MigrationProgress(
@@ -448,10 +450,6 @@ class _Run:
     def _not_now(self, reason: str, hint: str) -> PlanError:
         name = self._node.flow.name
         return _not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
-
-    def _shadow(self, migration: Migration) -> Shadow:
-        folder = f"{self._journal.folder}/{migration.migration_id}"
-        return Shadow(self._pipeline, self._node, self.dataset, migration.migration_id, folder)
 
     def _save(self, migration: Migration) -> None:
         self._journal.save(asdict(migration))

@@ -214,15 +214,12 @@ def _steps(
         elif report.skipped is None:
             text += "; older ones that were not read yet are skipped"
         steps.append(text)
-    if truncate:
-        steps.append("its table and quarantine are emptied first")
-    elif effect == "keyed":
-        steps.append("the target identifies rows by their key: repeated rows are not duplicated")
-    elif effect == "refused":
-        steps.append("its sink refuses rows of the new checkpoint until it is emptied")
-    elif effect == "recomputed":
-        steps.append("the target gets the recomputed values, by key")
-    else:
-        steps.append("the rows in its target stay, and repeated rows are DUPLICATED")
+    effects = {
+        "keyed": "the target identifies rows by their key: repeated rows are not duplicated",
+        "refused": "its sink refuses rows of the new checkpoint until it is emptied",
+        "recomputed": "the target gets the recomputed values, by key",
+        "added": "the rows in its target stay, and repeated rows are DUPLICATED",
+    }
+    steps.append("its table and quarantine are emptied first" if truncate else effects[effect])
     steps.append("state (windows, joins, deduplication) starts empty")
     return steps

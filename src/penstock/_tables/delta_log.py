@@ -13,9 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult, result_from_commit
-from penstock._tables.files import local_path
-
-_LOG_FOLDER = "_delta_log"
+from penstock._tables.files import commit_file, commit_lines, local_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,13 +268,9 @@ class DeltaJvm:
         """The lines of one commit; `None` without a file."""
         local = local_path(path)
         if local is not None:
-            try:
-                text = (local / _LOG_FOLDER / f"{version:020d}.json").read_text(encoding="utf-8")
-            except FileNotFoundError:
-                return None
-            return text.splitlines()
+            return commit_lines(local, version)
         log = self.log(path)
-        file = self.jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+        file = self.jvm.org.apache.hadoop.fs.Path(log.logPath(), commit_file(version))
         conf = log.newDeltaHadoopConf()
         if not file.getFileSystem(conf).exists(file):
             return None

@@ -21,6 +21,19 @@ def local_path(uri: str) -> Path | None:
     return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
 
 
+def commit_file(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def commit_lines(table: Path, version: int) -> list[str] | None:
+    """The lines of a commit of a local table; `None` without a file."""
+    try:
+        file = table / "_delta_log" / commit_file(version)
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+
+
 def hadoop_path(spark: Any, uri: str) -> tuple[Any, Any]:
     """Hadoop's `FileSystem` of a URI, and its `Path`."""
     path = spark._jvm.org.apache.hadoop.fs.Path(uri)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock._tables.commit_note import CommitNote, NotedCommit, commits_of
-from penstock._tables.files import StorageFiles
+from penstock._tables.files import StorageFiles, commit_file
 from penstock._tables.read.checkpoint_files import newest_of_checkpoint, read_checkpoint
 from penstock._tables.read.damage import (
     behind,
-    commit_file,
     is_lost,
     local_log,
     log_of,

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,14 +47,6 @@ _READERS = 2
 # Greater integers are not exact in JavaScript.
 _EXACT = 1 << 53
 _CURSOR = re.compile(r"(\d{1,15})-([0-9a-f]{12})-(\d{1,12})")
-
-
-@dataclass(frozen=True)
-class _Commit:
-    version: int
-    at: int
-    flow: str
-    batch_id: int | None
 
 
 class TableBrowser:
@@ -205,11 +196,8 @@ class TableBrowser:
                 files.append(file)
             commits = self._commits_of(folder, snapshot.version, files)
             for item, file in zip(rows, files, strict=True):
-                commit = commits.get(file.name)
-                item["at"] = commit.at if commit is not None else file.at
-                item["flow"] = commit.flow if commit is not None else ""
-                item["batch_id"] = commit.batch_id if commit is not None else None
-                item["version"] = commit.version if commit is not None else None
+                commit = commits.get(file.name, {"at": file.at, "flow": ""})
+                item |= {key: commit.get(key) for key in ("at", "flow", "batch_id", "version")}
             return {"total": snapshot.rows, "searched": searched, "next": following, "rows": rows}
 
     # -- paths of tables -------------------------------------------------------------------------
@@ -271,7 +259,7 @@ class TableBrowser:
 
     def _commits_of(
         self, folder: Path, version: int, files: list[StoredFile]
-    ) -> Mapping[str, _Commit]:
+    ) -> Mapping[str, dict[str, Any]]:
         if not files:
             return {}
         with self._lock:
@@ -298,11 +286,11 @@ class _Commits:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._by_file: dict[str, _Commit] = {}
+        self._by_file: dict[str, dict[str, Any]] = {}
         self._newest = -1
         self._oldest = 0
 
-    def of(self, names: set[str], version: int) -> Mapping[str, _Commit]:
+    def of(self, names: set[str], version: int) -> Mapping[str, dict[str, Any]]:
         """Known commits by file; reads at most `_MAX_COMMITS` older ones."""
         with self._lock:
             if self._newest < 0:
@@ -324,10 +312,7 @@ class _Commits:
         actions = read_commit(self._log, number)
         if actions is None:
             return  # deleted by log cleanup
-        body = description(number, actions)
-        commit = _Commit(
-            version=number, at=body["at"], flow=body["flow"], batch_id=body["batch_id"]
-        )
+        commit = description(number, actions)
         for action in actions:
             if "add" in action:
                 self._by_file[action["add"]["path"]] = commit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
-from penstock._tables.files import local_path
+from penstock._tables.files import commit_lines, local_path
 from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
 from penstock._tables.read.checkpoint_files import (
     METADATA_MISSING,
@@ -20,7 +20,6 @@ from penstock._tables.read.checkpoint_files import (
 )
 from penstock._tables.read.damage import (
     behind,
-    commit_lines,
     is_lost,
     local_log,
     log_hint,

@@ -12,11 +12,10 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit
-from penstock._tables.files import local_path
+from penstock._tables.files import commit_file, local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import SetupError
@@ -40,10 +39,6 @@ class TableLog:
     newest: int | None  # the newest version with a file; None for an empty folder
     problem: str = ""  # empty if the log is intact
     file: str = ""  # the damaged or missing file
-
-
-def commit_file(version: int) -> str:
-    return f"{version:020d}.json"
 
 
 def torn(text: str) -> str:
@@ -151,14 +146,6 @@ def log_hint(path: str, log: TableLog) -> str:
         f"restore {file} from a copy; or remove it and {log.newest:020d}.crc: the next start "
         "reports which batches it had, and the commands that read them again"
     )
-
-
-def commit_lines(table: Path, version: int) -> list[str] | None:
-    try:
-        file = table / _LOG_FOLDER / commit_file(version)
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
 
 
 def is_lost(

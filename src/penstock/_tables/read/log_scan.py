@@ -98,7 +98,8 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
         lines = delta.commit_lines(path, at)
         if lines is None:
             break
-        if any(line.startswith('{"remove"') and _changes_rows(line) for line in lines):
+        removed = [json.loads(line)["remove"] for line in lines if line.startswith('{"remove"')]
+        if any(file.get("dataChange", True) for file in removed):
             info = delta.commit_info(path, at) or {}
             removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
         at -= 1
@@ -140,10 +141,6 @@ def _actions(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] |
 
 def _of_kind(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [action[kind] for action in actions if kind in action]
-
-
-def _changes_rows(line: str) -> bool:
-    return bool(json.loads(line)["remove"].get("dataChange", True))
 
 
 def _shape(actions: list[dict[str, Any]]) -> tuple[str, ...] | None:

@@ -57,10 +57,6 @@ class CdcState:
         self._schema: StructType | None = None
 
     @property
-    def path(self) -> str:
-        return self._table.ref.path
-
-    @property
     def table(self) -> FencedTable:
         return self._table
 
@@ -93,7 +89,7 @@ class CdcState:
             )
         wanted = self._wanted(None if state is None else state.schema)
         mark = fingerprint(shape, self._events)
-        if state is not None and not self._is_empty():
+        if state is not None and file_count(self._delta.snapshot(ref.path)) > 0:
             changed = _changes(state.properties.get(_PROPERTY), mark)
             conflicts = compare(state.schema, wanted).conflicts
             if not changed and conflicts:
@@ -122,9 +118,6 @@ class CdcState:
                 keys = have
             values = compare(stored_values(stored), values).merged
         return state_schema(self._events.shape, keys, values, self._events.sequence)
-
-    def _is_empty(self) -> bool:
-        return file_count(self._delta.snapshot(self._table.ref.path)) == 0
 
     def begin(self, batch_id: int | None) -> TableTransaction:
         """Start the transaction of a batch, with the columns that other flows added meanwhile."""

@@ -234,7 +234,7 @@ class CdcWriter(FlowWriter):
 
     @property
     def _files_path(self) -> str:
-        return self._state.path
+        return self._state.table.ref.path
 
     def _is_partly_committed(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
         batch_id = decision.result.batch_id

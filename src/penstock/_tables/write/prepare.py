@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DataType, LongType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
@@ -494,7 +494,8 @@ def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> Str
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )
-    data_type = _data_type(json.loads(strings.replaceCharVarcharWithString(kind).json()))
+    plain = json.loads(strings.replaceCharVarcharWithString(kind).json())
+    data_type = StructField.fromJson({"name": "x", "type": plain, "nullable": True}).dataType
     identity = definition.identityColumnSpec()
     if identity.isDefined():
         if not isinstance(data_type, LongType):
@@ -510,14 +511,6 @@ def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> Str
         metadata[IDENTITY_STEP] = int(numbers.getStep())
         metadata[IDENTITY_EXPLICIT] = bool(numbers.isAllowExplicitInsert())
     return StructField(definition.name(), data_type, bool(definition.nullable()), metadata)
-
-
-def _data_type(content: Any) -> DataType:
-    holder = {
-        "type": "struct",
-        "fields": [{"name": "x", "type": content, "nullable": True, "metadata": {}}],
-    }
-    return StructType.fromJson(holder)[0].dataType
 
 
 def _literal(text: str) -> str:

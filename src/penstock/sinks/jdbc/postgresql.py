@@ -130,7 +130,7 @@ def create_table(schema: T.StructType, options: JdbcSinkOptions) -> str:
     for field in schema.fields:
         wanted = column_type(field.dataType)
         if wanted is None:
-            raise _incompatible(options, [_no_type(field)])
+            raise _incompatible(options, [f"column {field.name}: {_no_type(field.dataType)}"])
         null = " NOT NULL" if field.name.lower() in keys else ""
         lines.append(f"{quote(field.name)} {wanted}{null}")
     if options.mode is WriteRows.UPSERT:
@@ -194,7 +194,7 @@ def misfit(spark_type: T.DataType, column: TableColumn) -> str | None:
     if column.generated:
         return "the table computes it by itself"
     if column_type(spark_type) is None:
-        return f"PostgreSQL has no type for {spark_type.simpleString()}; cast it"
+        return _no_type(spark_type)
     if _fits(spark_type, column):
         return None
     return f"{spark_type.simpleString()} does not fit into {column.type}"
@@ -266,9 +266,8 @@ def _digits(numeric: str) -> tuple[int, int]:
     return precision - scale, scale
 
 
-def _no_type(field: T.StructField) -> str:
-    kind = field.dataType.simpleString()
-    return f"column {field.name}: PostgreSQL has no type for {kind}; cast it"
+def _no_type(kind: T.DataType) -> str:
+    return f"PostgreSQL has no type for {kind.simpleString()}; cast it"
 
 
 def _incompatible(options: JdbcSinkOptions, problems: Sequence[str]) -> ConnectorError:
