@@ -21,8 +21,7 @@ from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
 from penstock._tables.write.row_files import Refused, Strategy
-from penstock._tables.write.unique import UniqueWriter
-from penstock._tables.write.upsert import UpsertWriter
+from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
 from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows

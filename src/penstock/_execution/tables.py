@@ -303,7 +303,7 @@ class PipelineTables:
 
             writer = UpsertWriter(self._spark, keys=node.analysis.merge_keys, **common)
         elif dataset.declared.deduplicate_by:
-            from penstock._tables.write.unique import UniqueWriter
+            from penstock._tables.write.upsert import UniqueWriter
 
             writer = UniqueWriter(
                 self._spark,

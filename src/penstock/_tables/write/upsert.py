@@ -1,10 +1,11 @@
-"""Update output mode: the rows of a batch replace those with the same keys."""
+"""Writers that compare the keys of a batch with the table: update mode and `deduplicate_by`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Unpack
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -17,6 +18,7 @@ from penstock._tables.write.staging import StagedFiles, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError, InternalError
 from penstock.quality.rules import quoted
+from penstock.quality.split import row_json
 
 
 class UpsertWriter(FlowWriter):
@@ -90,3 +92,100 @@ class UpsertWriter(FlowWriter):
         if batch.quarantine is not None and self._decisions is not None:
             self._decisions.delete_rows()
         return replace(result, version=version)
+
+
+# Up to so many keys of a batch are broadcast to the tasks that read the table.
+_BROADCAST_ROWS = 500_000
+_ATTEMPTS = 20
+_RANK = "penstock_rank"
+_KEY = "penstock_key_"
+
+
+class UniqueWriter(FlowWriter):
+    """Adds the rows of a batch whose key the table does not have, one row per key.
+
+    Like an insert-only MERGE, as a transaction of our own with the fence and the counts of any
+    other batch. It has read the table, so a concurrent commit of another flow makes it fail, and
+    the batch is compared with the table again.
+
+    Of the rows with one key, the one with the smallest hash of its values is added, so the order of
+    the rows does not matter. A row with a NULL in its key is always added: NULL equals no value.
+    """
+
+    def __init__(
+        self, spark: SparkSession, *, keys: Sequence[str], **options: Unpack[WriterOptions]
+    ) -> None:
+        super().__init__(spark, **options)
+        self._coalesce = False
+        self._keys = tuple(keys)
+
+    def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return super()._run(df, batch_id, fingerprint)
+            except Exception as error:
+                # Another flow has added rows since, which may have keys of this batch.
+                if attempt == _ATTEMPTS or "DELTA_CONCURRENT_APPEND" not in str(error):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        # Read three times: counted, compared with the table, and written.
+        self._kept = kept = df.persist()
+        split, bad = self._split, []
+        if split is None:
+            counts = StagedFiles([], [], kept.count(), 0, {})
+        else:
+            counts, _ = count_rows(kept, split)
+            bad = self._files.write_bad(kept, counts, split)
+        if not counts.clean_rows:
+            return Written(counts, bad=bad)
+        return self._write_new(txn, Written(counts, bad=bad), self._unique(valid_rows(kept, split)))
+
+    def _write_new(self, txn: TableTransaction, written: Written, rows: DataFrame) -> Written:
+        counts = written.counts
+        files = txn.jvm.writeFiles(self._without_known(txn, rows, counts.clean_rows)._jdf)
+        new = self._files.row_count(self._delta.file_contents(files))
+        return replace(
+            written,
+            counts=replace(counts, clean_rows=new),
+            actions=list(self._delta.items(files)) if new else [],
+            duplicates=written.duplicates + counts.clean_rows - new,
+        )
+
+    def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
+        is_same = batch.txn.version == decision.target_version
+        if is_same or not decision.counts["clean"]:
+            batch.txn.jvm.readWholeTable()
+            return super()._with_recorded_rows(batch, decision)
+        # Another flow may have added keys of the batch since.
+        batch, rows = self._recorded_rows(batch, decision)
+        written = self._write_new(batch.txn, batch.written, rows)
+        result = replace(
+            batch.result, rows_written=written.counts.clean_rows, rows_duplicate=written.duplicates
+        )
+        return replace(batch, written=written, result=result)
+
+    def _unique(self, rows: DataFrame) -> DataFrame:
+        keys = [F.col(quoted(key)) for key in self._keys]
+        digest = F.xxhash64(row_json(rows, rows.columns))
+        rank = F.row_number().over(Window.partitionBy(*keys).orderBy(digest))
+        has_null = reduce(Column.__or__, [key.isNull() for key in keys])
+        return rows.withColumn(_RANK, rank).where((F.col(_RANK) == 1) | has_null).drop(_RANK)
+
+    def _without_known(self, txn: TableTransaction, rows: DataFrame, count: int) -> DataFrame:
+        snapshot, files = txn.jvm.snapshot(), txn.jvm.filterFiles()
+        path = self._target.ref.path
+        table = self._delta.read_files(path, snapshot, files, rows.sparkSession)
+        names = [f"{_KEY}{number}" for number in range(len(self._keys))]
+        pairs = list(zip(self._keys, names, strict=True))
+        have = {column.lower() for column in table.columns}
+        if not all(key.lower() in have for key in self._keys):
+            return rows  # a key column that this batch adds: no row of the table has a value of it
+        ours = rows.select(*[F.col(quoted(key)).alias(f"{name}_new") for key, name in pairs])
+        theirs = table.select(*[F.col(quoted(key)).alias(name) for key, name in pairs])
+        wanted = F.broadcast(ours) if count <= _BROADCAST_ROWS else ours
+        same = [F.col(name) == F.col(f"{name}_new") for name in names]
+        known = theirs.join(wanted, reduce(Column.__and__, same), "left_semi")
+        matches = [F.col(quoted(key)) == F.col(name) for key, name in pairs]
+        return rows.join(known, reduce(Column.__and__, matches), "left_anti")
