@@ -17,13 +17,11 @@ from penstock._cli.main import main
 from penstock._execution.flow_state import StateStore
 from penstock._project.spec import load_settings
 from penstock._repair.backfill import (
-    COMMITTED,
-    PLANNED,
-    STAGED,
     BackfillOptions,
     BackfillReport,
     backfill_flow,
 )
+from penstock._repair.backfill_run import COMMITTED, PLANNED, STAGED
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError

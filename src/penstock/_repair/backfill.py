@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock._execution.tables import Commit
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
-from penstock._repair.backfill_run import BackfillPlan, BackfillRun, Counts
+from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Counts, Emit
 from penstock._repair.journal import Journal
 from penstock._repair.recording import recording
 from penstock._spark.plans import has_state
@@ -31,14 +30,9 @@ from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
 from penstock.sources.flow import resolve_range
 
-PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
-"""Steps after which a backfill can be resumed; arguments of `on_step`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillOptions:
-    """Options of the command."""
-
     begin: StartPosition | None = None  # None = the earliest rows
     end: StartPosition | None = None  # None = the position of the flow
     files: str | None = None  # only files whose name matches this pattern
@@ -52,8 +46,6 @@ class BackfillOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillReport:
-    """A planned or completed backfill."""
-
     flow: str
     target: str
     backfill_id: str | None  # None for a plan
@@ -131,7 +123,6 @@ def backfill_flow(
 
 
 def check_flow(pipeline: OpenPipeline, node: FlowNode) -> DatasetNode:
-    """The table of a flow that can be backfilled."""
     dataset = pipeline.graph.datasets.get(node.target)
     reason = hint = ""
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
@@ -284,25 +275,10 @@ class _Backfill:
         self,
         dataset: DatasetNode,
         plan: BackfillPlan,
-        emit: Callable[[str, str, Mapping[str, Any]], None],
+        emit: Emit,
     ) -> Counts:
         pipeline, node = self._pipeline, self._node
         (own,) = [c for c in checkpoints(pipeline.settings, plan.flow) if c.is_current]
-
-        def on_staged() -> None:
-            self.journal.save(asdict(replace(plan, is_staged=True)))
-            emit("staged", "all rows of the range are staged", run.counts.as_json())
-            self._on_step(STAGED)
-
-        def on_batch(counts: Counts) -> None:
-            emit("batch", f"{counts.batches} batches of the range are committed", counts.as_json())
-            self._on_step(BATCH)
-
-        def on_commit(commit: Commit) -> None:
-            if not commit.replayed:
-                emit("commit", "", {"commit": commit})
-            self._on_step(COMMITTED)
-
         df, sources = pipeline.query(node, plan.position)
         run = BackfillRun(
             spark=pipeline.spark,
@@ -310,12 +286,11 @@ class _Backfill:
             node=node,
             dataset=dataset,
             plan=plan,
-            staging=self.journal.folder,
+            journal=self.journal,
             sources=sources,
             own=own,
-            on_batch=on_batch,
-            on_commit=on_commit,
-            on_staged=on_staged,
+            emit=emit,
+            on_step=self._on_step,
         )
         try:
             return run.run(with_types(df, pipeline.tables.declared_columns(node.target)))
@@ -348,8 +323,7 @@ class _Backfill:
 @contextmanager
 def _recording(
     settings: PipelineSettings, update_id: str, node: FlowNode, plan: BackfillPlan, resumed: bool
-) -> Iterator[Callable[[str, str, Mapping[str, Any]], None]]:
-    """Record events as an update does: the backfill appears in status, history and event log."""
+) -> Iterator[Emit]:
     with recording(
         settings,
         update_id,

@@ -12,7 +12,7 @@ before. There are three ways, and other tables are refused:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from typing import Any
@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from penstock._execution.tables import BatchWriter, Commit, PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
+from penstock._repair.journal import Journal
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
 from penstock._tables.read.checkpoint_files import Checkpoint
@@ -31,6 +32,11 @@ from penstock.quality.rules import quoted
 from penstock.quality.split import ROW
 from penstock.sources.base import OpenedSource
 from penstock.sources.flow import is_past_end
+
+PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
+"""Steps after which a backfill can be resumed; arguments of `on_step`."""
+Emit = Callable[[str, str, Mapping[str, Any]], None]
+"""Gets a step, a message and its figures."""
 
 _POLL_SECONDS = 0.5
 _KNOWN = "penstock_known_"
@@ -82,19 +88,16 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillRun:
-    """Executes one plan."""
-
     spark: SparkSession
     tables: PipelineTables
     node: FlowNode
     dataset: DatasetNode
     plan: BackfillPlan
-    staging: str  # folder for rows of a window
+    journal: Journal[BackfillPlan]
     sources: Sequence[OpenedSource]  # of the query, opened for the range
     own: Checkpoint  # of the flow: a batch with rows that it has not read is refused
-    on_batch: Callable[[Counts], None]
-    on_commit: Callable[[Commit], None]
-    on_staged: Callable[[], None]  # all rows of a window are staged
+    emit: Emit
+    on_step: Callable[[str], None]
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -109,7 +112,9 @@ class BackfillRun:
         if self.plan.way == Way.WINDOW:
             if not self.plan.is_staged:
                 self._stream(df, self._stage)
-                self.on_staged()
+                self.journal.save(asdict(replace(self.plan, is_staged=True)))
+                self.emit("staged", "all rows of the range are staged", self.counts.as_json())
+                self.on_step(STAGED)
             self._replace()
             return self.counts
         writer = self.tables.stream_writer(
@@ -127,7 +132,9 @@ class BackfillRun:
                     source.check_range(self.plan.position, self.own, self.checkpoint, number)
                 write(batch, number)
                 self.counts.batches += 1
-                self.on_batch(self.counts)
+                message = f"{self.counts.batches} batches of the range are committed"
+                self.emit("batch", message, self.counts.as_json())
+                self.on_step(BATCH)
             except BaseException as error:
                 failed.append(error)
                 raise
@@ -203,15 +210,16 @@ class BackfillRun:
         if not result.replayed:
             self.counts.added += result.result.rows_written
             self.counts.quarantined += result.result.rows_quarantined
-        self.on_commit(result)
+            self.emit("commit", "", {"commit": result})
+        self.on_step(COMMITTED)
 
     def _stage(self, batch: DataFrame, number: int) -> None:
         # A repeated batch replaces its own rows.
-        batch.write.mode("overwrite").parquet(f"{self.staging}/rows/batch_{number:06d}")
+        batch.write.mode("overwrite").parquet(f"{self.journal.folder}/rows/batch_{number:06d}")
 
     def _replace(self) -> None:
         assert self.plan.where is not None
-        rows = self.spark.read.parquet(f"{self.staging}/rows/batch_*")
+        rows = self.spark.read.parquet(f"{self.journal.folder}/rows/batch_*")
         node = replace(self.node, flow=replace(self.node.flow, replace_where=self.plan.where))
         window = self.tables.window(self.dataset, node, rows)
         self.counts.read = rows.count()

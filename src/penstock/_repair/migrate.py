@@ -56,8 +56,6 @@ LEFT = "left"
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationOptions:
-    """Options of the command."""
-
     begin: StartPosition | None = None  # None = the earliest
     accept_less: bool = False  # even if the sources have lost rows of the table
     resume: bool = False

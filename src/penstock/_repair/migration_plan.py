@@ -27,8 +27,6 @@ migration is discarded during its cut-over."""
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """A migration as it is stored."""
-
     migration_id: str  # epoch of the new checkpoint
     flow: str
     stage: str
@@ -52,8 +50,6 @@ def migration_of(body: dict[str, Any]) -> Migration:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A flow of the pipeline that reads the table."""
-
     flow: str
     target: str  # its table or sink
     effect: str  # of the replacement: stops, skips or changes; recomputes without a stream
@@ -85,8 +81,6 @@ class Reader:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationReport:
-    """A planned or completed migration."""
-
     flow: str
     target: str
     state: str  # planned, done, undone or abandoned
@@ -108,7 +102,6 @@ class MigrationReport:
 
 
 def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode) -> DatasetNode:
-    """The table of a flow that can be migrated."""
     name = node.flow.name
     dataset = graph.datasets.get(node.target)
     reason = hint = ""
@@ -244,7 +237,6 @@ class MigrationFacts:
         return replaced_at(delta, path, delta.version(path))
 
     def quarantine_version(self) -> int:
-        """Newest version of the quarantine; -1 if there is none."""
         path = self._pipeline.tables.quarantine_path(self._dataset)
         version = read_version(self._pipeline.spark, path)
         return -1 if version is None else version
@@ -300,7 +292,6 @@ def changed_columns(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[
 
 
 def changed_operators(old: FlowState, query: Mapping[str, Any]) -> tuple[str, ...]:
-    """The differences of a query from the one of the checkpoint."""
     before, now = list(old.stateful_operators or ()), list(query["operators"])
     changes = [f"gone: {line}" for line in before if line not in now]
     changes += [f"new: {line}" for line in now if line not in before]

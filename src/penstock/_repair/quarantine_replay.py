@@ -59,8 +59,6 @@ STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The result of a replay."""
-
     table: str
     version: int | None  # of the quarantine; None without one
     chosen: int  # rows that the rules were applied to
@@ -72,8 +70,6 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPreview:
-    """What a replay would do."""
-
     table: str
     version: int | None  # of the quarantine; None without one
     moves: int  # selected rows that pass
@@ -317,7 +313,6 @@ class QuarantineReplay:
         return [file.remove() for file in self._delta.add_files([live[file] for file in staged])]
 
     def _rewriting(self, version: int, newest: int, paths: set[str]) -> int:
-        """The first later version that removed one of some files."""
         for number in range(version + 1, newest + 1):
             for line in self._delta.commit_lines(self._quarantine_path, number) or ():
                 removed = json.loads(line).get("remove")

@@ -28,8 +28,6 @@ MARKED, EMPTIED = "marked", "emptied"
 
 @dataclass(frozen=True, kw_only=True)
 class ResetPlan:
-    """A planned or completed reset of a flow."""
-
     flow: str
     target: str  # table or sink
     start: str  # for messages
@@ -180,7 +178,7 @@ def _current(settings: PipelineSettings, flow: str) -> Checkpoint:
 
 
 def effect_on_target(graph: DataflowGraph, node: FlowNode) -> str:
-    """The effect of repeated rows on the target of a flow; see docs/checkpoints.md."""
+    """See docs/checkpoints.md."""
     sink = graph.sinks.get(node.target)
     if sink is not None:
         if sink.facts.refuses_new_checkpoint:

@@ -50,8 +50,6 @@ _ROW_ERRORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedRows:
-    """The result of a selection at one version of a quarantine."""
-
     version: int
     files: frozenset[tuple[str, str]]  # files with a selected row, by `file_identity`
     rows: DataFrame | None  # all rows of these files, with the column `SELECTED`
@@ -99,7 +97,6 @@ class _Search:
         return SelectedRows(version=self._version, files=files, rows=rows)
 
     def _condition(self, all_rows: DataFrame) -> Column:
-        """The condition of rules and `where`; never NULL."""
         parts = []
         if self._selection.rules:
             rules = F.array(*[F.lit(name) for name in self._selection.rules])

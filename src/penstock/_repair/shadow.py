@@ -63,7 +63,6 @@ class Shadow:
         return f"{self.folder}/flow.json"
 
     def flow_state(self) -> FlowState | None:
-        """The new state of the flow; `None` before the first start."""
         with self.pipeline.state.apart(self.node.flow.name, self._state_file):
             return self.pipeline.state.flow(self.node.flow.name)
 

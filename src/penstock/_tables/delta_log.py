@@ -57,7 +57,6 @@ def file_count(snapshot: Any) -> int:
 
 
 def size_in_bytes(snapshot: Any) -> int:
-    """Size of the files of a version; see `file_count`."""
     checksum = snapshot.checksumOpt()
     return int(checksum.get().tableSizeBytes() if checksum.isDefined() else snapshot.sizeInBytes())
 
@@ -120,7 +119,6 @@ class DeltaJvm:
         return TableMetadata(content=json.loads(metadata.json())["metaData"], jvm=metadata)
 
     def files_at(self, path: str, version: int) -> list[dict[str, Any]]:
-        """Contents of the `AddFile` actions of all files of a version."""
         snapshot = self.log(path).getSnapshotAt(version, self.none, self.none, False)
         return self.file_contents(snapshot.allFiles().collect())
 
@@ -265,7 +263,6 @@ class DeltaJvm:
         return tuple(str(name) for name in self.items(info.extractLogicalNames(snapshot)))
 
     def commit_lines(self, path: str, version: int) -> list[str] | None:
-        """The lines of one commit; `None` without a file."""
         local = local_path(path)
         if local is not None:
             return commit_lines(local, version)

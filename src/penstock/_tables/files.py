@@ -74,7 +74,6 @@ class StorageFiles:
         return bool(system.exists(remote))
 
     def names(self, folder: str) -> list[str]:
-        """Names of the entries of a folder; empty if it does not exist."""
         path = local_path(folder)
         if path is not None:
             return [entry.name for entry in path.iterdir()] if path.is_dir() else []

@@ -33,7 +33,7 @@ def segment_name(segment: str) -> str:
 
 @dataclass(frozen=True)
 class TableRef:
-    """One Delta table: its location, a URI or an absolute path, and its name for messages."""
+    """A Delta table: a URI or an absolute path, and its name for messages."""
 
     path: str
     name: str

@@ -203,7 +203,6 @@ class TableBrowser:
     # -- paths of tables -------------------------------------------------------------------------
 
     def _path(self, dataset: str, path: str | None) -> Path | None:
-        """The folder of a table; `None` if it is not local or must not be read."""
         parts = dataset.split(".")
         default = None
         if self._root is not None and len(parts) == 3:
@@ -291,7 +290,6 @@ class _Commits:
         self._oldest = 0
 
     def of(self, names: set[str], version: int) -> Mapping[str, dict[str, Any]]:
-        """Known commits by file; reads at most `_MAX_COMMITS` older ones."""
         with self._lock:
             if self._newest < 0:
                 self._newest, self._oldest = version, version + 1

@@ -50,8 +50,6 @@ class StatePartition:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The content of one checkpoint."""
-
     flow: str
     epoch: str
     path: Path
@@ -73,7 +71,6 @@ class Checkpoint:
         return self.finished[-1] if self.finished else None
 
     def has_finished(self, batch_id: int) -> bool:
-        """Whether Spark will not run a batch again."""
         planned, finished = self.last_planned, self.last_finished
         return (finished is not None and finished >= batch_id) or (
             planned is not None and planned > batch_id

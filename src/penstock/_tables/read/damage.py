@@ -34,8 +34,6 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..+")
 
 @dataclass(frozen=True, kw_only=True)
 class TableLog:
-    """The state of a table's log."""
-
     newest: int | None  # the newest version with a file; None for an empty folder
     problem: str = ""  # empty if the log is intact
     file: str = ""  # the damaged or missing file
@@ -153,7 +151,6 @@ def is_lost(
     read: Callable[[int], list[str] | None],
     newest: int | Callable[[], int],
 ) -> bool:
-    """Whether a commit in the note of a flow is missing from its table."""
     lines = read(commit.version)
     if lines is None:
         # An older commit was deleted by log cleanup.

@@ -36,8 +36,6 @@ class TablePreview:
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineSummary:
-    """The number of rows in the quarantine of a table, and of those that broke each rule."""
-
     table: str
     rows: int
     by_rule: Mapping[str, int]
@@ -119,7 +117,6 @@ def resolve_table(settings: PipelineSettings, name: str) -> DatasetName:
 
 @contextmanager
 def _readable(settings: PipelineSettings, name: str) -> Iterator[Snapshot]:
-    """A snapshot of a table by its name; errors while it is read become a `SpecError`."""
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     uri = StorageLayout(settings.storage).table_path(resolve_table(settings, name))

@@ -40,8 +40,6 @@ _LISTED = ("path", "num_records", "size_bytes", "modification_time")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """One file of a table's newest version."""
-
     path: Path
     name: str  # in the log
     rows: int | None  # including deleted ones; None if unknown
@@ -57,8 +55,6 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column: its name in queries, its name in the files, and its type in the Delta schema."""
-
     name: str
     physical: str
     type: Any

@@ -25,7 +25,7 @@ from penstock._tables.write.cdc_events import (
     interval_fields,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.keyed import KeyedTable, in_one_task, of_keys
+from penstock._tables.write.keyed import KeyedTable, count_keys, in_one_task, of_keys
 from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError
 from penstock.quality.rules import quoted
@@ -120,20 +120,17 @@ class SnapshotWriter:
         return replace(committed, duration_seconds=time.monotonic() - started)
 
     def _count(self, snapshot: DataFrame) -> int:
-        row: Any = snapshot.agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.countDistinct(_struct(self._shape.keys)).alias("keys"),
-        ).first()
-        if row["rows"] != row["keys"]:
+        count, shared = count_keys(snapshot, _struct(self._shape.keys))
+        if shared:
             raise FlowError(
                 "SNAPSHOT_KEYS_NOT_UNIQUE",
-                f"flow {self._flow!r}: {row['rows'] - row['keys']} rows of the snapshot share "
+                f"flow {self._flow!r}: {shared} rows of the snapshot share "
                 f"their key ({', '.join(self._shape.spec.keys)}) with another",
                 flow=self._flow,
                 retryable=False,
                 hint="declare the keys that identify a row, or deduplicate the source",
             )
-        return int(row["rows"])
+        return count
 
     def _current(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
         """The rows of the table, with NULL in columns that it is about to get."""

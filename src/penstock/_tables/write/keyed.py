@@ -182,6 +182,13 @@ def _field_names(touched: DataFrame) -> list[str]:
     return list(kind.fieldNames())
 
 
+def count_keys(rows: DataFrame, key: Column) -> tuple[int, int]:
+    """The number of rows, and of those that share their key with another."""
+    keys = F.countDistinct(key).alias("keys")
+    row: Any = rows.agg(F.count(F.lit(1)).alias("rows"), keys).first()
+    return int(row["rows"]), int(row["rows"] - row["keys"])
+
+
 def in_one_task(rows: DataFrame) -> DataFrame:
     """Few rows as one partition: they are joined and grouped without a shuffle, in one job."""
     return rows.coalesce(1).hint("shuffle_hash")

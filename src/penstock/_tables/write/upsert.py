@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, Unpack
+from typing import Unpack
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
-from penstock._tables.write.keyed import KeyedTable
+from penstock._tables.write.keyed import KeyedTable, count_keys
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import StagedFiles, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
@@ -59,18 +59,16 @@ class UpsertWriter(FlowWriter):
 
     def _check_keys(self, rows: DataFrame) -> int:
         """Count the rows; two rows with one key are refused, because either could win."""
-        row: Any = rows.agg(
-            F.count(F.lit(1)).alias("rows"), F.countDistinct(self._key).alias("keys")
-        ).first()
-        if row["rows"] != row["keys"]:
+        count, shared = count_keys(rows, self._key)
+        if shared:
             raise FlowError(
                 "MERGE_KEYS_NOT_UNIQUE",
-                f"{row['rows'] - row['keys']} rows of one batch share their key"
+                f"{shared} rows of one batch share their key"
                 f" ({', '.join(self._keys)}) with another",
                 flow=self._flow,
                 hint="declare the keys that identify a row, or deduplicate before the upsert",
             )
-        return int(row["rows"])
+        return count
 
     def _with_rows(
         self, decision: BatchDecision, batch: Batch, file: DecisionFile

@@ -59,7 +59,7 @@ class Batch:
 
 
 class WriterOptions(TypedDict, total=False):
-    """Options that all writers of micro-batches have; see `FlowWriter`."""
+    """See `FlowWriter`."""
 
     flow: Required[str]
     app_id: Required[str]
