@@ -11,16 +11,7 @@ from operator import and_
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pyspark.errors import (
-    AnalysisException,
-    ArithmeticException,
-    ArrayIndexOutOfBoundsException,
-    DateTimeException,
-    IllegalArgumentException,
-    NumberFormatException,
-    ParseException,
-    SparkRuntimeException,
-)
+from pyspark import errors
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, NullType
@@ -39,12 +30,12 @@ _METADATA = f"{MASK_PREFIX}file"
 _SHOWN_IDS = 3
 # Errors that a condition of the user can raise for single rows.
 _ROW_ERRORS = (
-    ArithmeticException,
-    ArrayIndexOutOfBoundsException,
-    DateTimeException,
-    IllegalArgumentException,
-    NumberFormatException,
-    SparkRuntimeException,
+    errors.ArithmeticException,
+    errors.ArrayIndexOutOfBoundsException,
+    errors.DateTimeException,
+    errors.IllegalArgumentException,
+    errors.NumberFormatException,
+    errors.SparkRuntimeException,
 )
 
 
@@ -194,7 +185,7 @@ def _checked(rows: DataFrame, text: str) -> Column:
     try:
         # Parsed alone, so that an unbalanced bracket cannot end the surrounding expression.
         parsed = session.sessionState().sqlParser().parseExpression(text)
-    except ParseException as error:
+    except errors.ParseException as error:
         raise _unusable(rows, text, first_line(error)) from error
     reason = next(refusals(parsed), None)
     if reason is not None:
@@ -202,7 +193,7 @@ def _checked(rows: DataFrame, text: str) -> Column:
     column = F.expr(text)
     try:
         selected = rows.select(column.alias(SELECTED))
-    except AnalysisException as error:
+    except errors.AnalysisException as error:
         near = nearest_column(error, rows.columns)
         raise _unusable(rows, text, first_line(error), near) from error
     if not row_wise(rows, selected):

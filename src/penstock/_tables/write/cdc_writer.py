@@ -43,19 +43,8 @@ _OWN_RULES = (HAS_SEQUENCE, HAS_KEY)
 _SMALL_ROWS = 50_000
 
 
-class _Locks:
-    """One lock per target: its flows write one batch at a time."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[str, threading.RLock] = {}
-
-    def of(self, path: str) -> "threading.RLock":
-        with self._guard:
-            return self._locks.setdefault(path, threading.RLock())
-
-
-target_locks = _Locks()
+target_locks: dict[str, threading.RLock] = {}
+"""One lock per target: its flows write one batch at a time."""
 
 
 def split_events(
@@ -119,7 +108,7 @@ class CdcWriter(FlowWriter):
         super().__init__(spark, **options)
         self._events = events
         self._event_split = split
-        self._lock = target_locks.of(self.target.path)
+        self._lock = target_locks.setdefault(self.target.path, threading.RLock())
         self._keyed = KeyedTable(self._delta, self._target, self._app_id, rewrite)
         self._state = CdcState(
             self._delta, state, self._app_id, events, tombstone_seconds=tombstone_seconds

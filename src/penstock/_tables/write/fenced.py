@@ -128,10 +128,6 @@ class FencedTable:
             return [file.remove() for file in self._delta.add_files(live)]
         return [file.remove() for file in self._delta.items(txn.jvm.filterFiles())]
 
-    def removals_where(self, txn: TableTransaction, condition: str) -> tuple[list[Any], int]:
-        """Actions that remove the rows that match a condition, and the number of these rows."""
-        return self._delta.deletions(txn.jvm, condition)
-
     def commit(
         self,
         txn: TableTransaction,

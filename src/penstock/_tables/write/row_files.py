@@ -73,12 +73,6 @@ class FindLateRows(Protocol):
 
 
 @dataclass(frozen=True)
-class LateCounts:
-    rows: int = 0
-    kept: int = 0
-
-
-@dataclass(frozen=True)
 class Written:
     """The files of one batch, not committed yet."""
 
@@ -177,21 +171,21 @@ class RowFiles:
 
     def add_late(
         self, df: DataFrame, late: FindLateRows, written: Written, schema: StructType
-    ) -> tuple[Written, LateCounts]:
-        """Count the rows that a stateful operator refused, and write those to keep."""
+    ) -> tuple[Written, int, int]:
+        """Write the refused rows to keep; also returns the number of late and of kept rows."""
         refused = late.find(df)
         if refused.frame is None or self._quarantine is None:
-            return written, LateCounts(refused.late)
+            return written, refused.late, 0
         kept = refused.frame.persist()
         try:
             is_late = F.array_contains(F.col(FAILED_RULES), LATE)
             row: Any = kept.agg(F.count(F.when(is_late, 1)), F.count(F.lit(1))).head()
             if not row[1]:
-                return written, LateCounts()
+                return written, 0, 0
             frame = _as_quarantine_rows(kept, plain_schema(schema, nullable=True))
             files = self._write_quarantine(self._quarantine, frame, replaces=False)
             written = replace(written, bad=[*written.bad, *files])
-            return written, LateCounts(int(row[0]), int(row[1]))
+            return written, int(row[0]), int(row[1])
         finally:
             kept.unpersist()
 

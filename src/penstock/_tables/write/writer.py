@@ -24,7 +24,7 @@ from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
 from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.row_files import FindLateRows, LateCounts, RowFiles, Strategy, Written
+from penstock._tables.write.row_files import FindLateRows, RowFiles, Strategy, Written
 from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
 from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, delete_files, move_files
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
@@ -208,9 +208,9 @@ class FlowWriter:
         df = self._fitting(df if self._apply_rules is None else self._apply_rules(df), txn)
         query = self._data_schema(df)
         schema = self._evolve(txn, query)
-        written, late = self._write_files(self._small(df), txn, schema), LateCounts()
+        written, late_rows, late_kept = self._write_files(self._small(df), txn, schema), 0, 0
         if self._late is not None:
-            written, late = self._files.add_late(df, self._late, written, schema)
+            written, late_rows, late_kept = self._files.add_late(df, self._late, written, schema)
         counts = written.counts
         counts.rules |= self._check_row_rules(counts.clean_rows)
         self._last_rows = counts.clean_rows + counts.bad_rows
@@ -224,9 +224,9 @@ class FlowWriter:
             batch_id=batch_id,
             version=None,
             rows_written=counts.clean_rows,
-            rows_quarantined=(counts.bad_rows if keeps else 0) + late.kept,
+            rows_quarantined=(counts.bad_rows if keeps else 0) + late_kept,
             rows_dropped=0 if keeps else counts.bad_rows,
-            rows_late=late.rows,
+            rows_late=late_rows,
             rows_duplicate=written.duplicates,
             rules=counts.rules,
             fingerprint=fingerprint,
@@ -454,7 +454,7 @@ class FlowWriter:
     def _removals(self, table: FencedTable, txn: TableTransaction) -> tuple[list[Any], int]:
         """Actions that remove the rows that the batch replaces, and the row count of a window."""
         if self._where is not None:
-            return table.removals_where(txn, self._where)
+            return self._delta.deletions(txn.jvm, self._where)
         return table.removals(txn) if self._replaces else [], 0
 
     def _commit_quarantine(self, batch: Batch, table: FencedTable) -> int | None:
