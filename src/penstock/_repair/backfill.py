@@ -18,8 +18,7 @@ from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
 from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Counts, Emit
-from penstock._repair.journal import Journal
-from penstock._repair.recording import recording
+from penstock._repair.journal import Journal, recording
 from penstock._spark.plans import has_state
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout

@@ -19,7 +19,7 @@ from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import Event, MigrationProgress
 from penstock._repair.backfill import backfill_journal
-from penstock._repair.journal import Journal
+from penstock._repair.journal import Journal, Record, recording
 from penstock._repair.migration_plan import (
     BUILDING,
     CUTTING,
@@ -37,7 +37,6 @@ from penstock._repair.migration_plan import (
     steps_forth,
     why_refused,
 )
-from penstock._repair.recording import Record, recording
 from penstock._repair.shadow import Shadow, restore_rows
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
@@ -225,13 +224,9 @@ class _Run:
         if known.stage not in (DONE, UNDOING):
             raise _unfinished(node)
         state = self._pipeline.state.flow(node.flow.name)
-        table = self._facts.table()
-        if known.stage == DONE and (
-            state is None
-            or state.epoch != known.migration_id
-            or table is None
-            or table["id"] != known.table_id
-        ):
+        table = self._facts.table() or {}
+        has_epoch = state is not None and state.epoch == known.migration_id
+        if known.stage == DONE and not (has_epoch and table.get("id") == known.table_id):
             raise _not_begun(node, "no migration to undo: it has a new checkpoint since")
         layout = self._pipeline.tables.layout
         path = layout.checkpoint_path(node.flow.name, str(known.old["epoch"]))
@@ -250,9 +245,9 @@ class _Run:
             self._report(known, "planned", resumed=known.stage == UNDOING),
             start=f"version {known.old_version}",
             new_epoch=known.migration_id,
-            new_version=None if table is None else table["version"],
-            rows=None if table is None else table["rows"],
-            size=None if table is None else table["size"],
+            new_version=table.get("version"),
+            rows=table.get("rows"),
+            size=table.get("size"),
             readers=readers,
             steps=tuple(
                 steps_back(
@@ -297,15 +292,15 @@ class _Run:
             migration = self._mark(migration)
         self._cut(migration, shadow, record)
         emit("done", "the new table has replaced the old one")
-        table = self._facts.table()
+        table = self._facts.table() or {}
         return replace(
             report,
             state="done",
             migration_id=migration.migration_id,
             new_epoch=migration.migration_id,
             old_version=migration.old_version,
-            new_version=None if table is None else table["version"],
-            rows=None if table is None else table["rows"],
+            new_version=table.get("version"),
+            rows=table.get("rows"),
         )
 
     def _mark(self, migration: Migration) -> Migration:
