@@ -59,7 +59,7 @@ class TableBrowser:
         self,
         root: str,
         *,
-        trusts_paths: bool = False,  # read tables at paths from the event log
+        trusts_paths: bool = False,  # read paths in the event log; not in untrusted logs
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = StorageLayout(root)

@@ -98,7 +98,7 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
         lines = delta.commit_lines(path, at)
         if lines is None:
             break
-        removed = [json.loads(line)["remove"] for line in lines if line.startswith('{"remove"')]
+        removed = (json.loads(line)["remove"] for line in lines if line.startswith('{"remove"'))
         if any(file.get("dataChange", True) for file in removed):
             info = delta.commit_info(path, at) or {}
             removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))

@@ -43,7 +43,9 @@ _COLUMN_TYPES = {
     T.DateType: "date",
     T.TimestampType: "timestamp with time zone",
     T.TimestampNTZType: "timestamp without time zone",
-    **dict.fromkeys((T.StructType, T.MapType, T.VariantType), "jsonb"),
+    T.StructType: "jsonb",
+    T.MapType: "jsonb",
+    T.VariantType: "jsonb",
 }
 
 
