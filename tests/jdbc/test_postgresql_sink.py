@@ -302,7 +302,7 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
 
     twice = writer(spark, postgres_server, "strict", mode="upsert", keys="id")
     twice.start(df(2, None, None, None).schema)
-    with pytest.raises(FlowError, match=r"same id, such as id = 1: which one is to stay"):
+    with pytest.raises(FlowError, match=r"same id, such as id = 1: their order is not defined"):
         twice.write(df(1, "b", good, None), 1)
 
 

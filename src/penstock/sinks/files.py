@@ -47,11 +47,11 @@ class FileSink(SparkSink):
             raise CheckpointError(
                 "SINK_CHECKPOINT_LOST",
                 f"flow {flow.name!r} starts with a new checkpoint, but the log of {folder} has the "
-                "batches of an earlier one or of another flow: Spark would pass over new batches "
+                "batches of an earlier one or of another flow: Spark would skip new batches "
                 "with the same ids, and their rows would be lost",
                 flow=flow.name,
                 origin=flow.origin,
-                hint="bring back the pipeline's storage; or write to another folder; or empty "
+                hint="restore the pipeline's storage; or write to another folder; or empty "
                 f"this one with {_LOG}",
             )
         return super().open(write)

@@ -103,8 +103,8 @@ class _Tools:
         partition_by: Sequence[str],
         options: Mapping[str, str],
     ) -> bool:
-        place = real_path(path, self._map_path)
-        if (place, name) in self._written:
+        location = real_path(path, self._map_path)
+        if (location, name) in self._written:
             raise DefinitionError(
                 "BATCH_WRITE_REPEATED",
                 f"batch {self.batch.batch_id} writes {path} twice"
@@ -112,10 +112,10 @@ class _Tools:
                 hint="the second write would be taken for a repetition of the first: give each one "
                 'a name, idempotent_delta_write(df, path, name="...")',
             )
-        self._written.add((place, name))
+        self._written.add((location, name))
         app_id = f"{self.batch.app_id}/{name}" if name else self.batch.app_id
-        exists = read_version(self._spark, place) is not None
-        if exists and last_number(DeltaJvm(self._spark), place, app_id) >= self.batch.batch_id:
+        exists = read_version(self._spark, location) is not None
+        if exists and last_number(DeltaJvm(self._spark), location, app_id) >= self.batch.batch_id:
             evaluate(df)
             return False
         # Both options also guard against a writer that commits between the look and this commit.
@@ -123,7 +123,7 @@ class _Tools:
         writer = writer.option("txnAppId", app_id).option("txnVersion", self.batch.batch_id)
         if partition_by:
             writer = writer.partitionBy(*partition_by)
-        writer.save(place)
+        writer.save(location)
         return True
 
     def each_row(self, df: DataFrame, writer: object) -> None:

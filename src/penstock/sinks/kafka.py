@@ -93,7 +93,7 @@ class KafkaSink(Sink):
             also = f"; {near[0]} is spelled in another way" if near else ""
             problems.append(f"there is no column `value`{also}")
         if not option(options, "topic").strip() and "topic" not in columns:
-            problems.append("neither option `topic` nor a column `topic` names where it goes")
+            problems.append("neither option `topic` nor a column `topic` names the topic")
         if problems:
             raise ConnectorError(
                 "KAFKA_COLUMNS_INVALID",
@@ -121,8 +121,8 @@ class KafkaSink(Sink):
             batch_id=batch_id,
             retryable=True,
             origin=flow.origin,
-            hint="make it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
-            "--create` elsewhere; or look whether the brokers answer",
+            hint="create it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
+            "--create` elsewhere; or check whether the brokers respond",
         )
 
 
@@ -163,7 +163,7 @@ def row_id(df: DataFrame, epoch: str, batch_id: int) -> Column:
     if "row_id" in df.columns:
         return F.col("row_id").cast("binary")
     parts = [F.col(name) for name in _SENT if name in df.columns]
-    # The hashes pass over NULL: without the flags, (1, NULL) and (NULL, 1) would be alike.
+    # The hashes skip NULL: without the flags, (1, NULL) and (NULL, 1) would have the same one.
     parts += [F.isnull(part) for part in parts]
     digest = F.concat(F.hex(F.xxhash64(*parts)), F.hex(F.hash(*parts)))
     return F.concat(F.lit(f"{epoch}/{batch_id}/"), F.lower(digest)).cast("binary")

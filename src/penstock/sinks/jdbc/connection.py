@@ -22,7 +22,7 @@ _DEFAULTS = {
     # One round trip per statement; nothing is prepared twice.
     "prepareThreshold": "0",
 }
-# A frozen writer must not hold its locks, and nobody waits for one for ever.
+# A frozen writer must not hold its locks, and no writer waits for a lock forever.
 _SESSION = (
     "SET TIME ZONE 'UTC'",
     "SET lock_timeout = '60s'",

@@ -136,7 +136,7 @@ class JdbcSinkWriter(BatchSink):
                 "SINK_KEYS_NOT_UNIQUE",
                 f"table {options.table} has no primary key or unique index on "
                 f"exactly {', '.join(keys)}",
-                hint="upserts go by one: ALTER TABLE ... ADD PRIMARY KEY or CREATE UNIQUE INDEX",
+                hint="upserts need one: ALTER TABLE ... ADD PRIMARY KEY or CREATE UNIQUE INDEX",
             )
 
     def _claim(self, database: PostgreSql) -> None:
@@ -158,10 +158,10 @@ class JdbcSinkWriter(BatchSink):
                 "SINK_CHECKPOINT_LOST",
                 f"flow {self._flow.name!r} starts with a new checkpoint, but {self._options.table} "
                 f"has the rows of an earlier one, up to its batch {row.last_batch}: they would "
-                "be there twice",
+                "be duplicated",
                 flow=self._flow.name,
                 origin=self._flow.origin,
-                hint="bring back the pipeline's storage; or empty the table and delete the flow's "
+                hint="restore the pipeline's storage; or empty the table and delete the flow's "
                 f"row in {self._options.fence}",
             )
         reset = ", last_batch = -1, last_rows = 0" if is_new else ""
@@ -210,8 +210,12 @@ class JdbcSinkWriter(BatchSink):
             raise self._error(
                 "SINK_FENCED",
                 batch_id,
-                f"flow {self._flow.name!r} may write to {self._options.table} no more: "
-                + ("its row in the fence table is gone" if fence is None else "another driver of ")
+                f"flow {self._flow.name!r} may no longer write to {self._options.table}: "
+                + (
+                    "its row in the fence table was deleted"
+                    if fence is None
+                    else "another driver of "
+                )
                 + ("" if fence is None else "the same pipeline has started since"),
                 hint="run the pipeline in one place only; nothing of the batch was written",
             )
@@ -271,7 +275,7 @@ class JdbcSinkWriter(BatchSink):
         elif isinstance(kind, T.ArrayType | T.StructType | T.MapType | T.VariantType):
             staged = F.to_json(value, _JSON)
             if self._options.replace_nul:
-                # JSON spells the character out; an escaped backslash before it is another text.
+                # JSON spells the character out; an escaped backslash before it is another string.
                 staged = F.regexp_replace(staged, r"(?<!\\)((?:\\\\)*)\\u0000", "$1" + _REPLACEMENT)
         elif column.staged_type == "text":
             staged = value.cast("string")
@@ -302,7 +306,7 @@ class JdbcSinkWriter(BatchSink):
         except DatabaseError as error:
             if not error.may_pass:
                 raise self._refused(error, staging, batch_id) from error
-            # The answer may be what was lost. If the database is away, a retry of the flow asks.
+            # Only the answer may be lost. If the database is unavailable, a retry reads the fence.
             with connected(self._spark, self._options) as database:
                 fence = self._read_fence(database)
             if fence is not None and fence.epoch == self._epoch and fence.last_batch == batch_id:
@@ -323,8 +327,10 @@ class JdbcSinkWriter(BatchSink):
                 chosen.setdefault(part, (attempt, count))
         if not chosen:
             return 0
-        is_doubled = len(counts) > len(chosen) + 1
-        attempts = [(part, attempt) for part, (attempt, _) in chosen.items()] if is_doubled else []
+        has_duplicates = len(counts) > len(chosen) + 1
+        attempts = (
+            [(part, attempt) for part, (attempt, _) in chosen.items()] if has_duplicates else []
+        )
         database.execute(move_rows(str(staging), self._columns, self._options, attempts))
         return sum(count for _, count in chosen.values())
 
@@ -371,7 +377,7 @@ class JdbcSinkWriter(BatchSink):
 
     def _refused(self, error: DatabaseError, staging: TableName, batch_id: int) -> Exception:
         if error.state == "21000":
-            return self._double_key(staging, batch_id)
+            return self._duplicate_key(staging, batch_id)
         if not error.is_about_rows:
             return error
         return self._error(
@@ -383,7 +389,7 @@ class JdbcSinkWriter(BatchSink):
             "the table that the flow reads, or correct the table, and run again",
         )
 
-    def _double_key(self, staging: TableName, batch_id: int) -> FlowError:
+    def _duplicate_key(self, staging: TableName, batch_id: int) -> FlowError:
         keys = self._named(self._options.keys)
         values = ", ".join(key.value for key in keys)
         example = ""
@@ -400,8 +406,8 @@ class JdbcSinkWriter(BatchSink):
             "SINK_KEYS_NOT_UNIQUE",
             batch_id,
             f"flow {self._flow.name!r}: batch {batch_id} has several rows with the same "
-            f"{', '.join(self._options.keys)}{example}: which one is to stay?",
-            hint='name the column that orders them in option "sequenceBy", or de-duplicate in the '
+            f"{', '.join(self._options.keys)}{example}: their order is not defined",
+            hint='name the column that orders them in option "sequenceBy", or deduplicate in the '
             "query; nothing of the batch was written",
         )
 
