@@ -270,12 +270,7 @@ class _Backfill:
         self.journal.delete()
         self._files.delete_tree(self._layout.checkpoint_path(plan.flow, plan.backfill_id))
 
-    def execute(
-        self,
-        dataset: DatasetNode,
-        plan: BackfillPlan,
-        emit: Emit,
-    ) -> Counts:
+    def execute(self, dataset: DatasetNode, plan: BackfillPlan, emit: Emit) -> Counts:
         pipeline, node = self._pipeline, self._node
         (own,) = [c for c in checkpoints(pipeline.settings, plan.flow) if c.is_current]
         df, sources = pipeline.query(node, plan.position)

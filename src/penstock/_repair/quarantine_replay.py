@@ -285,11 +285,7 @@ class QuarantineReplay:
 
     def _record(self, version: int, rows: int) -> CommitResult:
         return CommitResult(
-            flow=self._flow,
-            app_id=self._app_id,
-            batch_id=version,
-            version=None,
-            rows_written=rows,
+            flow=self._flow, app_id=self._app_id, batch_id=version, version=None, rows_written=rows
         )
 
     def _removals(self, pending: _Staged, txn: TableTransaction) -> list[Any]:

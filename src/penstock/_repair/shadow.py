@@ -19,13 +19,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._model.exception_text import first_line
 from penstock._model.flow import OutputMode
-from penstock._observe.events import (
-    Event,
-    EventOrigin,
-    FlowProgress,
-    PlanWarning,
-    SourceRowsLost,
-)
+from penstock._observe.events import Event, EventOrigin, FlowProgress, PlanWarning, SourceRowsLost
 from penstock._plan.steps import PrepareTable, StartFlow
 from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch

@@ -14,15 +14,7 @@ from penstock._model.lineage import LineageSource
 from penstock._model.trigger import TriggerKind
 from penstock._tables.kill_points import kill_point
 from penstock.errors import ConnectorError, FlowError
-from penstock.sinks.base import (
-    BatchSink,
-    OpenedSink,
-    Sink,
-    SinkCommit,
-    StreamSink,
-    Write,
-    option,
-)
+from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, StreamSink, Write, option
 from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_sink_options
 
 ROW_ID_HEADER = "penstock-id"

@@ -147,9 +147,7 @@ def log_hint(path: str, log: TableLog) -> str:
 
 
 def is_lost(
-    commit: NotedCommit,
-    read: Callable[[int], list[str] | None],
-    newest: int | Callable[[], int],
+    commit: NotedCommit, read: Callable[[int], list[str] | None], newest: int | Callable[[], int]
 ) -> bool:
     lines = read(commit.version)
     if lines is None:

@@ -114,10 +114,7 @@ class Snapshot:
         position = 0
         try:
             with pq.ParquetFile(
-                file.path,
-                buffer_size=_BUFFER,
-                pre_buffer=False,
-                coerce_int96_timestamp_unit="us",
+                file.path, buffer_size=_BUFFER, pre_buffer=False, coerce_int96_timestamp_unit="us"
             ) as source:
                 stored = set(source.schema_arrow.names)
                 names = [column.physical for column in columns if column.physical in stored]

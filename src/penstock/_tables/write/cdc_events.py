@@ -362,9 +362,7 @@ class _Check:
             return df.select(as_column(value).alias("value")).schema[0].dataType
         except AnalysisException as error:
             raise self._error(
-                "CDC_EXPRESSION_INVALID",
-                f"`{parameter}` cannot be used: {first_line(error)}",
-                None,
+                "CDC_EXPRESSION_INVALID", f"`{parameter}` cannot be used: {first_line(error)}", None
             ) from error
 
     def type_error(

@@ -165,11 +165,7 @@ def reset_table(spark: SparkSession, table: TableRef) -> int | None:
 
 
 def check_properties(
-    spark: SparkSession,
-    properties: Mapping[str, str],
-    *,
-    name: str,
-    origin: SourceLocation | None,
+    spark: SparkSession, properties: Mapping[str, str], *, name: str, origin: SourceLocation | None
 ) -> dict[str, str]:
     """Table properties with `delta.*` keys in Delta's own spelling."""
     declared = {str(key): str(value) for key, value in properties.items()}
@@ -306,11 +302,7 @@ def _build(
 
 
 def _alter(
-    delta: DeltaJvm,
-    table: TableRef,
-    spec: TableSpec,
-    snapshot: Any,
-    state: TableState,
+    delta: DeltaJvm, table: TableRef, spec: TableSpec, snapshot: Any, state: TableState
 ) -> bool:
     metadata = delta.metadata(snapshot)
     wide, changes = _widening(spec, state)
@@ -409,11 +401,7 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
         )
     try:
         reconcile(
-            state.schema,
-            spec.schema,
-            name=table.name,
-            allow_missing=True,
-            declared=spec.declared,
+            state.schema, spec.schema, name=table.name, allow_missing=True, declared=spec.declared
         )
     except PlanError as error:
         if spec.widen is not None and widen(state.schema, spec.schema)[1]:

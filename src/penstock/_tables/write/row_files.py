@@ -29,13 +29,7 @@ from penstock._tables.write.staging import (
     valid_rows,
 )
 from penstock.quality.rules import quoted
-from penstock.quality.split import (
-    DESTINATION,
-    FAILED_RULES,
-    QUARANTINE_COLUMNS,
-    TO_TABLE,
-    RowSplit,
-)
+from penstock.quality.split import DESTINATION, FAILED_RULES, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
 
 LATE = "late"
 """Reason of a row behind the watermark."""

@@ -293,8 +293,7 @@ class JdbcSinkWriter(BatchSink):
     def _stage(self, df: DataFrame, staging: TableName, batch_id: int) -> None:
         options = self._options
         rows = df.coalesce(options.partitions).select(
-            *(self._staged(column) for column in self._columns),
-            F.spark_partition_id().alias(PART),
+            *(self._staged(column) for column in self._columns), F.spark_partition_id().alias(PART)
         )
         writer = rows.write.format("jdbc").mode("append").options(**options.connection)
         try:
