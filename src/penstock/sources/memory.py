@@ -31,13 +31,9 @@ class SourceMemory(Protocol):
 class FolderMemory:
     """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
 
-    A file is written whole or not at all; a torn one (HDFS) counts as absent.
-
-    Args:
-        files: Reads and writes below the storage root.
-        folder: Of one source of one flow.
-        seed: What the analysis of the same update learned: the first version, where there is none
-            yet, so that the table and the stream agree.
+    A file is written whole or not at all; a torn one (HDFS) counts as absent. `seed` is what the
+    analysis of the same update learned: the first version, where there is none yet, so that the
+    table and the stream agree.
     """
 
     def __init__(
@@ -81,11 +77,7 @@ class FolderMemory:
 
 
 class PassingMemory:
-    """Keeps everything in memory; reads what a persisted store has, and never writes to it.
-
-    Args:
-        persisted: What was kept by earlier updates.
-    """
+    """Keeps everything in memory; reads what a persisted store has, and never writes to it."""
 
     def __init__(self, persisted: SourceMemory | None = None) -> None:
         self._persisted = persisted

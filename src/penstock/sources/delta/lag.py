@@ -29,12 +29,7 @@ class _Added:
 
 
 class PendingVersions:
-    """Counts the commits of a Delta table that a stream has not read yet.
-
-    Args:
-        spark: The session.
-        now_ms: The time as Delta's commits have it.
-    """
+    """Counts the commits of a Delta table that a stream has not read yet."""
 
     def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
         self._now_ms = now_ms
@@ -42,12 +37,7 @@ class PendingVersions:
         self._commits: dict[tuple[str, int], _Added | None] = {}
 
     def measure(self, path: str, offset: Mapping[str, Any]) -> dict[str, Any]:
-        """Versions with rows, bytes, rows, age of the oldest; `None` where it cannot be told.
-
-        Args:
-            path: The table.
-            offset: How far the stream has read, as Delta's source writes it.
-        """
+        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown."""
         unknown: dict[str, Any] = {"kind": "delta", "seconds_behind": None}
         unknown |= dict.fromkeys(("versions", "bytes", "rows"))
         try:
@@ -85,8 +75,7 @@ class PendingVersions:
     def _latest(self, path: str, version: int) -> int:
         """The newest version, which is at least the one before `version`.
 
-        On a local disk by the names of the commits: Delta would list the whole log, for each of the
-        flows that read the table.
+        On a local disk by the names of the commits: Delta would list the whole log, for each flow.
         """
         table = local_path(path)
         if table is not None:

@@ -59,12 +59,7 @@ class DeltaSource(Source):
 
 
 class DeltaStream(OpenedSource):
-    """A stream of one table. Positions are versions; see `OpenedSource`.
-
-    Args:
-        read: The reader; its options may say where to begin.
-        path: Of the table.
-    """
+    """A stream of one table. Positions are versions; see `OpenedSource`."""
 
     def __init__(self, read: Read, path: str) -> None:
         self.path = path_key(path)
@@ -214,11 +209,7 @@ class DeltaStream(OpenedSource):
 
     @property
     def on_replacement(self) -> str:
-        """What the stream does with a commit that replaces all rows of the table.
-
-        `stops`, `skips` (the commit is passed over) or `changes` (a change feed has it as deleted
-        and inserted rows).
-        """
+        """`stops`, `skips` (the commit is passed over) or `changes` (deleted and inserted rows)."""
         if self.has_any(_FEEDS):
             return "changes"
         return "skips" if self.has_any(_SKIPS) else "stops"
@@ -228,11 +219,7 @@ class DeltaStream(OpenedSource):
         return any(self._options.get(name, "false").lower() != "false" for name in names)
 
     def _version(self, at: StartPosition) -> int:
-        """The first version that belongs to what begins at a position.
-
-        Raises:
-            PlanError: `START_NOT_AVAILABLE`: the table does not have it any more, or not yet.
-        """
+        """The first version that belongs to what begins at a position."""
         times = self._times()
         first, newest = min(times), max(times)
         match at.kind:
@@ -301,11 +288,7 @@ def options_at(options: Mapping[str, str], position: Position, path: str) -> dic
 
 
 def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[str]:
-    """Names of the files that the commits of a range have added.
-
-    Raises:
-        PlanError: `BACKFILL_RANGE_INVALID`: there are too many to name.
-    """
+    """Names of the files that the commits of a range have added."""
     delta = DeltaJvm(spark)
     names: list[str] = []
     for version in range(first, last + 1):
@@ -324,14 +307,9 @@ def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[s
 def lost_versions(
     removals: LoggedRemovals, *, own_start: str, start: int | None, read: int, created_ms: int
 ) -> tuple[str, str]:
-    """What a table has lost since a flow began to read it, and what is not known.
+    """What a table has lost since a flow began to read it (`created_ms`), and what is not known.
 
-    Args:
-        removals: Of its log.
-        own_start: Option `startingVersion` of the query.
-        start: The version that the flow shall begin with; `None` for the table as it is.
-        read: The version before which the flow has read it.
-        created_ms: When the flow began to read.
+    `start` is `None` for the table as it is; the flow has read all versions before `read`.
     """
     missing = ""
     changed = [

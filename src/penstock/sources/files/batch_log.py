@@ -9,11 +9,6 @@ def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str
     """The files of one micro-batch, as URIs, of all file sources of the query.
 
     Called while the batch is being written: Spark has planned it, so its offsets are there.
-
-    Args:
-        files: Reads the checkpoint.
-        checkpoint: Of the query.
-        batch_id: The batch.
     """
     return [path for path, _ in batch_entries(files, checkpoint, batch_id)]
 
@@ -33,16 +28,7 @@ def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[t
 
 
 def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
-    """The number of the last log entry that each source of a query has up to a batch.
-
-    Args:
-        files: Reads the checkpoint.
-        checkpoint: Of the query.
-        batch_id: The batch.
-
-    Returns:
-        In the order of the sources; `None` for sources of other kinds.
-    """
+    """The last log entry of each source up to a batch, in their order; `None` for other kinds."""
     text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
     counts: list[int | None] = []
     # Two lines of its own, then one for each source.

@@ -1,8 +1,7 @@
-"""Parquet, ORC and Avro: Spark reads what the schema names; extra columns are found per file.
+"""Parquet, ORC and Avro: Spark reads what the schema names.
 
 A reader of these formats does not say what else a file has. So the schemas of a batch's files are
-looked at before the batch is written, and a column that is new makes the query start again with a
-schema that has it: as a column, or as a part of the rescued data.
+looked at before the batch is written, and the query starts again with the columns that are new.
 """
 
 from collections.abc import Sequence
@@ -50,13 +49,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
-    """The columns that the user sees.
-
-    Args:
-        raw: As Spark's reader gives it, with the columns of `schema`.
-        schema: With the fields that go to the rescued data marked.
-        options: What was asked.
-    """
+    """The columns that the user sees; in `schema`, the fields of the rescued data are marked."""
     columns = []
     for field in visible(schema).fields:
         whole = next(known for known in schema.fields if known.name == field.name)
@@ -73,11 +66,7 @@ def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> D
 def file_schemas(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> StructType | None:
-    """All columns that some files have; `None` if no file could be read.
-
-    Raises:
-        SetupError: `JARS_MISSING`: Avro without its jar.
-    """
+    """All columns that some files have; `None` if no file could be read."""
     schemas = distinct_schemas(spark, options, paths)
     return widest(schemas) if schemas else None
 
@@ -85,11 +74,7 @@ def file_schemas(
 def distinct_schemas(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> list[StructType]:
-    """The schema that some files have together, or one for each file where types differ.
-
-    Raises:
-        SetupError: `JARS_MISSING`: Avro without its jar.
-    """
+    """The schema that some files have together, or one for each file where types differ."""
     if not paths:
         return []
     reader = spark.read.format(options.format).option("ignoreCorruptFiles", "true")

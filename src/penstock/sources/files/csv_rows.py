@@ -47,13 +47,7 @@ def needs_whole_files(options: FileOptions) -> bool:
 
 
 def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
-    """Parse text into `Rows`.
-
-    Args:
-        raw: Column `value` with one file each, or one line where `needs_whole_files` says no.
-        schema: Of the typed columns.
-        options: What was asked.
-    """
+    """Parse text: column `value` with one file each, or a line unless `needs_whole_files`."""
     csv = _Csv(schema, options)
     whole = needs_whole_files(options)
     df = decoded(raw, options, whole=whole)
@@ -80,12 +74,7 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
 
 
 def header_names(raw: DataFrame, options: FileOptions) -> DataFrame:
-    """The column names in the header of each file, one row with `names` each.
-
-    Args:
-        raw: Column `value` with one file each.
-        options: What was asked.
-    """
+    """The column names in the header of each file, one row with `names` each."""
     csv = _Csv(StructType([]), options)
     df = decoded(raw, options, whole=True).selectExpr(f"{csv.lines()} AS __files_lines")
     return df.selectExpr(f"{csv.names('__files_lines')} AS names")

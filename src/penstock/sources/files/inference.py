@@ -81,11 +81,7 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
 
 
 def detect_format(files: Sequence[FoundFile]) -> str:
-    """The format that the names of files tell.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_INVALID`: they tell none.
-    """
+    """The format that the names of files show."""
     known = {name.lower() for name in FORMATS} - {"binaryfile"}
     for file in files:
         parts = file.path.rsplit("/", 1)[-1].lower().split(".")[1:]

@@ -34,14 +34,7 @@ _READER_ONLY = frozenset(
 
 
 def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: KeyOrder) -> Rows:
-    """Parse text into `Rows`.
-
-    Args:
-        raw: Column `value` with one line each, or one file where records may span lines.
-        schema: Of the typed columns.
-        options: What was asked.
-        order: How keys follow each other in the files.
-    """
+    """Parse text: column `value` with one line each, or one file where records may span lines."""
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
     parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=options.whole_files)

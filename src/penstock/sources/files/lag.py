@@ -28,12 +28,8 @@ def _now_ms() -> int:
 class PendingFiles:
     """Counts the files that Spark's file source has not taken into a batch yet.
 
-    Spark is asked to list its folder as it does for every batch, and what it remembers is taken
-    away, all in its JVM: the figures are those that the next batch would see.
-
-    Args:
-        spark: The session.
-        now_ms: The time as file systems have it.
+    Spark lists its folder as it does for every batch, and what it remembers is taken away, all in
+    its JVM: the figures are those that the next batch would see.
     """
 
     def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
@@ -42,11 +38,7 @@ class PendingFiles:
         self._gateway: Any = spark.sparkContext._gateway
 
     def measure(self, source: Any) -> dict[str, Any]:
-        """Files, bytes, age of the oldest file; `None` where they cannot be told.
-
-        Args:
-            source: Spark's `FileStreamSource`.
-        """
+        """Files, bytes, age of the oldest of a `FileStreamSource`; `None` where unknown."""
         try:
             files, known = self._listed(source), self._seen(source)
             waiting = self._unseen(files, known)

@@ -21,13 +21,7 @@ _MOST_LOOKED_AT = 1000
 
 @dataclass(frozen=True)
 class FoundFile:
-    """One file below a root.
-
-    Attributes:
-        path: As Spark writes it, without escapes.
-        size: In bytes.
-        modified: Milliseconds since 1970.
-    """
+    """A file: path as Spark writes it without escapes, bytes, and milliseconds since 1970."""
 
     path: str
     size: int
@@ -35,13 +29,7 @@ class FoundFile:
 
 
 class FileRoots:
-    """The folders of a source.
-
-    Args:
-        spark: Session whose file systems are asked.
-        paths: As the user gave them, absolute.
-        options: Filters of names and times.
-    """
+    """The folders of a source, with its filters of names and times."""
 
     def __init__(self, spark: SparkSession, paths: Sequence[str], options: FileOptions) -> None:
         if not paths or any(not path.strip() for path in paths):
@@ -86,8 +74,7 @@ class FileRoots:
     def stream_path(self) -> str:
         """One path for Spark's file source, which takes no list and no missing folder.
 
-        A missing folder is named by a pattern that matches nothing else: then the stream waits for
-        it instead of failing.
+        A missing folder is given as a pattern that matches only it, so the stream waits for it.
         """
         present = set(self.existing())
         patterns = [path if path in present else _as_pattern(path) for path in self.paths]

@@ -28,11 +28,7 @@ _WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, 
 
 
 def add_fields(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
-    """The known schema with the fields that only `seen` has; types of known fields stay.
-
-    Returns:
-        The schema, and the paths of what was added.
-    """
+    """The known schema with the fields that only `seen` has, and their paths; known types stay."""
     added: list[str] = []
     return _add(known, seen, "", added), added
 
@@ -193,15 +189,7 @@ def _mark(known: StructType, seen: StructType, prefix: str, added: list[str]) ->
 
 
 def apply_hints(schema: StructType, hints: str) -> StructType:
-    """The schema with the types of hints; columns that it lacks are added.
-
-    Args:
-        schema: What was inferred.
-        hints: DDL, such as `id BIGINT, address.zip STRING, tags.element INT`.
-
-    Raises:
-        ConnectorError: `SCHEMA_HINTS_INVALID`.
-    """
+    """The schema with the types of hints (DDL); columns that it lacks are added."""
     merged: DataType = schema
     for path, kind in parse_hints(hints):
         merged = _set(merged, path, kind, hints)
@@ -217,11 +205,7 @@ def parse_ddl(text: str) -> StructType:
 
 
 def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
-    """Paths and types of hints.
-
-    Raises:
-        ConnectorError: `SCHEMA_HINTS_INVALID`.
-    """
+    """Paths and types of hints such as `id BIGINT, address.zip STRING, tags.element INT`."""
     columns_of_hints = []
     for part in _top_level(hints):
         path, rest = _path(part)

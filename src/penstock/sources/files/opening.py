@@ -46,17 +46,12 @@ _SPARKS_CORRUPT = "_corrupt_record"
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """One source of files that a query reads; what `recovery` needs to help it on.
+    """One source of files that a query reads, with what `recovery` needs.
 
     Attributes:
-        spark: Its session.
-        key: Of the source within its flow.
-        options: Checked.
-        roots: Where the files are.
         schema: Of the data, without partition columns; fields may be marked as rescued.
         partitions: Columns from the path.
         columns: Of the user's own schema, in its order.
-        state: Its memory.
         key_order: How keys follow each other in JSON files.
     """
 
@@ -78,12 +73,7 @@ class OpenedFiles:
 
 
 def source_key(path: str | Sequence[str], options: Mapping[str, str]) -> str:
-    """A name for a source that stays the same as long as it reads the same folder.
-
-    Args:
-        path: One or more folders, files or patterns; absolute.
-        options: As the user set them; only the format counts.
-    """
+    """A name for a source that stays the same as long as it reads the same folder and format."""
     paths = [path] if isinstance(path, str) else sorted(path)
     formats = [v for k, v in options.items() if k.lower().removeprefix("cloudfiles.") == "format"]
     text = json.dumps([paths, [name.lower() for name in formats]])
@@ -102,19 +92,7 @@ def open_source(
 ) -> OpenedFiles:
     """Files as Auto Loader reads them: what options, files and memory say; for `read_source`.
 
-    Args:
-        spark: The session.
-        path: One or more folders, files or patterns; absolute.
-        options: As the user set them, with or without `cloudFiles.`.
-        schema: The user's own, if any.
-        streaming: Whether new files are waited for.
-        state: What this source remembers. A schema is inferred only if it has none.
-        analysis: Whether the query is only looked at, not started.
-
-    Raises:
-        ConnectorError: Options or hints are wrong.
-        DefinitionError: `SCHEMA_NOT_INFERRED`: there is nothing to infer a schema from.
-        SetupError: Avro without its jar.
+    A schema is inferred only if the memory has none. Paths are absolute.
     """
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)

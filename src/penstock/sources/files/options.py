@@ -1,8 +1,7 @@
 """Option rules of Auto Loader (`cloudFiles`, `read_files`): names, defaults, refusals.
 
-Pure functions over option maps. Options come with or without the prefix `cloudFiles.`, in any case.
-An unknown option with the prefix is an error, because it would be ignored without a word; without
-the prefix it may be one of the file format, which the format's reader judges.
+Options come with or without the prefix `cloudFiles.`, in any case. An unknown option with the
+prefix is an error; without it, it may be one that the format's reader judges.
 """
 
 import difflib
@@ -110,25 +109,15 @@ class ParseMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """What was asked of a stream of files.
+    """Checked options of a stream of files.
 
     Attributes:
-        format: One of `FORMATS`, in lower case; empty to go by the names of the files.
-        evolution: See `Evolution`.
-        infer_types: Whether JSON, CSV and XML get types, not only strings.
-        hints: DDL of columns whose type is known.
+        format: One of `FORMATS`, in lower case; empty to detect it from the names of the files.
         rescued: Column for what fits nowhere; `None` for none.
-        corrupt: Column for lines that are no records, where the user named one.
-        mode: See `ParseMode`.
-        multiline: Whether a record may span lines.
-        case_sensitive: Whether a field in another case is another field.
+        corrupt: Column for malformed lines, where the user named one.
         partition_columns: Taken from the path; `None` to find them, empty for none.
         include_existing: Whether files that were there before the first start count.
-        allow_overwrites: Whether a file that was written again is read again.
         quarantine_corrupt: Whether an unreadable file is set aside rather than failing the flow.
-        schema_location: Where the user wants the schema kept.
-        modified_after: Only files changed after this timestamp.
-        modified_before: Only files changed before this timestamp.
         source: Options of Spark's file source.
         parse: Options of the format.
     """
@@ -177,16 +166,7 @@ class FileOptions:
 
 
 def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: bool) -> FileOptions:
-    """Check options and fill in defaults.
-
-    Args:
-        options: As the user gave them.
-        has_schema: Whether the user gave a schema as well.
-        streaming: Whether new files are waited for.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_UNKNOWN` or `AUTOLOADER_OPTION_INVALID`.
-    """
+    """Check options and fill in defaults."""
     own, parse = _split(options)
     if not has_schema and own.get("format", "").strip().lower() == "csv":
         # Who lets columns be inferred has them named in the files, unless he says otherwise.

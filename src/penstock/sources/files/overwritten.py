@@ -25,22 +25,11 @@ _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFil
 def forget_overwritten(
     spark: SparkSession, sources: Sequence[OpenedFiles], checkpoint: str
 ) -> list[str]:
-    """Let a query read the files again that changed since it read them.
+    """Make a query read the files again that changed since it read them; returns their names.
 
-    Called before the query starts. What it does may be cut off at any point: what is left is done
-    at the next start, and what was done is not seen a second time.
-
-    Args:
-        spark: The session.
-        sources: What the flow reads.
-        checkpoint: Of its query; may not exist yet.
-
-    Returns:
-        The names of the changed files. They also leave the lists of quarantined files and of
-        files that were there before the first start; a query that was made before still has them.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_INVALID`: two sources read a file; one forbids it.
+    Called before the query starts. If it is interrupted, the next start does the rest.
+    Changed files also leave the lists of quarantined files and of files that were there before the
+    first start; a query that was made before still has them.
     """
     allowing = [source for source in sources if source.options.allow_overwrites]
     if not allowing:

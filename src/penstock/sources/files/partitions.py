@@ -25,13 +25,7 @@ _NONE = "__HIVE_DEFAULT_PARTITION__"
 def partition_schema(
     files: Sequence[FoundFile], roots: FileRoots, options: FileOptions
 ) -> StructType:
-    """The partition columns of files, in the order of the path.
-
-    Args:
-        files: A sample.
-        roots: Where they were found: what is above is no partition.
-        options: Names the user gave, and whether types are wanted.
-    """
+    """The partition columns of a sample of files, in the order of the path below the roots."""
     values: dict[str, list[str]] = {}
     for file in files:
         for key, value in _PART.findall(roots.below(file.path)):

@@ -1,7 +1,7 @@
-"""What helps a flow on that failed for its files: a larger schema, or a file set aside.
+"""Recovery of a flow that failed for its files: a larger schema, or a file set aside.
 
 Each recovery changes what the source remembers, so the next start differs from the one that failed
-and the number of restarts is bounded by what there is to learn.
+and the number of restarts is bounded.
 """
 
 import json
@@ -61,16 +61,9 @@ _MOST_PROBED = 1000
 
 
 def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError | None:
-    """Act on a failure that a source of files caused.
+    """The error for a failure that a source of files caused; `None` for other failures.
 
-    Args:
-        text: Everything that the failure says.
-        sources: What the flow reads.
-        flow: For the error.
-
-    Returns:
-        The error to report, with `SCHEMA_EVOLVED` or `FILES_QUARANTINED` where the flow can start
-        again at once; `None` if the failure has nothing to do with files.
+    With `SCHEMA_EVOLVED` or `FILES_QUARANTINED` the flow can start again at once.
     """
     for source in sources:
         error = (
@@ -85,16 +78,9 @@ def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError 
 
 
 def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
-    """Look at the schemas of a batch's files before the batch is written.
+    """Compare the schemas of a batch's files (URIs) before the batch is written.
 
-    Only for formats whose rows do not show what else a file has.
-
-    Args:
-        source: The source.
-        paths: The batch's files, as URIs.
-
-    Raises:
-        FilesDifferError: A file has columns that the schema lacks, or types that it cannot hold.
+    Only for formats whose rows do not show what else a file has; raises `FilesDifferError`.
     """
     options = source.options
     if not source.shows_columns_by_file:
@@ -173,12 +159,7 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
 
 @dataclass(frozen=True)
 class _Growth:
-    """What a new version of a schema has more.
-
-    Attributes:
-        added: Paths of new fields.
-        widened: Columns with their new types, as text.
-    """
+    """Paths of the new fields of a schema, and widened columns with their new types."""
 
     added: Sequence[str] = ()
     widened: Sequence[str] = ()

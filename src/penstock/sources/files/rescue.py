@@ -39,12 +39,9 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the three questions for one schema.
+    """Builds the three questions for one schema, with the SQL function and options of its parser.
 
-    Attributes:
-        parse: Options of the parser that made the typed columns.
-        parser: Its SQL function.
-        reserved: Names that cannot become columns; fields with such a name are rescued.
+    `reserved` names cannot become columns; fields with such a name are rescued.
     """
 
     parse: dict[str, str]
@@ -53,13 +50,7 @@ class Comparison:
     _depth: int = 0
 
     def left_over(self, fields: str, typed: str, schema: StructType) -> str:
-        """SQL: fragments of the values that are in no typed column.
-
-        Args:
-            fields: SQL name of a map of variants, a variable or column.
-            typed: SQL of the struct.
-            schema: Its schema.
-        """
+        """SQL: fragments of a map of variants that are in no typed column."""
         known = literals(field.name for field in schema.fields)
         entry = self._variable("e")
         unknown = (
@@ -126,21 +117,12 @@ class Comparison:
     def new_fields(self, fields: str, schema: StructType, prefix: str = "") -> str:
         """SQL: paths of the fields that the schema does not know in any case.
 
-        Args:
-            fields: SQL name of a map of variants.
-            schema: Of the struct.
-            prefix: Path of the struct, with a dot at its end.
+        `prefix` is the path of the struct, with a dot at its end.
         """
         return self._names(fields, schema, prefix, exact=False)
 
     def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: columns that have no room for their values, as `path TYPE`.
-
-        Args:
-            fields: As for `new_fields`.
-            schema: As for `new_fields`.
-            prefix: As for `new_fields`.
-        """
+        """SQL: columns that have no room for their values, as `path TYPE`; see `new_fields`."""
         parts = []
         for field in schema.fields:
             value = self._variable("w")

@@ -40,13 +40,7 @@ def left_sql(
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a text format.
-
-    Attributes:
-        df: With the columns `TYPED`, `LEFT` and the record's text.
-        schema: Of `TYPED`.
-        text: Name of the column with the record as it was in the file.
-    """
+    """Rows of a text format: `TYPED` (of `schema`), `LEFT`, and the record in column `text`."""
 
     df: DataFrame
     schema: StructType
@@ -56,10 +50,7 @@ class Rows:
 def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
     """Text in the encoding that the user named, without a byte order mark.
 
-    Args:
-        raw: Column `value`.
-        options: What was asked.
-        whole: Whether a row is a file. Hadoop takes the mark out of the first line by itself.
+    `whole`: a row is a file. Hadoop takes the mark out of the first line by itself.
     """
     encoding = options.parser_option("encoding", "charset", default="UTF-8")
     text = "value"
@@ -69,13 +60,7 @@ def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
 
 
 def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
-    """The columns that the user sees, and a failure where the schema must grow first.
-
-    Args:
-        rows: Parsed.
-        options: What was asked.
-        source: Key of the source, for the message of the failure.
-    """
+    """The columns that the user sees, and a failure where the schema must grow first."""
     df = rows.df
     if options.evolution.adds_columns or options.evolution is Evolution.FAIL:
         # A filter, because a column that the query does not use would never be computed.

@@ -45,11 +45,8 @@ def clean_line(
 ) -> str | None:
     """The expression for a schema; `None` where it would be too large to be fast.
 
-    Args:
-        schema: Of the typed columns.
-        order: How the keys follow each other; others come behind as in the schema.
-        exact: Whether string columns hold only numbers that stay as they are.
-        rounds: Whether decimal columns may have numbers with more digits than they hold.
+    With `exact`, string columns hold only numbers that stay as they are; with `rounds`, decimals
+    may have more digits than their columns hold. Keys that are not in `order` come last.
     """
     if _count(schema) > _MOST_FIELDS:
         return None
@@ -82,10 +79,7 @@ def is_all_strings(data_type: DataType) -> bool:
 
 
 def quote_numbers() -> tuple[str, str]:
-    """A pattern and its replacement that put numbers of a JSON text into quotes.
-
-    Only those that a parser would write differently: fractions, exponents, long ones.
-    """
+    """A pattern and its replacement: JSON numbers that a parser would write differently."""
     return _NUMBER_OUTSIDE_OF_STRINGS, '$1"$2"'
 
 

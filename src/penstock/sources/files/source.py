@@ -117,11 +117,7 @@ _FORMAT_OPTIONS = ("cloudfiles.format", "format")
 class FileStream(OpenedSource):
     """A stream of files. Positions are times of their last change; see `OpenedSource`.
 
-    Args:
-        rows: Of the files.
-        spark: The session.
-        name: For people.
-        opened: What Auto Loader knows; `None` for Spark's own streams.
+    `opened` is `None` for Spark's own streams.
     """
 
     def __init__(

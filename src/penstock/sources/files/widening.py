@@ -45,12 +45,9 @@ def can_widen(kind: DataType) -> bool:
 
 
 def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> str:
-    """SQL: the type that a column needs for a value that it has no room for, else NULL.
+    """SQL: the type that a column needs for a variant that it has no room for, else NULL.
 
-    Args:
-        value: SQL of a variant.
-        kind: Type of the column; `can_widen` says yes.
-        prefers_decimal: Whether fractions are decimals to the inference, not doubles.
+    With `prefers_decimal` the inference makes decimals of fractions, not doubles.
     """
     if isinstance(kind, DecimalType):
         return wider_for_text(f"to_json({value})", kind)
@@ -73,12 +70,7 @@ def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> s
 
 
 def wider_for_text(text: str, kind: DataType) -> str:
-    """As `wider_for_variant`, for a number as text.
-
-    Args:
-        text: SQL of a string.
-        kind: Type of the column; `can_widen` says yes.
-    """
+    """As `wider_for_variant`, for a number as text."""
     parts = f"regexp_extract({text}, '^[+-]?0*([0-9]*)(?:[.]([0-9]*?)0*)?$', %d)"
     whole, scale = f"length({parts % 1})", f"length({parts % 2})"
     is_whole = f"{text} RLIKE '^[+-]?[0-9]+$'"
@@ -99,12 +91,7 @@ def wider_for_text(text: str, kind: DataType) -> str:
 
 
 def entry(path: str, wider: str) -> str:
-    """SQL: `path TYPE` as text, NULL without a type.
-
-    Args:
-        path: Of a column.
-        wider: SQL of the type.
-    """
+    """SQL: `path TYPE` as text, NULL without a type."""
     return f"concat({literal(path + ' ')}, {wider})"
 
 
@@ -135,10 +122,7 @@ def _first(*cases: tuple[str, str]) -> str:
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
     """The known schema with room for what files have; names and fields stay as they are.
 
-    Args:
-        known: The schema.
-        seen: Of files.
-        file_format: Narrow files must be readable with the wider type afterwards.
+    Narrow files of the format must be readable with the wider type afterwards.
     """
     comparable = StructType([f for f in seen.fields if _is_column(known, f.name)])
     wide, changes = widen(known, _supported(known, comparable, file_format))
@@ -146,12 +130,7 @@ def widen_columns(known: StructType, seen: StructType, file_format: str) -> Stru
 
 
 def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
-    """The known schema with room for the values that rows told of.
-
-    Args:
-        known: The schema.
-        entries: Texts of `entry`.
-    """
+    """The known schema with room for the values that entries of rows report."""
     for entry in entries:
         path, _, name = entry.rpartition(" ")
         known = _struct_at(known, split_path(path), _told_type(name))

@@ -25,11 +25,7 @@ _READER_ONLY = frozenset(
 
 
 def row_tag(options: FileOptions) -> str:
-    """The element that is a row.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_INVALID`: none was given.
-    """
+    """The element that is a row."""
     tag = options.parser_option("rowTag").strip()
     if not tag:
         raise ConnectorError(
@@ -41,13 +37,7 @@ def row_tag(options: FileOptions) -> str:
 
 
 def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
-    """Parse text into `Rows`.
-
-    Args:
-        raw: Column `value` with one file each.
-        schema: Of the typed columns.
-        options: What was asked.
-    """
+    """Parse text: column `value` with one file each."""
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
     parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=True).selectExpr(f"{_elements(row_tag(options))} AS {_TEXT}")

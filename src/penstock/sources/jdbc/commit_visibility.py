@@ -67,11 +67,8 @@ class _Mark:
 class Marks:
     """The newest settled key of a stream. Used on one thread, but `stop` on any.
 
-    Args:
-        options: Of the stream.
-        newest: Reads the greatest key that is visible; `None` in an empty table.
-        connect: Opens a connection in which each statement sees what is committed then.
-        clock: Seconds, for waiting.
+    `newest` reads the greatest visible key (`None` in an empty table) on a connection of `connect`,
+    in which each statement sees what is committed then. `clock` counts seconds.
     """
 
     def __init__(
@@ -106,8 +103,7 @@ class Marks:
     def settle(self, wait_seconds: float) -> Key | None:
         """The newest settled key, after waiting so long for what is visible now.
 
-        Raises:
-            NotSettledError: The same transactions have held the stream back for too long.
+        Raises `NotSettledError` if the same transactions have held the stream back for too long.
         """
         until = self._clock() + wait_seconds
         with self._connect() as database:
@@ -166,19 +162,7 @@ class Marks:
 
 
 def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> JdbcSourceOptions:
-    """Refuse what running transactions do not show, and tell a view from a table.
-
-    Args:
-        database: A PostgreSQL.
-        options: Of the stream.
-        key: Name of the key column, as the table spells it.
-
-    Returns:
-        The options, with a view or foreign table marked as a query.
-
-    Raises:
-        ConnectorError: `JDBC_KEY_NOT_ORDERED` or `JDBC_OPTION_INVALID`.
-    """
+    """Refuse what running transactions do not show, and mark a view or foreign table as a query."""
     if options.settling_delay_seconds is None:
         ((standby,),) = database.query("SELECT pg_is_in_recovery()")
         if standby in ("t", "true"):

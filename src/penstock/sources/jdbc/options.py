@@ -72,12 +72,7 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True, order=False)
 class Key:
-    """A value of the key column, as the database spells it.
-
-    Attributes:
-        kind: How it is read and compared.
-        text: Its digits, or its time with the zone if the column has one.
-    """
+    """A value of the key column, as the database spells it: digits, or a time."""
 
     kind: KeyKind
     text: str
@@ -110,14 +105,11 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class JdbcSourceOptions:
-    """What was asked of a JDBC stream.
+    """Checked options of a JDBC stream.
 
     Attributes:
         url: As given; never shown.
         table: Table, or a query in brackets with a name.
-        is_query: Whether `table` is a query.
-        key: Name of the strictly increasing column.
-        starting_key: Rows with smaller keys are left out.
         max_rows: Most rows of a micro-batch; rows with the same key stay together.
         overlap: So many key values, or seconds, before the last key are read again.
         settling_delay_seconds: How long after a key was seen its row and all before it count as
@@ -155,14 +147,7 @@ class JdbcSourceOptions:
 
 
 def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
-    """Check the options of a JDBC stream and fill in defaults.
-
-    Args:
-        options: As the user gave them, in any case, secrets already resolved.
-
-    Raises:
-        ConnectorError: `JDBC_OPTION_UNKNOWN` or `JDBC_OPTION_INVALID`.
-    """
+    """Check the options of a JDBC stream and fill in defaults."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
     _remember_secrets(by_lower_name)
     _refuse(options)
@@ -217,11 +202,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
 
 
 def read_key(kind: KeyKind, text: str) -> Key:
-    """A key out of what the database, a checkpoint or an option says.
-
-    Raises:
-        ConnectorError: `JDBC_KEY_INVALID`.
-    """
+    """A key out of the string in which a database, a checkpoint or an option has it."""
     text = text.strip()
     pattern = {
         KeyKind.INTEGER: _INTEGER,
@@ -237,11 +218,7 @@ def read_key(kind: KeyKind, text: str) -> Key:
 
 
 def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
-    """The overlap as a number of key values or seconds; 0 for none.
-
-    Raises:
-        ConnectorError: `JDBC_OPTION_INVALID`.
-    """
+    """The overlap as a number of key values or seconds; 0 for none."""
     text = options.overlap
     if kind is KeyKind.TIMESTAMP:
         if text is None:

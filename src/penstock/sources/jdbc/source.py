@@ -38,13 +38,7 @@ class JdbcSource(Source):
         return f"jdbc {options.get('dbtable', 'query')}"
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`.
-
-        Raises:
-            ConnectorError: Options or table are wrong.
-            FlowError: `JDBC_SOURCE_UNAVAILABLE`: the database is away.
-            SetupError: Its driver is not there.
-        """
+        """See `Source.open`."""
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=self.describe(read))
         if read.schema is not None:

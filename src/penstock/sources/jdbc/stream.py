@@ -48,13 +48,9 @@ _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRange:
-    """Keys between which a stream reads; all of them by default.
+    """Keys between which a stream reads, from `since` or behind `after`; all of them by default.
 
-    Attributes:
-        since: The first key.
-        after: The key before the first one.
-        until: The last key.
-        is_whole: From the first key of the table, whatever the option `startingKey` says.
+    `is_whole`: from the first key of the table, whatever the option `startingKey` says.
     """
 
     since: str | None = None
@@ -74,14 +70,9 @@ class KeyRange:
 
 @dataclass
 class SourceFailure(Exception):
-    """Why a stream cannot continue, before it is known whose it is.
+    """Why a stream cannot continue, before the flow is known.
 
-    Attributes:
-        condition: Of the error.
-        message: Without secrets.
-        hint: The way out.
-        is_running: Whether the stream had begun, or only a flow can fail in this way.
-        retryable: Whether the same may work later.
+    `is_running`: the stream had begun, or only a flow can fail in this way.
     """
 
     condition: str
@@ -105,12 +96,9 @@ class SourceFailure(Exception):
 
 @dataclass(frozen=True)
 class _Range:
-    """An offset: the last key that was planned, and what the batch before it had.
+    """An offset: the last key that was planned, and the first key and rows of the batch before it.
 
-    Attributes:
-        low: The key before the range; `None` for the first one.
-        high: Its last key.
-        rows: How many rows it had when it was planned.
+    `low` is the key before the range; `None` for the first one.
     """
 
     low: Key | None
@@ -121,13 +109,7 @@ class _Range:
 class JdbcStream:
     """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
 
-    Args:
-        spark: The session.
-        options: Checked.
-        bounds: The keys that it reads.
-
-    Attributes:
-        failure: Why the stream has ended; set before Spark is notified.
+    `failure` is why the stream has ended; set before Spark is notified.
     """
 
     def __init__(
@@ -152,12 +134,7 @@ class JdbcStream:
     # -- before the query ----------------------------------------------------------------------
 
     def open(self) -> DataFrame:
-        """Look at the table, and give its stream.
-
-        Raises:
-            ConnectorError: The key cannot be used.
-            SourceFailure: The database refuses.
-        """
+        """Look at the table, and give its stream."""
         with self._explained():
             self._look()
         gateway = self._spark.sparkContext._gateway

@@ -40,15 +40,7 @@ _RENAMED = {
 def kafka_options(connection_string: str) -> dict[str, str]:
     """Options of Spark's Kafka source and sink that mean the same as a connection string.
 
-    Args:
-        connection_string: `Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...`, with
-            `;EntityPath=...` the name of the event hub.
-
-    Returns:
-        Servers and security; `subscribe` if the string names an event hub.
-
-    Raises:
-        ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID`.
+    `subscribe` is among them if the string names an event hub (`;EntityPath=...`).
     """
     remember_secret(connection_string)
     parts: dict[str, str] = {}
@@ -92,13 +84,6 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
     """Options of the `eventhubs` format as those of Spark's Kafka source.
 
     Options that begin with `kafka.` pass on, over those of the connection string.
-
-    Args:
-        options: As the user gave them, secrets filled in.
-        streaming: Whether they are for `readStream`.
-
-    Raises:
-        ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID` or `EVENTHUBS_OPTION_INVALID`.
     """
     by_lower_name = {name.lower(): value for name, value in options.items()}
     if _STRING.lower() not in by_lower_name:

@@ -43,12 +43,6 @@ class KafkaLag:
 
     Costs two requests to the brokers, and one record of each partition whose oldest unread record
     is another one than the last time; never more than a few seconds.
-
-    Args:
-        spark: Its JVM has the Kafka client.
-        options: Of the stream.
-        now_ms: The time as Kafka's timestamps have it.
-        silent: See `_silent`.
     """
 
     def __init__(
@@ -69,11 +63,7 @@ class KafkaLag:
         self._oldest: dict[TopicPartition, tuple[int, int | None]] = {}
 
     def measure(self, offsets: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """What is known about the stream; what is not is `None`.
-
-        Args:
-            offsets: The first unread offset by topic and partition, as in a progress report.
-        """
+        """What is known about the stream, from its first unread offsets; what is not is `None`."""
         next_offsets = {
             (topic, int(number)): offset
             for topic, partitions in offsets.items()
@@ -273,12 +263,7 @@ def _retention(config: Any) -> Retention:
 
 
 def is_stream_of(description: str, options: KafkaOptions) -> bool:
-    """Whether a source of Spark's progress reads what a stream with these options reads.
-
-    Args:
-        description: Spark's name of the source.
-        options: Of the stream.
-    """
+    """Whether a source of Spark's progress reads what a stream with these options reads."""
     match = _SUBSCRIPTION.match(description)
     if match is None:
         return False

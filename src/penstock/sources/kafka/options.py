@@ -1,9 +1,8 @@
 """Option rules of Spark's Kafka source and sink: checked before Spark ever sees them.
 
 Spark ignores an option that it does not know, so a typo in `startingOffset` would silently read
-from the wrong place, and some client options make a configuration run foreign code. Everything here
-is a pure function over option maps. Option names are compared without regard to case, as Spark
-does; values are never shown in an error, because they may be secrets.
+from the wrong offset, and some client options make a configuration run foreign code. Option names
+are compared without regard to case; values are never shown, because they may be secrets.
 """
 
 import difflib
@@ -129,18 +128,6 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
 
     Defaults are `failOnDataLoss=true` and `kafka.isolation.level=read_committed`; the user's own
     value wins. Options without a `kafka.` prefix that resemble no known one pass unchanged.
-
-    Args:
-        options: As the user gave them, secrets already resolved.
-        streaming: Whether the source is read as a stream; a batch may also have ending offsets.
-
-    Returns:
-        Options for Spark's reader.
-
-    Raises:
-        ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_SUBSCRIPTION_INVALID`,
-            `KAFKA_OPTION_UNKNOWN`, `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_UNSAFE`,
-            `KAFKA_OPTION_INVALID` or `KAFKA_OFFSETS_INVALID`.
     """
     by_name = _by_lower_name(options)
     _refuse_unknown(options, _SOURCE_OPTIONS)
@@ -181,11 +168,7 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
 def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]) -> dict[str, str]:
     """The options with other brokers where `paths` of the settings maps `kafka://` and theirs.
 
-    What stands for them is dialled in plain text: the credentials in the source are not theirs.
-
-    Args:
-        options: Of a source or sink.
-        map_path: See `PathMap.map`.
+    The other brokers are contacted in plain text: the credentials in the source are not theirs.
     """
     name = next((name for name in options if name.lower() == SERVERS), None)
     if name is None:
@@ -203,17 +186,7 @@ def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]
 def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     """Check the options of a Kafka sink, stream or batch.
 
-    Args:
-        options: As the user gave them, secrets already resolved.
-
     The producer waits 20 s for a topic, unless `kafka.max.block.ms` says otherwise.
-
-    Returns:
-        Options for Spark's writer.
-
-    Raises:
-        ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_OPTION_UNKNOWN`,
-            `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_INVALID` or `KAFKA_OPTION_UNSAFE`.
     """
     by_name = _by_lower_name(options)
     _refuse_unknown(options, _SINK_OPTIONS)

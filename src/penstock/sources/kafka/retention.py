@@ -28,12 +28,9 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What a topic's settings say.
+    """What a topic's settings say: whether, by age (ms) and by bytes of a partition, records go.
 
-    Attributes:
-        deletes: Whether old records are deleted at all, and not only compacted.
-        milliseconds: Age at which they are; -1 for never.
-        size: Bytes of a partition beyond which they are; -1 for never.
+    -1 for never. `deletes` is False for a topic that is only compacted.
     """
 
     deletes: bool
@@ -72,11 +69,8 @@ class StartRate:
 class Risk:
     """What is known about the loss of a partition's unread rows.
 
-    Attributes:
-        loss: In one word.
-        seconds: Until the oldest may be removed; `None` if never or unknown.
-        by: `age` or `size`, where there is a time.
-        lost_records: Offsets that are gone; `None` if unknown.
+    `seconds` until the oldest may be removed, `None` if never or unknown, by `age` or `size`;
+    `lost_records` are offsets that are gone, `None` if unknown.
     """
 
     loss: Loss
@@ -95,16 +89,10 @@ def risk_of(
     now_ms: int,
     start_rate: float | None,
 ) -> Risk:
-    """What becomes of the rows of a partition that were not read.
+    """What becomes of the rows of a partition from the first unread `offset` on.
 
-    Args:
-        offset: The first one that was not read.
-        earliest: The first that the partition still has.
-        latest: The one after its last.
-        oldest_ms: Timestamp of the oldest unread record.
-        retention: Of the topic.
-        now_ms: The time, as in `oldest_ms`.
-        start_rate: How fast `earliest` moves, in offsets per second; `None` if it does not.
+    `latest` is the offset after the last record, `start_rate` how fast `earliest` moves, in offsets
+    per second; `None` if it does not.
     """
     if earliest is None or latest is None:
         return Risk(loss=Loss.UNKNOWN, lost_records=None)

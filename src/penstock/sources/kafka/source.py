@@ -132,9 +132,6 @@ class KafkaStream(OpenedSource):
 
         A cluster that does not answer, or does not let the user describe topics, is no error here:
         Spark will report what is wrong, or there is nothing to compare.
-
-        Raises:
-            CheckpointError: `TOPIC_RECREATED`.
         """
         ids: dict[str, str] = {}
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
@@ -348,13 +345,7 @@ def _before_end(rows: DataFrame, position: Position) -> DataFrame:
 
 
 def lost_offsets(starts: Offsets, ends: Offsets, first: Offsets) -> str:
-    """The records that a flow has read of Kafka and that lie before a start, in words.
-
-    Args:
-        starts: Where it would begin.
-        ends: Where it is.
-        first: Where it began.
-    """
+    """The records that a flow has read of Kafka and that lie before a start, in words."""
     gone = []
     for topic, partitions in sorted(ends.items()):
         for number, end in sorted(partitions.items()):
@@ -371,16 +362,11 @@ def lost_ranges(
     rows: int,
     earliest: Callable[[str, Sequence[int]], Mapping[int, int]],
 ) -> list[Loss]:
-    """What a source's report says about rows that are gone.
+    """What a source's report says about rows that are gone; `rows` is how many came.
 
     Fewer rows than offsets are normal (transactions, compaction), and retention may remove rows
     right after they were read. So a range is lost if rows are missing and the partition begins
     behind the offset where reading was to begin.
-
-    Args:
-        progress: Entry of Spark's progress.
-        rows: How many rows came.
-        earliest: Gives the first offsets that partitions of a topic still have.
     """
     start, end = progress.get("startOffset"), progress.get("endOffset")
     if not (isinstance(start, dict) and isinstance(end, dict)):

@@ -13,14 +13,7 @@ _DIGEST = 16
 
 
 def unpack(partition_key: str, data: bytes) -> list[tuple[str, bytes]]:
-    """Partition key and data of each row of a record.
-
-    A record that is not packed, or only looks so, is one row as it is.
-
-    Args:
-        partition_key: Of the record.
-        data: Of the record.
-    """
+    """Partition key and data of each row of a record; one that is not packed stays as it is."""
     if not data.startswith(_MAGIC) or len(data) < len(_MAGIC) + _DIGEST:
         return [(partition_key, data)]
     message, digest = data[len(_MAGIC) : -_DIGEST], data[-_DIGEST:]

@@ -59,7 +59,7 @@ class Page:
         records: In their order; may be empty although more follow.
         next: Iterator of the next page; `None` at the end of a closed shard.
         behind_millis: How far its end is behind the end of the shard.
-        now: The server's clock, since 1970.
+        now: The server's clock, milliseconds since 1970.
     """
 
     records: tuple[Record, ...]
@@ -82,27 +82,14 @@ class NotInShard(Exception):
 
 
 def require_botocore() -> Any:
-    """The botocore package.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """The botocore package; raises `MISSING_EXTRA` without it."""
     return import_extra(
         "botocore", "botocore.session", extra="kinesis", feature="the Kinesis source"
     )
 
 
 class KinesisClient:
-    """One connection pool; used by several threads.
-
-    Args:
-        options: Where and as whom.
-        connections: How many requests run at once.
-
-    Raises:
-        MissingExtraError: botocore is not installed.
-        ConnectorError: `KINESIS_OPTION_INVALID`: no region, or an endpoint that is no URL.
-    """
+    """One connection pool; used by several threads, for `connections` requests at once."""
 
     def __init__(self, options: KinesisOptions, *, connections: int = 10) -> None:
         require_botocore()
@@ -135,11 +122,7 @@ class KinesisClient:
             ) from None
 
     def shards(self, stream: str) -> tuple[list[Shard], int]:
-        """All shards of a stream that still have records, and the server's clock.
-
-        Raises:
-            ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
-        """
+        """All shards of a stream that still have records, and the server's clock."""
         shards: list[Shard] = []
         wanted: dict[str, Any] = {"StreamName": stream}
         while True:
@@ -166,11 +149,7 @@ class KinesisClient:
         return self._iterator(stream, shard, "TRIM_HORIZON")
 
     def at(self, stream: str, shard: str, number: str) -> str:
-        """An iterator at a record.
-
-        Raises:
-            NotInShard: Kinesis no longer knows it.
-        """
+        """An iterator at a record; raises `NotInShard` if Kinesis no longer knows it."""
         return self._iterator(stream, shard, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=number)
 
     def unread(self, stream: str, shard: str, position: Position) -> str:
@@ -192,12 +171,7 @@ class KinesisClient:
         return str(answer["ShardIterator"])
 
     def page(self, iterator: str, limit: int) -> Page:
-        """The records behind an iterator.
-
-        Raises:
-            IteratorExpired: A new one is needed.
-            ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
-        """
+        """The records behind an iterator; raises `IteratorExpired` if a new one is needed."""
         answer = self._call("get_records", "records", ShardIterator=iterator, Limit=limit)
         return Page(
             records=tuple(

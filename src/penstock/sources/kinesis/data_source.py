@@ -45,11 +45,7 @@ def kinesis_source(options: KinesisOptions) -> type[DataSource]:
 
 
 class KinesisDataSource(DataSource):
-    """Streams of Amazon Kinesis.
-
-    Attributes:
-        settings: Checked options.
-    """
+    """Streams of Amazon Kinesis."""
 
     settings: KinesisOptions
 
@@ -89,8 +85,7 @@ class StreamTask(InputPartition):
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches beside the driver, and reads them in tasks.
 
-    Args:
-        options: Checked. The reader is pickled before it connects.
+    It is pickled before it connects.
     """
 
     def __init__(self, options: KinesisOptions) -> None:
@@ -162,11 +157,7 @@ class BatchTask(InputPartition):
 
 
 class KinesisBatchReader(DataSourceReader):
-    """Everything that is there when the batch is planned.
-
-    Args:
-        options: Checked.
-    """
+    """Everything that is there when the batch is planned."""
 
     def __init__(self, options: KinesisOptions) -> None:
         self._options = options

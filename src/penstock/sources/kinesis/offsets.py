@@ -15,12 +15,9 @@ _TOLERANT = "tolerant"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A shard as Kinesis lists it.
+    """A shard as Kinesis lists it, with those it was split or merged from.
 
-    Attributes:
-        id: Its name within the stream.
-        parents: Shards that it was made of, by a split or a merge.
-        first: The lowest sequence number that it can have.
+    `first` is the lowest sequence number that it can have.
     """
 
     id: str
@@ -60,12 +57,9 @@ class Position:
 
 @dataclass(frozen=True)
 class Offset:
-    """Positions by stream and shard.
+    """Positions by stream and shard; read-only by convention, `with_` makes new ones.
 
-    Attributes:
-        streams: Read-only by convention; `with_` makes new ones.
-        tolerant: Whether the query that wrote it continues when rows are gone; says nothing about
-            where it is.
+    `tolerant`: the query that wrote it continues when rows are gone.
     """
 
     streams: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
@@ -106,15 +100,7 @@ def is_offset(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRange:
-    """Records of a shard that belong to a micro-batch.
-
-    Attributes:
-        stream: Name of the stream.
-        shard: Name of the shard.
-        first: Sequence number of the first.
-        last: Sequence number of the last.
-        rows: How many rows they are.
-    """
+    """Records of a shard that belong to a micro-batch, by their first and last sequence number."""
 
     stream: str
     shard: str
@@ -166,12 +152,7 @@ def reconcile(known: Mapping[str, Position], shards: Iterable[Shard], now: int) 
 
     A shard that appears while a stream is read has only records that are not read yet: it begins at
     its oldest one. It is read when a *checkpointed* batch has read its parents to their ends, so
-    that records of a key come in order, batch by batch.
-
-    Args:
-        known: Positions of the last offset.
-        shards: All shards that Kinesis lists, closed ones too.
-        now: Milliseconds since 1970.
+    that records of a key come in order, batch by batch. Closed shards are listed too.
     """
     listed = {shard.id: shard for shard in shards}
     for name, shard in listed.items():

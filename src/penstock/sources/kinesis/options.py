@@ -1,7 +1,6 @@
 """Options of the Kinesis source: those of Databricks' connector, checked before anything is read.
 
-Everything here is a pure function over option maps. Names are compared without regard to case, as
-Spark does; values are shown in no error where they may be secrets.
+Names are compared without regard to case, as Spark does; values that may be secrets are not shown.
 """
 
 import difflib
@@ -91,12 +90,7 @@ _ZONES = {
 
 @dataclass(frozen=True, kw_only=True)
 class StartPosition:
-    """Where a stream begins that has no checkpoint yet.
-
-    Attributes:
-        kind: `latest`, `trim_horizon` or `at_timestamp`.
-        millis: Of `at_timestamp`, since 1970.
-    """
+    """Where a stream without checkpoint begins: `latest`, `trim_horizon` or `at_timestamp`."""
 
     kind: str
     millis: int = 0
@@ -107,18 +101,10 @@ class KinesisOptions:
     """Checked options.
 
     Attributes:
-        streams: Names of the streams.
-        start: Where a new checkpoint begins.
         region: Of the streams; `None` to let the environment say.
         endpoint: URL of the service instead of the region's.
         sts_endpoint: URL of the service that hands out roles.
         access_key: With `secret_key` and maybe `session_token`, instead of AWS's default chain.
-        secret_key: Never shown.
-        session_token: Never shown.
-        role_arn: Role to assume.
-        role_external_id: For the role.
-        role_session_name: For the role.
-        fails_on_loss: Whether rows that are gone end the flow.
         records_per_fetch: Most records of one request.
         fetch_rate: Bytes per second and shard.
         fetch_period_seconds: Shortest time between two requests for a shard.
@@ -154,16 +140,8 @@ class KinesisOptions:
 def source_options(options: Mapping[str, str], *, streaming: bool = True) -> KinesisOptions:
     """Check the options of a Kinesis source and fill up the defaults.
 
-    Keys and tokens are remembered, so that no text that Penstock shows has them.
-
-    Args:
-        options: As the user gave them, secrets already resolved.
-        streaming: Whether the source is read as a stream; a batch begins at the oldest record
-            unless another place is named.
-
-    Raises:
-        ConnectorError: `KINESIS_OPTION_UNKNOWN`, `KINESIS_OPTION_REFUSED` or
-            `KINESIS_OPTION_INVALID`.
+    Keys and tokens are remembered, so that no text that Penstock shows has them. A batch begins at
+    the oldest record unless another position is named.
     """
     by_lower_name: dict[str, str] = {}
     for name, value in options.items():

@@ -25,13 +25,6 @@ Row = tuple[str, bytes, str, str, str, datetime]
 class ShardReading:
     """Pages of a shard behind a position; finds out whether Kinesis still knows the position.
 
-    Args:
-        client: Connected.
-        stream: Name of the stream.
-        shard: Name of the shard.
-        position: How far it was read.
-        limit: Most records of a page.
-
     Attributes:
         iterator: Of the next page; set it where it is known.
         removed: Whether the last record that was read is no longer there, and maybe more.
@@ -136,11 +129,7 @@ def rows_of(stream: str, shard: str, record: Record) -> list[Row]:
 
 
 def read_range(client: KinesisClient, options: KinesisOptions, part: ShardRange) -> Iterator[Row]:
-    """The rows of a range that was planned, as they were when it was.
-
-    Raises:
-        ConnectorError: `SOURCE_ROWS_LOST`: some are gone, and that is an error.
-    """
+    """The rows of a planned range, as they were then; `SOURCE_ROWS_LOST` if some are gone."""
     last = int(part.last)
     # At the first one: a range says nothing about what is before it.
     reading = ShardReading(

@@ -52,10 +52,6 @@ class KinesisSource(Source):
 
         The source is registered again for each read, with the options in its class: options of
         Spark's are shown in plans.
-
-        Raises:
-            ConnectorError: The options are wrong.
-            MissingExtraError: botocore is not installed.
         """
         checked = source_options(read.options, streaming=read.is_stream)
         require_botocore()
@@ -67,10 +63,7 @@ class KinesisSource(Source):
 
 
 class KinesisStream(OpenedSource):
-    """Streams of shards. Positions are times of arrival; see `OpenedSource`.
-
-    A range has the records that arrived in it by the clock of Kinesis.
-    """
+    """Streams of shards. Positions are times of arrival by the clock of Kinesis."""
 
     def __init__(self, rows: Any, read: Read, *, name: str) -> None:
         super().__init__(_within(rows, read.position), name=name, unit="milliseconds")
